@@ -1,0 +1,240 @@
+"""JSON as Apache RocketMQ's fastjson reads and writes it.
+
+Plain JSON almost everywhere, with the habits of fastjson that reach the wire and the disk:
+
+* map keys may be integers without quotes: `{"offsetTable":{"T@g":{0:33,1:32}}}`;
+* map keys may be whole objects: `{{"brokerName":"a","queueId":0,"topic":"T"}:5}`;
+* names may be bare words or in single quotes, and a comma may trail.
+
+`loads` takes all of it: msgspec reads what is plain JSON, and only what it refuses goes through the tolerant
+reader below. A key is an `int` exactly where it stood unquoted, so callers that expect a number convert with
+`int(key)`. A key that was an object comes back as `ObjectKey`.
+
+`dumps` writes the compact form of the wire, `dumps_pretty` the form of `config/*.json`: one tab a level, no
+space after the colon, and a closing brace on its own line, as fastjson's PrettyFormat does; maps keyed by
+integers keep their entries on one line.
+
+Answers to `com.alibaba.fastjson.JSON` as RocketMQ 4.9 uses it. Deliberate difference: nesting deeper than
+`MAX_DEPTH` is refused, where fastjson ends in a stack overflow.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import msgspec
+
+from rucola.errors import RemoteProtocolError
+
+MAX_DEPTH = 64
+"""Deepest nesting that the tolerant reader follows; RocketMQ itself never goes beyond six."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+_WORD = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.]*")
+_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+class ObjectKey(tuple[tuple[str, Any], ...]):
+    """An object that stands as a key of a map: its members as pairs, ordered by name, hence hashable."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, members: dict[str, Any]) -> ObjectKey:
+        return cls(sorted(members.items()))
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+
+def loads(data: bytes | bytearray | memoryview | str) -> Any:
+    """The value of one JSON document; RemoteProtocolError names the character where it cannot be read."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    if not isinstance(data, str):
+        try:
+            data = str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"JSON at byte {error.start}: not UTF-8") from None
+    return _Reader(data).document()
+
+
+def dumps(value: Any) -> bytes:
+    """`value` in the compact form: integer keys bare, ObjectKey keys as objects, members as given."""
+    out: list[str] = []
+    _write(value, out)
+    return "".join(out).encode("utf-8")
+
+
+def dumps_pretty(value: Any) -> str:
+    """`value` in the form of Apache's `config/*.json`."""
+    out: list[str] = []
+    _write_pretty(value, out, 0)
+    return "".join(out)
+
+
+class _Reader:
+    """Recursive descent over one text; `at` is the next character."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def document(self) -> Any:
+        value = self.value(0)
+        if self.peek():
+            self.fail("something follows the end of the document")
+        return value
+
+    def fail(self, why: str) -> NoReturn:
+        raise RemoteProtocolError(f"JSON at character {self.at}: {why}")
+
+    def peek(self) -> str:
+        """The next character that is no white space, or "" at the end."""
+        match = _SPACE.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return self.text[self.at : self.at + 1]
+
+    def value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            self.fail(f"nested deeper than {MAX_DEPTH} levels")
+        first = self.peek()
+        if first == "{":
+            return self.object(depth)
+        if first == "[":
+            return self.array(depth)
+        if first in ('"', "'") and first:
+            return self.string(first)
+        if match := _NUMBER.match(self.text, self.at):
+            self.at = match.end()
+            return float(match[0]) if match[1] or match[2] else int(match[0])
+        if (match := _WORD.match(self.text, self.at)) and match[0] in _WORDS:
+            self.at = match.end()
+            return _WORDS[match[0]]
+        self.fail(
+            f"expected a value, found {first!r}" if first else "the text ends where a value should stand"
+        )
+
+    def object(self, depth: int) -> dict[Any, Any]:
+        self.at += 1
+        members: dict[Any, Any] = {}
+        while (first := self.peek()) != "}":
+            key = self.key(first, depth)
+            if self.peek() != ":":
+                self.fail("expected ':' after a key")
+            self.at += 1
+            members[key] = self.value(depth + 1)
+            self.separator("}")
+        self.at += 1
+        return members
+
+    def array(self, depth: int) -> list[Any]:
+        self.at += 1
+        items: list[Any] = []
+        while self.peek() != "]":
+            items.append(self.value(depth + 1))
+            self.separator("]")
+        self.at += 1
+        return items
+
+    def separator(self, closing: str) -> None:
+        found = self.peek()
+        if found == ",":
+            self.at += 1
+        elif found != closing:
+            self.fail(f"expected ',' or '{closing}'" + (f", found {found!r}" if found else ", the text ends"))
+
+    def key(self, first: str, depth: int) -> Any:
+        if first in ('"', "'") and first:
+            return self.string(first)
+        if first == "{":
+            key = self.value(depth + 1)
+            try:
+                key = ObjectKey.of(key)
+                hash(key)
+            except TypeError:
+                self.fail("an object that is a key holds members that cannot be compared")
+            return key
+        if match := _NUMBER.match(self.text, self.at):
+            self.at = match.end()
+            return match[0] if match[1] or match[2] else int(match[0])
+        if match := _WORD.match(self.text, self.at):
+            self.at = match.end()
+            return match[0]
+        self.fail(f"expected a key, found {first!r}" if first else "the text ends where a key should stand")
+
+    def string(self, quote: str) -> str:
+        start = self.at
+        end = start + 1
+        while True:
+            end = self.text.find(quote, end)
+            if end < 0:
+                self.fail("a string has no end")
+            backslashes = 0
+            while self.text[end - 1 - backslashes] == "\\":
+                backslashes += 1
+            if backslashes % 2 == 0:
+                break
+            end += 1
+        self.at = end + 1
+        raw = self.text[start + 1 : end]
+        return _unescape(raw) if "\\" in raw else raw
+
+
+def _unescape(raw: str) -> str:
+    text = _ESCAPE.sub(lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else _ESCAPED.get(m[1], m[1]), raw)
+    return _SURROGATES.sub(lambda m: m[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+
+
+def _scalar(value: Any) -> str:
+    return msgspec.json.encode(value).decode("utf-8")
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, ObjectKey):
+        return dumps(key.as_dict()).decode("utf-8")
+    return str(int(key)) if isinstance(key, int) else _scalar(key)
+
+
+def _write(value: Any, out: list[str]) -> None:
+    if isinstance(value, dict):
+        out.append("{")
+        for count, (key, member) in enumerate(value.items()):
+            out.append(f"{',' if count else ''}{_key(key)}:")
+            _write(member, out)
+        out.append("}")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        out.append("[")
+        for count, item in enumerate(value):
+            if count:
+                out.append(",")
+            _write(item, out)
+        out.append("]")
+    elif isinstance(value, msgspec.Struct):
+        _write(msgspec.to_builtins(value), out)
+    else:
+        out.append(_scalar(value))
+
+
+def _write_pretty(value: Any, out: list[str], level: int) -> None:
+    if isinstance(value, dict):
+        out.append("{")
+        one_line = bool(value) and all(isinstance(key, int) for key in value)
+        indent = "\n" + "\t" * (level + 1)
+        for count, (key, member) in enumerate(value.items()):
+            out.append("," if count else "")
+            out.append(("" if one_line else indent) + f"{_key(key)}:")
+            _write_pretty(member, out, level + 1)
+        out.append("\n" + "\t" * level + "}" if value else "}")
+    elif isinstance(value, (list, tuple)):
+        _write(value, out)
+    else:
+        out.append(_scalar(value))
