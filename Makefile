@@ -1,0 +1,64 @@
+# Every command a person or a build machine needs. `make` alone lists them.
+#
+# A fresh Debian machine needs Python 3.11 or newer and make, nothing else: the targets that run something set up
+# everything themselves (.ci/setup), once; the stamp file makes every later call instant.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+STAMP := $(VENV)/.ready
+LOCKS := requirements-build.lock requirements.lock
+SOURCES := src tests $(wildcard benchmarks)
+
+# Options for the program behind a target, for example: make test ARGS="tests/store -x"
+ARGS ?=
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+$(STAMP): .ci/setup pyproject.toml $(LOCKS)
+	@.ci/setup venv $(VENV)
+	@touch $@
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv with the locked dependencies and find (or, as root, install) a JVM
+	@.ci/setup jvm
+
+.PHONY: demo
+demo: setup ## a year of flights through the whole house; ARGS="--flights 20000" for a short one
+	@$(VENV)/bin/rucola demo $(ARGS)
+
+.PHONY: test
+test: setup ## run all tests; ARGS="tests/store -x" for some
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## check style, formatting and types
+	@$(VENV)/bin/ruff check $(SOURCES)
+	@$(VENV)/bin/ruff format --check $(SOURCES)
+	@$(VENV)/bin/mypy
+
+.PHONY: bench
+bench: setup ## measure against floors taken in the same run, and write the figures as JSON
+	@$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+# No address and no path may get into a lock, so that the hashes alone decide what is installed.
+COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
+
+.PHONY: lock
+lock: $(STAMP) ## resolve the dependencies anew and write the lock files
+	@$(VENV)/bin/python -m pip install --quiet uv
+	@$(COMPILE) --upgrade --group pyproject.toml:build --output-file requirements-build.lock
+	@$(COMPILE) --upgrade --all-extras --constraint requirements-build.lock pyproject.toml \
+		--output-file requirements.lock
+
+.PHONY: clean
+clean: ## remove what tests, builds and the demo left behind; .venv stays
+	@rm -rf build dist demo-output spark-warehouse metastore_db derby.log
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
