@@ -1,0 +1,140 @@
+"""Who is there: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), and the broker's
+NOTIFY_CONSUMER_IDS_CHANGED (40).
+
+Java and JavaScript clients write enums as names, C++ clients as ordinals; the properties `…_name` give the name
+either way. A subscription is the expression a consumer gave (`TagA || TagB`, `*`, or SQL92) with its parts.
+
+Answers to `HeartbeatData`, `ConsumerData`, `SubscriptionData` and `FilterAPI` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from rucola.errors import InvalidMessage
+from rucola.message.hashing import string_hash
+from rucola.protocol.body import Body
+from rucola.protocol.command import Header
+
+SUB_ALL = "*"
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM_WHERE = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+
+
+class SubscriptionData(Body, kw_only=True):
+    """What a group wants of a topic. `code_set` holds the hashes of `tags_set`; both empty means every tag."""
+
+    class_filter_mode: bool = False
+    code_set: list[int] = []
+    expression_type: str = "TAG"
+    sub_string: str = SUB_ALL
+    sub_version: int = 0
+    tags_set: list[str] = []
+    topic: str
+
+    @property
+    def is_tag_type(self) -> bool:
+        return self.expression_type == "TAG"
+
+
+class ConsumerData(Body, kw_only=True):
+    """One consumer group of a client."""
+
+    consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str | int = "CONSUME_PASSIVELY"
+    group_name: str
+    message_model: str | int = "CLUSTERING"
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool | str = False
+
+    @property
+    def consume_type_name(self) -> str:
+        return _name(self.consume_type, CONSUME_TYPES)
+
+    @property
+    def message_model_name(self) -> str:
+        return _name(self.message_model, MESSAGE_MODELS)
+
+    @property
+    def consume_from_where_name(self) -> str:
+        return _name(self.consume_from_where, CONSUME_FROM_WHERE)
+
+
+class ProducerData(Body, kw_only=True):
+    """One producer group of a client."""
+
+    group_name: str
+
+
+class HeartbeatData(Body, kw_only=True):
+    """The body of HEART_BEAT: a client and its groups."""
+
+    client_id: str = field(name="clientID")
+    consumer_data_set: list[ConsumerData] = []
+    producer_data_set: list[ProducerData] = []
+
+
+class UnregisterClientRequestHeader(Header, kw_only=True):
+    """The client leaves one or both groups."""
+
+    client_id: str = field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class GetConsumerListByGroupRequestHeader(Header, kw_only=True):
+    """Who consumes for the group?"""
+
+    consumer_group: str
+
+
+class GetConsumerListByGroupResponseBody(Body, kw_only=True):
+    """The client ids of the group's members."""
+
+    consumer_id_list: list[str]
+
+
+class NotifyConsumerIdsChangedRequestHeader(Header, kw_only=True):
+    """The group's members have changed: rebalance now."""
+
+    consumer_group: str
+
+
+def subscription(
+    topic: str, expression: str | None, expression_type: str = "TAG", version: int = 0
+) -> SubscriptionData:
+    """What an expression asks for: tags joined by `||`, or everything where it is empty or `*`.
+
+    InvalidMessage where only separators are left. Another `expression_type` is kept as it stands.
+    """
+    if expression_type not in ("TAG", "", None):
+        return SubscriptionData(
+            topic=topic, sub_string=expression or "", expression_type=expression_type, sub_version=version
+        )
+    if not expression or expression == SUB_ALL:
+        return SubscriptionData(topic=topic, sub_version=version)
+    tags = [tag for part in expression.split("||") if (tag := part.strip())]
+    if not tags:
+        raise InvalidMessage(f"subscription {expression!r} of topic {topic} names no tag: write `TagA || TagB` or `*`")
+    return SubscriptionData(
+        topic=topic,
+        sub_string=expression,
+        tags_set=tags,
+        code_set=[string_hash(tag) for tag in tags],
+        sub_version=version,
+    )
+
+
+def _name(value: str | int, names: tuple[str, ...]) -> str:
+    if isinstance(value, str) and not value.isdigit():
+        return value
+    ordinal = int(value)
+    return names[ordinal] if ordinal < len(names) else str(value)

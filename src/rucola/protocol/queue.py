@@ -1,0 +1,38 @@
+"""MessageQueue: one queue of one topic on one broker, and how it stands as a key in JSON maps.
+
+Answers to `MessageQueue` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rucola.errors import RemoteProtocolError
+from rucola.fastjson import ObjectKey
+
+
+class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
+    """A queue's address. Ordered by topic, broker name and queue id, as rebalancing sorts queues."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
+
+def to_key(queue: MessageQueue) -> ObjectKey:
+    """The queue as the key of a map, as in `{{"brokerName":"a","queueId":0,"topic":"T"}:…}`."""
+    return ObjectKey.of({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
+
+
+def from_key(key: Any) -> MessageQueue:
+    """The queue that stands as a key in a decoded map; RemoteProtocolError where it is none."""
+    members = key.as_dict() if isinstance(key, ObjectKey) else None
+    try:
+        return msgspec.convert(members, MessageQueue, strict=False)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"a message queue as a key: {error}") from None

@@ -1,0 +1,164 @@
+"""Topics and groups as a broker keeps and reports them: TopicConfig, SubscriptionGroupConfig, DataVersion, statistics.
+
+Codes: UPDATE_AND_CREATE_TOPIC (17), GET_ALL_TOPIC_CONFIG (21), GET_TOPIC_STATS_INFO (202), GET_CONSUME_STATS (208),
+UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201). Fields stand in the order in which
+fastjson writes them, which is alphabetical, so that config files come out as Apache's broker writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rucola import fastjson
+from rucola.protocol.body import Body, decode_object
+from rucola.protocol.command import Header
+from rucola.protocol.queue import MessageQueue, from_key, to_key
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+
+
+def perm_text(perm: int) -> str:
+    """`RW-` and the like, as mqadmin prints permissions."""
+    return f"{'R' if perm & PERM_READ else '-'}{'W' if perm & PERM_WRITE else '-'}{'X' if perm & PERM_INHERIT else '-'}"
+
+
+class TopicConfig(Body, kw_only=True):
+    """How many queues a topic has on a broker, and who may use them."""
+
+    order: bool = False
+    perm: int = PERM_READ | PERM_WRITE
+    read_queue_nums: int = 16
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_name: str
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 16
+
+    def __str__(self) -> str:
+        """As Java prints it, since remarks quote it."""
+        return (
+            f"TopicConfig [topicName={self.topic_name}, readQueueNums={self.read_queue_nums}, "
+            f"writeQueueNums={self.write_queue_nums}, perm={perm_text(self.perm)}, "
+            f"topicFilterType={self.topic_filter_type}, topicSysFlag={self.topic_sys_flag}, "
+            f"order={'true' if self.order else 'false'}]"
+        )
+
+
+class SubscriptionGroupConfig(Body, kw_only=True):
+    """What a consumer group may do on a broker."""
+
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    group_name: str
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class DataVersion(Body, kw_only=True):
+    """Tells a newer table from an older one: a wall clock in milliseconds and a counter."""
+
+    counter: int = 0
+    timestamp: int = 0
+
+    def next(self, now_ms: int) -> DataVersion:
+        return DataVersion(counter=self.counter + 1, timestamp=now_ms)
+
+
+class TopicConfigSerializeWrapper(Body, kw_only=True):
+    """All topics of a broker: config/topics.json, the body of code 21, part of a registration."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    topic_config_table: dict[str, TopicConfig] = {}
+
+
+class SubscriptionGroupWrapper(Body, kw_only=True):
+    """All groups of a broker: config/subscriptionGroup.json and the body of code 201."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+
+
+class CreateTopicRequestHeader(Header, kw_only=True):
+    """UPDATE_AND_CREATE_TOPIC."""
+
+    topic: str
+    default_topic: str = "TBW102"
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool | str = "false"
+
+
+class TopicRequestHeader(Header, kw_only=True):
+    """Any request about one topic: GET_TOPIC_STATS_INFO, QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    topic: str
+
+
+class GetConsumeStatsRequestHeader(Header, kw_only=True):
+    """GET_CONSUME_STATS: a group's progress, on one topic or on all it has."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class TopicOffset(Body, kw_only=True):
+    """One queue's ends and the store time of its newest message (milliseconds, 0 when empty)."""
+
+    last_update_timestamp: int = 0
+    max_offset: int = 0
+    min_offset: int = 0
+
+
+class OffsetWrapper(Body, kw_only=True):
+    """One queue's end, a group's place in it, and the store time of the last message consumed."""
+
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    last_timestamp: int = 0
+
+
+class ConsumeStats(Body, kw_only=True):
+    """A group's place in every queue it consumes. Not a plain JSON document: its map is keyed by queues."""
+
+    consume_tps: float = 0.0
+    offset_table: dict[MessageQueue, OffsetWrapper] = {}
+
+
+def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
+    """The body of GET_TOPIC_STATS_INFO."""
+    return fastjson.dumps({"offsetTable": _keyed(offsets)})
+
+
+def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
+    return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable") or {}, TopicOffset)
+
+
+def encode_consume_stats(stats: ConsumeStats) -> bytes:
+    """The body of GET_CONSUME_STATS."""
+    return fastjson.dumps({"consumeTps": stats.consume_tps, "offsetTable": _keyed(stats.offset_table)})
+
+
+def decode_consume_stats(data: bytes) -> ConsumeStats:
+    members = decode_object(data, "ConsumeStats")
+    return ConsumeStats(
+        consume_tps=float(members.get("consumeTps") or 0.0),
+        offset_table=_unkeyed(members.get("offsetTable") or {}, OffsetWrapper),
+    )
+
+
+def _keyed(table: dict[MessageQueue, Any]) -> dict[Any, Any]:
+    return {to_key(queue): msgspec.to_builtins(value) for queue, value in table.items()}
+
+
+def _unkeyed(table: dict[Any, Any], value_type: type[Any]) -> dict[MessageQueue, Any]:
+    return {from_key(key): msgspec.convert(value, value_type, strict=False) for key, value in table.items()}

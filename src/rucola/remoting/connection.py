@@ -1,0 +1,232 @@
+"""Connection: one socket that carries commands both ways.
+
+Both sides of RocketMQ's remoting send requests: a client asks its broker, and a broker asks its client (check a
+transaction, rebalance, consume directly). So there is one kind of connection for both, an asyncio protocol that
+
+* hands each request to the processor of its code, and sends what the processor returns;
+* gives each answer to whoever waits for its opaque.
+
+A processor is a plain function `(connection, command) -> Reply`. A Reply is a RemotingCommand, or its encoded
+bytes, or None for no answer (one that was held sends it later by `send`), or an awaitable of these. An error that
+a processor raises becomes an answer with SYSTEM_ERROR and the error's text, and the connection lives on. One-way
+requests are processed and never answered.
+
+Work is done per read, not per message: all frames of a read are decoded and processed, then their replies leave
+in one write. All connections of one event loop receive into one buffer, so an idle connection costs no buffer.
+
+A peer that does not read its answers is not read from any more once `WRITE_LIMIT` bytes wait for it: memory per
+connection stays bounded, and reading goes on when it has caught up. A stream that is no sequence of frames is
+closed with one line in the log, after the commands before the bad bytes have been answered.
+
+Answers to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from inspect import isawaitable
+from typing import Any, TypeAlias, cast
+
+from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
+from rucola.protocol.codes import ResponseCode, name_of
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.frame import FrameDecoder, FrameError
+
+logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = "RemotingCommand | bytes | None"
+Reply: TypeAlias = "Answer | Awaitable[Answer]"
+Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
+
+READ_SIZE = 256 * 1024
+WRITE_LIMIT = 4 * 1024 * 1024
+
+
+class ReceiveBuffer:
+    """The one buffer that every connection of an event loop receives into.
+
+    asyncio calls `get_buffer` and `buffer_updated` of a connection without anything in between, and the bytes
+    are copied out before `buffer_updated` returns.
+    """
+
+    __slots__ = ("view",)
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ_SIZE))
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One socket. Made by RemotingServer and RemotingClient, not by users.
+
+    `peer` is "ip:port" of the other side. `context` belongs to whoever made the connection, to hang its own
+    facts on. `closed` is set when the socket is gone.
+    """
+
+    def __init__(
+        self,
+        processors: Mapping[int, Processor],
+        buffer: ReceiveBuffer,
+        max_frame_size: int,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.peer = ""
+        self.context: Any = None
+        self.closed = asyncio.Event()
+        self._processors = processors
+        self._view = buffer.view
+        self._decoder = FrameDecoder(max_frame_size)
+        self._on_open = on_open
+        self._on_close = on_close
+        self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._later: set[asyncio.Future[Answer]] = set()
+        self._transport: asyncio.Transport | None = None
+
+    # What users of a connection call.
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, command: RemotingCommand | bytes) -> None:
+        """Send a one-way request or a late answer. On a closed connection it goes nowhere."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(command if isinstance(command, bytes) else command.encode())
+
+    async def request(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
+        """Send a request and wait for its answer.
+
+        RemotingTimeout when none came in time, RemotingConnectError when the connection is or gets closed.
+        """
+        if not self.is_open:
+            raise RemotingConnectError(f"the connection to {self.peer} is closed")
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[command.opaque] = answer
+        try:
+            self.send(command)
+            async with asyncio.timeout(timeout_ms / 1000):
+                return cast(RemotingCommand, await answer)
+        except TimeoutError:
+            raise RemotingTimeout(
+                f"{self.peer} gave no answer to {name_of(command.code)} within {timeout_ms:.0f} ms"
+            ) from None
+        finally:
+            self._waiting.pop(command.opaque, None)
+
+    def close(self) -> None:
+        """Close once what was written is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        name = transport.get_extra_info("peername")
+        self.peer = _address(name) if name else "?"
+        if self._on_open:
+            self._on_open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self._decoder.is_between_frames:
+            logger.info("%s: closed in the middle of a frame", self.peer)
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {exc or 'closed'}"))
+        self._waiting.clear()
+        self.closed.set()
+        if self._on_close:
+            self._on_close(self)
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            commands = self._decoder.receive_data(self._view[:nbytes])
+        except FrameError as error:
+            self._process(error.commands)
+            logger.warning("%s: closing the connection: %s", self.peer, error)
+            self.close()
+        else:
+            self._process(commands)
+
+    # The way of a read.
+
+    def _process(self, commands: list[RemotingCommand]) -> None:
+        replies: list[bytes] = []
+        for command in commands:
+            if command.flag & 1:
+                answer = self._waiting.get(command.opaque)
+                if answer is not None and not answer.done():
+                    answer.set_result(command)
+                continue
+            reply = self._reply(command)
+            if reply is not None:
+                replies.append(reply)
+        if replies and self._transport is not None:
+            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
+
+    def _reply(self, command: RemotingCommand) -> bytes | None:
+        """The encoded answer to a request, or None where there is none yet or none at all."""
+        processor = self._processors.get(command.code)
+        if processor is None:
+            answer: Reply = command.response(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
+            )
+        else:
+            try:
+                answer = processor(self, command)
+            except Exception as error:
+                answer = self._failure(command, error)
+        if isawaitable(answer):
+            self._answer_later(command, answer)
+            return None
+        return self._encoded(command, cast(Answer, answer))
+
+    def _encoded(self, command: RemotingCommand, answer: Answer) -> bytes | None:
+        if answer is None or command.flag & 2:
+            return None
+        return answer if isinstance(answer, bytes) else answer.encode()
+
+    def _answer_later(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
+        future = asyncio.ensure_future(answer)
+        self._later.add(future)
+
+        def done(future: asyncio.Future[Answer]) -> None:
+            self._later.discard(future)
+            if future.cancelled():
+                return
+            error = future.exception()
+            reply = self._encoded(command, self._failure(command, error) if error else future.result())
+            if reply is not None:
+                self.send(reply)
+
+        future.add_done_callback(done)
+
+    def _failure(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
+        """The answer that tells of a processor's error: the text of ours, only the kind of anything else."""
+        if isinstance(error, MQError):
+            remark = str(error)
+        else:
+            logger.error("%s: %s failed", self.peer, name_of(command.code), exc_info=error)
+            remark = f"{name_of(command.code)} failed inside the server ({type(error).__name__}); its log says more"
+        return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+
+
+def _address(name: tuple[Any, ...]) -> str:
+    """ "ip:port" of a socket name, an IPv6 address in brackets."""
+    host, port = name[0], name[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
