@@ -1,0 +1,9 @@
+"""What a message is, in memory and in bytes: the ground floor of the house.
+
+Nothing here knows of files, sockets or requests. The same record bytes lie in a CommitLog, travel in a pull
+response and feed Spark, so one codec (`record`) serves all three.
+"""
+
+from rucola.message.record import Message, MessageExt, MessageInner
+
+__all__ = ["Message", "MessageExt", "MessageInner"]

@@ -1,0 +1,40 @@
+"""Delay levels: the fixed delays that a message can ask for.
+
+A broker knows a list of delays, by default eighteen from one second to two hours. A message names a level, counted
+from 1, in its property DELAY; the broker keeps it in SCHEDULE_TOPIC_XXXX, queue `level - 1`, until it is due. A
+level above the last means the last.
+
+Answers to org.apache.rocketmq.store.schedule.ScheduleMessageService.parseDelayLevel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from rucola.errors import ConfigError
+
+DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
+    """Return the delays of a `messageDelayLevel` setting in milliseconds; level n is item n - 1.
+
+    Raises ConfigError for a word that is no number with one of the units s, m, h and d, and for an empty list.
+    """
+    levels = []
+    for word in text.split():
+        if not (match := re.fullmatch(r"([0-9]+)([smhd])", word, re.ASCII)):
+            raise ConfigError(f"messageDelayLevel holds {word!r}; write delays such as 10s, 5m, 2h or 1d")
+        levels.append(int(match[1]) * _UNIT_MS[match[2]])
+    if not levels:
+        raise ConfigError(f"messageDelayLevel is empty; the default is {DEFAULT_DELAY_LEVELS!r}")
+    return levels
+
+
+def due_time_ms(levels: Sequence[int], level: int, store_timestamp: int) -> int:
+    """Return when a message of this level, stored at `store_timestamp`, is due. Both times in milliseconds."""
+    return store_timestamp + levels[min(level, len(levels)) - 1]

@@ -1,0 +1,86 @@
+"""Java's String.hashCode, which names tags in a ConsumeQueue and keys in an IndexFile.
+
+    h(s) = s[0] * 31^(n-1) + s[1] * 31^(n-2) + ... + s[n-1]     in 32 bits, two's complement
+
+over UTF-16 units: a character outside the basic plane counts as its two surrogates. Every h is only a hash ("Aa"
+and "BB" collide), so whoever selects by it compares the strings afterwards.
+
+An index takes the absolute value. That of -2^31 does not exist in 32 bits and becomes 0.
+
+One string at a time costs about 25 ns a character here; `string_hashes` takes many at once and costs a tenth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+
+def string_hash(text: str) -> int:
+    """Return String.hashCode of `text`, from -2^31 to 2^31 - 1."""
+    if text.isascii():
+        units: Sequence[int] = text.encode("ascii")
+    else:
+        units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H").tolist()
+    value = 0
+    for unit in units:
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+@lru_cache(maxsize=4096)
+def tags_code(tags: str | None) -> int:
+    """Return what a ConsumeQueue unit holds for a message with these tags: their hash, or 0 without tags."""
+    return string_hash(tags) if tags else 0
+
+
+def index_hash(text: str) -> int:
+    """Return the non-negative hash under which an IndexFile keeps `text`, which is `topic#key`."""
+    value = abs(string_hash(text))
+    return 0 if value == 0x8000_0000 else value
+
+
+def _powers(count: int) -> npt.NDArray[np.uint32]:
+    """Return 31^0, 31^1, ... modulo 2^32."""
+    powers = np.full(count, 31, dtype=np.uint32)
+    powers[0] = 1
+    return np.multiply.accumulate(powers, dtype=np.uint32)
+
+
+_POWERS: Final = _powers(1024)
+
+
+def string_hashes(texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    """Return String.hashCode of every text: shape (len(texts),), in the same order."""
+    joined = "".join(texts)
+    if joined.isascii():
+        units: npt.NDArray[np.uint8] | npt.NDArray[np.uint16] = np.frombuffer(joined.encode("ascii"), np.uint8)
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    else:
+        encoded = [text.encode("utf-16-le", "surrogatepass") for text in texts]
+        units = np.frombuffer(b"".join(encoded), np.dtype("<u2"))
+        lengths = np.fromiter(map(len, encoded), np.int64, len(texts)) >> 1
+    hashes = np.zeros(len(texts), np.uint32)
+    if units.size:
+        longest = int(lengths.max())
+        powers = _POWERS if longest <= _POWERS.size else _powers(longest)
+        ends = lengths.cumsum()
+        # The weight of a unit is 31 to the number of units that follow it in its own string.
+        exponents = np.repeat(ends - 1, lengths)
+        exponents -= np.arange(units.size)
+        terms = units * powers[exponents]
+        # reduceat gives an empty segment its neighbour's first term, so only strings with units take part.
+        filled = np.flatnonzero(lengths) if lengths.min() == 0 else slice(None)
+        hashes[filled] = np.add.reduceat(terms, (ends - lengths)[filled], dtype=np.uint32)
+    return hashes.view(np.int32)
+
+
+def index_hashes(texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    """Return `index_hash` of every text: shape (len(texts),), in the same order."""
+    hashes: npt.NDArray[np.int32] = np.abs(string_hashes(texts))
+    hashes[hashes < 0] = 0
+    return hashes

@@ -1,0 +1,120 @@
+"""Message properties: names, and the string that carries them.
+
+On disk and on the wire the properties of a message are one UTF-8 string of at most 32,767 bytes:
+
+    name 0x01 value 0x02 name 0x01 value 0x02 ... name 0x01 value
+
+There is no length and no escape, so a name or value cannot hold 0x01 or 0x02 and neither may be empty. On disk
+nothing follows the last value; clients of other languages end the string with 0x02, and `parse` takes both.
+
+Reading is as tolerant as Apache's: a segment without 0x01, with an empty name or an empty value is passed over,
+the last of two equal names wins, and bytes that are no UTF-8 become U+FFFD. Writing is strict.
+
+Answers to org.apache.rocketmq.common.message.MessageConst and MessageDecoder.string2messageProperties.
+Apache writes whatever it is given; `join` refuses what would not come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rucola.errors import InvalidMessage
+
+NAME_VALUE_SEPARATOR: Final = "\x01"
+PROPERTY_SEPARATOR: Final = "\x02"
+KEY_SEPARATOR: Final = " "
+MAX_PROPERTIES_SIZE: Final = 0x7FFF
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QID: Final = "REAL_QID"
+TRAN_MSG: Final = "TRAN_MSG"
+PGROUP: Final = "PGROUP"
+MIN_OFFSET: Final = "MIN_OFFSET"
+MAX_OFFSET: Final = "MAX_OFFSET"
+BUYER_ID: Final = "BUYER_ID"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+TRANSFER_FLAG: Final = "TRANSFER_FLAG"
+CORRECTION_FLAG: Final = "CORRECTION_FLAG"
+MQ2_FLAG: Final = "MQ2_FLAG"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
+UNIQ_KEY: Final = "UNIQ_KEY"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+CONSUME_START_TIME: Final = "CONSUME_START_TIME"
+TRAN_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+INSTANCE_ID: Final = "INSTANCE_ID"
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+TTL: Final = "TTL"
+ARRIVE_TIME: Final = "ARRIVE_TIME"
+PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
+CLUSTER: Final = "CLUSTER"
+MSG_TYPE: Final = "MSG_TYPE"
+INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+
+RESERVED: Final = frozenset(
+    {
+        KEYS, TAGS, WAIT, DELAY, RETRY_TOPIC, REAL_TOPIC, REAL_QID, TRAN_MSG, PGROUP, MIN_OFFSET, MAX_OFFSET,
+        BUYER_ID, ORIGIN_MESSAGE_ID, TRANSFER_FLAG, CORRECTION_FLAG, MQ2_FLAG, RECONSUME_TIME, MSG_REGION,
+        TRACE_ON, UNIQ_KEY, MAX_RECONSUME_TIMES, CONSUME_START_TIME, INSTANCE_ID, CORRELATION_ID,
+        REPLY_TO_CLIENT, TTL, ARRIVE_TIME, PUSH_REPLY_TIME, CLUSTER, MSG_TYPE, INNER_MULTI_QUEUE_OFFSET,
+    }
+)  # fmt: skip
+"""Names that the system gives a meaning to. An application may not choose them for its own properties."""
+
+
+def parse(data: bytes | memoryview | str) -> dict[str, str]:
+    """Return the properties of a property string, in the order in which their names first appear.
+
+    Never raises: whatever is no property is passed over (see the module's docstring).
+    """
+    text = data if isinstance(data, str) else str(data, "utf-8", "replace")
+    properties: dict[str, str] = {}
+    for segment in text.split("\x02"):
+        name, _, value = segment.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def join(properties: Mapping[str, str]) -> bytes:
+    """Return the property string of `properties` in UTF-8, as it lies on disk: nothing after the last value.
+
+    Raises InvalidMessage for a name or value that is empty, holds 0x01 or 0x02 or is no Unicode text, and for
+    a string above 32,767 bytes: none of these would come back from `parse`.
+    """
+    if not properties:
+        return b""
+    text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
+    count = len(properties)
+    # One separator per pair and one between pairs, no more; and no pair may begin or end with one.
+    if text.count("\x01") != count or text.count("\x02") != count - 1:
+        raise InvalidMessage(_what_is_wrong(properties))
+    if "\x01\x02" in text or "\x02\x01" in text or text[0] == "\x01" or text[-1] == "\x01":
+        raise InvalidMessage(_what_is_wrong(properties))
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"properties hold a character that is no Unicode text: {error}") from error
+    if len(data) > MAX_PROPERTIES_SIZE:
+        raise InvalidMessage(f"properties take {len(data)} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
+    return data
+
+
+def _what_is_wrong(properties: Mapping[str, str]) -> str:
+    for name, value in properties.items():
+        if not name or not value:
+            return f"property {name!r} has the value {value!r}; name and value may not be empty"
+        if not {"\x01", "\x02"}.isdisjoint(f"{name}{value}"):
+            return f"property {name!r} holds 0x01 or 0x02 in its name or value {value!r}; these separate properties"
+    raise AssertionError("join refused sound properties")

@@ -1,0 +1,494 @@
+"""The record: one message in bytes, the same in a CommitLog, in a pull response and in Spark's hands.
+
+All numbers are big-endian and signed. With IPv4 hosts, the usual case, 88 bytes stand before the body:
+
+    position  bytes  field
+           0      4  size, of the whole record
+           4      4  magic, 0xDAA320A7
+           8      4  bodyCRC, the lower 31 bits of CRC-32 over the body as stored
+          12      4  queueId
+          16      4  flag, the application's own
+          20      8  queueOffset, index in the ConsumeQueue
+          28      8  physicalOffset, address of this record in the CommitLog
+          36      4  sysFlag, see `sysflag`
+          40      8  bornTimestamp, milliseconds
+          48      8  bornHost, see `host`                       20 bytes where sysFlag has BORN_HOST_V6
+          56      8  storeTimestamp, milliseconds
+          64      8  storeHost                                  20 bytes where sysFlag has STORE_HOST_V6
+          72      4  reconsumeTimes
+          76      8  preparedTransactionOffset
+          84      4  body size n
+          88      n  body, compressed where sysFlag says so
+        88+n      1  topic size t, at most 127
+        89+n      t  topic, UTF-8
+      89+n+t      2  properties size p, at most 32,767
+      91+n+t      p  properties, see `properties`
+
+A CommitLog file ends with a blank, 8 bytes that stand for the rest of the file: its size and 0xCBD43194.
+
+Only the body is under the CRC. The sizes vouch for each other, since they must add up to the record's size; all
+other fields are as good as what wrote them.
+
+Three classes, by who holds the message: `Message` is what a user sends, `MessageInner` what a broker puts into its
+store, `MessageExt` a stored record read back.
+
+Answers to org.apache.rocketmq.common.message.{Message, MessageExt, MessageDecoder} and the encoder in
+org.apache.rocketmq.store.CommitLog. `decode` compares the CRC, which Apache's clients do not, and the two host bits
+of sysFlag always follow the hosts that are written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from rucola.errors import InvalidMessage
+from rucola.message import ids, properties, sysflag
+from rucola.message.compression import decompress as decompress_body
+from rucola.message.host import decode_host
+from rucola.message.properties import MAX_PROPERTIES_SIZE
+from rucola.message.topics import MAX_TOPIC_LENGTH
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes to read records from. A memoryview over a mapped file is read in place."""
+
+MESSAGE_MAGIC: Final = 0xDAA320A7
+BLANK_MAGIC: Final = 0xCBD43194
+
+HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("body_crc", ">i4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_timestamp", ">i8"),
+        ("born_host", "V8"),
+        ("store_timestamp", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"),
+        ("body_size", ">i4"),
+    ]
+)
+"""The 88 bytes before the body of a record with IPv4 hosts, for reading many records as columns."""
+
+HEAD_SIZE: Final = HEAD.itemsize
+MIN_RECORD_SIZE: Final = HEAD_SIZE + 1 + 2
+
+FRAME: Final = struct.Struct(">iI")
+"""Size and magic, the 8 bytes with which a record and a blank begin."""
+
+_HEADS: Final = {
+    (born, store): struct.Struct(f">iIiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
+}
+_HEAD_V4: Final = _HEADS[8, 8]
+_HOST_SIZES: Final = tuple(sysflag.host_sizes(flag) for flag in range(64))
+_HOSTS_V6: Final = sysflag.HOSTS_V6
+_HOSTS_V4: Final = ~_HOSTS_V6
+
+
+class HasProperties:
+    """Views on `properties`, where tags, keys and the unique key have their only place."""
+
+    __slots__ = ()
+    properties: dict[str, str]
+
+    @property
+    def tags(self) -> str | None:
+        """The tag by which consumers choose; None without one."""
+        return self.properties.get(properties.TAGS)
+
+    @tags.setter
+    def tags(self, tags: str | None) -> None:
+        self._set(properties.TAGS, tags)
+
+    @property
+    def keys(self) -> str | None:
+        """The keys by which the message can be found, separated by blanks; None without any."""
+        return self.properties.get(properties.KEYS)
+
+    @keys.setter
+    def keys(self, keys: str | Iterable[str] | None) -> None:
+        joined = keys if keys is None or isinstance(keys, str) else properties.KEY_SEPARATOR.join(keys)
+        self._set(properties.KEYS, joined)
+
+    @property
+    def unique_key(self) -> str | None:
+        """The id that the producer gave to the message, see `ids.unique_id`."""
+        return self.properties.get(properties.UNIQ_KEY)
+
+    @unique_key.setter
+    def unique_key(self, unique_key: str | None) -> None:
+        self._set(properties.UNIQ_KEY, unique_key)
+
+    @property
+    def delay_level(self) -> int:
+        """The delay level from 1, see `delay`; 0 for a message without delay."""
+        text = self.properties.get(properties.DELAY, "0")
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidMessage(f"property {properties.DELAY} is {text!r}; it must be a number") from None
+
+    @delay_level.setter
+    def delay_level(self, level: int) -> None:
+        self._set(properties.DELAY, str(level) if level else None)
+
+    def _set(self, name: str, value: str | None) -> None:
+        if value:
+            self.properties[name] = value
+        else:
+            self.properties.pop(name, None)
+
+
+class Message(HasProperties):
+    """What a user sends: a topic, a body of bytes, and properties.
+
+    `tags`, `keys`, `unique_key` and `delay_level` are views on `properties`. `flag` is the application's own 32-bit
+    number, carried and never read by the system.
+    """
+
+    __slots__ = ("body", "flag", "properties", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: dict[str, str] | None = None,
+        flag: int = 0,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.properties: dict[str, str] = dict(properties) if properties else {}
+        self.flag = flag
+        if tags is not None:
+            self.tags = tags
+        if keys is not None:
+            self.keys = keys
+
+    def __repr__(self) -> str:
+        return (
+            f"Message(topic={self.topic!r}, body={len(self.body)} bytes, "
+            f"properties={self.properties!r}, flag={self.flag})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (self.topic, self.body, self.properties, self.flag) == (
+            other.topic,
+            other.body,
+            other.properties,
+            other.flag,
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # a message can be changed
+
+
+@dataclass(slots=True)
+class MessageExt(HasProperties):
+    """A record read back: the message and everything that the store knows about it.
+
+    `body` is decompressed unless `decode` was told not to; `stored_size` is the size of the body in the record and
+    `body_crc` that of the bytes there. Hosts are `address:port`, times milliseconds since 1970.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    store_size: int
+    body: bytes
+    properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    body_crc: int
+    stored_size: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    store_host_bytes: bytes = field(repr=False)
+
+    @property
+    def offset_msg_id(self) -> str:
+        """The address of the record: the broker's host and the physical offset."""
+        return ids.offset_msg_id(self.store_host_bytes, self.physical_offset)
+
+    @property
+    def msg_id(self) -> str:
+        """The id that users see: the producer's unique key where there is one, else `offset_msg_id`."""
+        return self.unique_key or self.offset_msg_id
+
+
+@dataclass(slots=True)
+class MessageInner:
+    """What a broker puts into its store.
+
+    `body` and `properties` are bytes as they will lie on disk; the hosts are 8 or 20 bytes. The last three say what
+    dispatch needs, so that nothing is parsed twice: the tag's hash for the ConsumeQueue unit, the unique key and the
+    raw KEYS string for the index. They must agree with `properties`, which is what a rebuild reads.
+    """
+
+    topic: str
+    queue_id: int
+    body: bytes | memoryview
+    properties: bytes
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    tags_code: int = 0
+    unique_key: str | None = None
+    keys: str | None = None
+
+
+class Peek(NamedTuple):
+    """A record's outline: everything but body, hosts and the contents of its properties.
+
+    Positions count from the start of the buffer that was peeked into.
+    """
+
+    size: int
+    body_crc: int
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    store_timestamp: int
+    body_begin: int
+    body_end: int
+    topic: str
+    properties_begin: int
+    properties_end: int
+
+
+def body_crc(body: Buffer) -> int:
+    """Return what a record keeps as the CRC of this body."""
+    return int(crc32(body)) & 0x7FFFFFFF
+
+
+@lru_cache(maxsize=8192)
+def _topic_field(topic: str) -> bytes:
+    try:
+        data = topic.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"topic {topic!r} is no Unicode text") from error
+    if len(data) > MAX_TOPIC_LENGTH:
+        raise InvalidMessage(f"topic {topic!r} takes {len(data)} bytes; {MAX_TOPIC_LENGTH} are allowed")
+    return bytes((len(data),)) + data
+
+
+@lru_cache(maxsize=8192)
+def _topic_text(data: bytes) -> str:
+    return data.decode()
+
+
+def encode(
+    message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> bytes:
+    """Return the record of `message` for that place in queue and log.
+
+    Raises InvalidMessage when the topic or the properties are too long, a host has neither 8 nor 20 bytes, or a
+    number does not fit its field. How large a body may be is not for the format to say.
+    """
+    topic = _topic_field(message.topic)
+    body = message.body
+    stored_properties = message.properties
+    born_host = message.born_host
+    properties_size = len(stored_properties)
+    if properties_size > MAX_PROPERTIES_SIZE:
+        raise InvalidMessage(f"properties take {properties_size} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
+    sys_flag = message.sys_flag & _HOSTS_V4
+    head = _HEAD_V4
+    fixed_size = MIN_RECORD_SIZE
+    if not len(born_host) == 8 == len(store_host):
+        head, sys_flag = _head_of_hosts(born_host, store_host, sys_flag)
+        fixed_size = head.size + 3
+    body_size = len(body)
+    try:
+        return b"".join(
+            (
+                head.pack(
+                    fixed_size + body_size + len(topic) - 1 + properties_size,
+                    MESSAGE_MAGIC,
+                    crc32(body) & 0x7FFFFFFF,
+                    message.queue_id,
+                    message.flag,
+                    queue_offset,
+                    physical_offset,
+                    sys_flag,
+                    message.born_timestamp,
+                    born_host,
+                    store_timestamp,
+                    store_host,
+                    message.reconsume_times,
+                    message.prepared_transaction_offset,
+                    body_size,
+                ),
+                body,
+                topic,
+                properties_size.to_bytes(2, "big"),
+                stored_properties,
+            )
+        )
+    except struct.error as error:
+        raise InvalidMessage(f"a number of this message does not fit its field in a record: {error}") from error
+
+
+def encoded_size(message: MessageInner, store_host: bytes) -> int:
+    """Return the size of the record that `encode` would give for this message."""
+    hosts_size = len(message.born_host) + len(store_host)
+    sizes = len(message.body) + len(_topic_field(message.topic)) + len(message.properties)
+    return HEAD_SIZE - 16 + hosts_size + 2 + sizes
+
+
+def _head_of_hosts(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
+    head = _HEADS.get((len(born_host), len(store_host)))
+    if head is None:
+        raise InvalidMessage(f"hosts have 8 or 20 bytes; bornHost has {len(born_host)} and storeHost {len(store_host)}")
+    if len(born_host) == 20:
+        sys_flag |= sysflag.BORN_HOST_V6
+    if len(store_host) == 20:
+        sys_flag |= sysflag.STORE_HOST_V6
+    return head, sys_flag
+
+
+def _outline(buffer: Buffer, position: int) -> tuple[tuple[Any, ...], int, int, int, str]:
+    """Return (head fields, body begin, topic begin, properties begin, topic) of the record at `position`.
+
+    Each size is checked before the next is read at the place that it gives, so nothing outside the record is read.
+    """
+    left = len(buffer) - position
+    if position < 0 or left < MIN_RECORD_SIZE:
+        raise _invalid(position, f"{max(left, 0)} bytes are left; the smallest record has {MIN_RECORD_SIZE}")
+    # Up to sysFlag every record is the same, so the head for IPv4 serves to learn which head it is.
+    head = _HEAD_V4
+    fields = head.unpack_from(buffer, position)
+    size = fields[0]
+    if fields[1] != MESSAGE_MAGIC:
+        raise _invalid(position, f"magic is {fields[1]:#010x}, not {MESSAGE_MAGIC:#010x}")
+    if not MIN_RECORD_SIZE <= size <= left:
+        raise _invalid(position, f"size is {size}, but {left} bytes are left")
+    if fields[7] & _HOSTS_V6:
+        head = _HEADS[_HOST_SIZES[fields[7] & 63]]
+        if size < head.size + 3:
+            raise _invalid(position, f"size is {size}; with IPv6 hosts the smallest is {head.size + 3}")
+        fields = head.unpack_from(buffer, position)
+    end = position + size
+    body_begin = position + head.size
+    body_size = fields[14]
+    topic_begin = body_begin + body_size + 1
+    if body_size < 0 or topic_begin + 2 > end:
+        raise _invalid(position, f"body size is {body_size} in a record of {size}")
+    topic_size = buffer[topic_begin - 1]
+    topic_end = topic_begin + topic_size
+    if topic_size > MAX_TOPIC_LENGTH or topic_end + 2 > end:
+        raise _invalid(position, f"topic size is {topic_size} in a record of {size}")
+    properties_size = buffer[topic_end] << 8 | buffer[topic_end + 1]
+    if properties_size > MAX_PROPERTIES_SIZE or topic_end + 2 + properties_size != end:
+        raise _invalid(position, f"the sizes inside do not add up to the record's size of {size}")
+    try:
+        topic = _topic_text(bytes(buffer[topic_begin:topic_end]))
+    except UnicodeDecodeError as error:
+        raise _invalid(position, f"topic is no UTF-8: {error}") from error
+    return fields, body_begin, topic_begin, topic_end + 2, topic
+
+
+def peek(buffer: Buffer, position: int = 0) -> Peek:
+    """Return the outline of the record at `position`, after checking that its sizes agree with each other.
+
+    Reads neither body nor properties and compares no CRC. Raises InvalidMessage, which names the position, for
+    anything that is no whole record.
+    """
+    fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
+    return Peek(
+        fields[0],
+        fields[2],
+        fields[3],
+        fields[5],
+        fields[6],
+        fields[7],
+        fields[10],
+        body_begin,
+        topic_begin - 1,
+        topic,
+        properties_begin,
+        position + fields[0],
+    )
+
+
+def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_crc: bool = True) -> MessageExt:
+    """Return the record at `position`; bytes after it are not looked at.
+
+    With `decompress=False` the body is left as stored, so that `encode` gives the same record again. The result
+    owns its bytes. Raises InvalidMessage, which names the position, for anything that is no whole record, for a CRC
+    that does not match and for a body that cannot be decompressed.
+    """
+    fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
+    (
+        size, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_host_bytes,
+        store_timestamp, store_host_bytes, reconsume_times, prepared_transaction_offset, stored_size,
+    ) = fields  # fmt: skip
+    body = bytes(buffer[body_begin : topic_begin - 1])
+    if check_crc and body_crc(body) != crc:
+        raise _invalid(position, f"the body's CRC is {body_crc(body)}, but the record says {crc}")
+    try:
+        if decompress and sys_flag & sysflag.COMPRESSED:
+            body = decompress_body(body, sys_flag)
+        born_host, store_host = decode_host(born_host_bytes), decode_host(store_host_bytes)
+    except InvalidMessage as error:
+        raise _invalid(position, str(error)) from error
+    return MessageExt(
+        topic,
+        queue_id,
+        queue_offset,
+        physical_offset,
+        size,
+        body,
+        properties.parse(bytes(buffer[properties_begin : position + size])),
+        flag,
+        sys_flag,
+        crc,
+        stored_size,
+        born_timestamp,
+        born_host,
+        store_timestamp,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        store_host_bytes,
+    )
+
+
+def decode_many(buffer: Buffer, *, decompress: bool = True, check_crc: bool = True) -> list[MessageExt]:
+    """Return all records of a buffer that holds nothing but whole records, such as the body of a pull response."""
+    return list(_decode_each(buffer, decompress, check_crc))
+
+
+def _decode_each(buffer: Buffer, decompress: bool, check_crc: bool) -> Iterator[MessageExt]:
+    position = 0
+    while position < len(buffer):
+        message = decode(buffer, position, decompress=decompress, check_crc=check_crc)
+        yield message
+        position += message.store_size
+
+
+def _invalid(position: int, why: str) -> InvalidMessage:
+    return InvalidMessage(f"no record at byte {position}: {why}")

@@ -1,0 +1,94 @@
+"""Names of topics and groups: what is allowed, and what the system keeps for itself.
+
+A name is made of letters, digits and `% | _ -`. A topic has at most 127 characters, because a record keeps the
+length of its topic in one signed byte; a group has at most 255.
+
+    %RETRY%group   messages that the group failed to consume, to be tried again
+    %DLQ%group     messages that the group failed to consume too often
+
+Answers to org.apache.rocketmq.common.topic.TopicValidator, MixAll and org.apache.rocketmq.client.Validators.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rucola.errors import InvalidMessage
+
+MAX_TOPIC_LENGTH: Final = 127
+MAX_GROUP_LENGTH: Final = 255
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_EVENT: Final = "OFFSET_MOVED_EVENT"
+
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        TRACE_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT,
+    }
+)
+"""Topics that every broker has; each broker adds its own cluster, name and reply topic."""
+
+NOT_ALLOWED_SEND_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+"""Topics that only the broker itself writes to."""
+
+_is_name = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII).fullmatch
+
+
+def retry_topic(group: str) -> str:
+    """Return the topic that holds what `group` is to consume again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Return the dead letter topic of `group`."""
+    return DLQ_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """Return the topic through which answers travel back to requesters of this cluster."""
+    return f"{cluster}_{REPLY_TOPIC_POSTFIX}"
+
+
+def is_system_topic(topic: str) -> bool:
+    """Tell whether the topic belongs to the system, so that nobody may create or delete it."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def check_topic(topic: str) -> None:
+    """Raise InvalidMessage unless `topic` can be the name of a topic."""
+    _check("topic", topic, MAX_TOPIC_LENGTH)
+
+
+def check_group(group: str) -> None:
+    """Raise InvalidMessage unless `group` can be the name of a producer or consumer group."""
+    _check("group", group, MAX_GROUP_LENGTH)
+
+
+def _check(what: str, name: str, max_length: int) -> None:
+    if not name.strip():
+        raise InvalidMessage(f"the {what} is blank")
+    if len(name) > max_length:
+        raise InvalidMessage(f"the {what} {name!r} has {len(name)} characters; {max_length} are allowed")
+    if not _is_name(name):
+        raise InvalidMessage(f"the {what} {name!r} holds other characters than letters, digits and % | _ -")

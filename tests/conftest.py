@@ -1,0 +1,24 @@
+"""What the tests of all rooms share: the golden data of a real Apache RocketMQ 4.9.8 broker, unpacked once."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ARCHIVES = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with g1-clean/, g2-crash/, recovery/ and wire.jsonl. For all tests of a run: copy before writing."""
+    directory = tmp_path_factory.mktemp("golden")
+    for name in ("g1-clean", "g2-crash", "recovery"):
+        with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
+            archive.extractall(directory, filter="data")
+    with lzma.open(ARCHIVES / "wire.jsonl.xz") as packed, open(directory / "wire.jsonl", "wb") as wire:
+        shutil.copyfileobj(packed, wire)
+    return directory

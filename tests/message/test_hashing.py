@@ -1,0 +1,61 @@
+"""Java's String.hashCode, one by one and many at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola.message.hashing import index_hash, index_hashes, string_hash, string_hashes, tags_code
+
+
+def by_definition(text: str) -> int:
+    units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2").tolist()
+    value = sum(unit * 31 ** (len(units) - 1 - k) for k, unit in enumerate(units)) % 2**32
+    return value - 2**32 if value >= 2**31 else value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("Aa", 2112),
+        ("BB", 2112),
+        ("TagA", 2598919),
+        ("commit", -1354815177),
+        ("polygenelubricants", -(2**31)),
+        ("café", 3045921),
+        ("\U0001f600", 1772899),
+    ],
+)
+def test_known_values(text: str, expected: int) -> None:
+    assert by_definition(text) == expected
+    assert string_hash(text) == expected
+    assert string_hashes([text]).tolist() == [expected]
+    assert tags_code(text) == expected
+
+
+def test_the_smallest_hash_becomes_zero_in_an_index() -> None:
+    assert index_hash("polygenelubricants") == 0
+    assert index_hashes(["polygenelubricants", "commit"]).tolist() == [0, 1354815177]
+    assert index_hash("commit") == 1354815177
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=[]))))
+def test_many_are_as_one(texts: list[str]) -> None:
+    expected = [by_definition(text) for text in texts]
+    assert [string_hash(text) for text in texts] == expected
+    assert string_hashes(texts).tolist() == expected
+    assert index_hashes(texts).tolist() == [index_hash(text) for text in texts]
+
+
+def test_long_texts() -> None:
+    texts = ["x" * 5000, "", "é" * 1025, "\U0001f600" * 700]
+    assert string_hashes(texts).tolist() == [by_definition(text) for text in texts]
+
+
+def test_no_tags() -> None:
+    assert tags_code(None) == 0
+    assert tags_code("") == 0

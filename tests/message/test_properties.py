@@ -1,0 +1,75 @@
+"""The property string."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola.errors import InvalidMessage
+from rucola.message.properties import RESERVED, join, parse
+
+words = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.dictionaries(words, words))
+def test_what_is_joined_is_parsed(properties: dict[str, str]) -> None:
+    data = join(properties)
+    assert list(parse(data).items()) == list(properties.items())
+    assert parse(memoryview(data + b"\x02" if data else data)) == properties
+    assert join(parse(data.decode())) == data
+    assert not data.endswith(b"\x02")
+
+
+@given(st.binary())
+def test_parse_takes_anything(data: bytes) -> None:
+    for name, value in parse(data).items():
+        assert name
+        assert value
+        assert "\x02" not in name + value
+
+
+@given(st.dictionaries(st.text(), st.text(), min_size=1))
+def test_join_gives_what_comes_back_or_refuses(properties: dict[str, str]) -> None:
+    try:
+        data = join(properties)
+    except InvalidMessage:
+        assert (
+            any(not k or not v or set("\x01\x02") & set(k + v) for k, v in properties.items())
+            or not "".join([*properties, *properties.values()]).isprintable()
+        )
+    else:
+        assert parse(data) == properties
+
+
+def test_tolerance() -> None:
+    assert parse("a\x011\x02broken\x02\x01x\x02b\x01\x02c\x013\x02\x02a\x012\x02") == {"a": "2", "c": "3"}
+    assert parse(b"a\x01\xff") == {"a": "�"}
+    assert parse("a\x01b\x01c") == {"a": "b\x01c"}
+    assert parse(b"") == {}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"": "v"},
+        {"n": ""},
+        {"a": "1", "n": "", "b": "2"},
+        {"a": "1", "": "x", "b": "2"},
+        {"n\x01": "v"},
+        {"n": "\x02"},
+        {"a": "b\x02c\x01d"},
+        {"n\x02": "v"},
+        {"n": "v\x01"},
+        {"n": "\ud800"},
+        {"n": "v" * 32767},
+    ],
+)
+def test_join_refuses(properties: dict[str, str]) -> None:
+    with pytest.raises(InvalidMessage):
+        join(properties)
+
+
+def test_reserved_names() -> None:
+    assert {"KEYS", "TAGS", "UNIQ_KEY"} <= RESERVED
+    assert "color" not in RESERVED
