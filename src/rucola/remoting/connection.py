@@ -60,8 +60,7 @@ class ReceiveBuffer:
 class Connection(asyncio.BufferedProtocol):
     """One socket. Made by RemotingServer and RemotingClient, not by users.
 
-    `peer` is "ip:port" of the other side. `context` belongs to whoever made the connection, to hang its own
-    facts on. `closed` is set when the socket is gone.
+    `peer` is "ip:port" of the other side. `closed` is set when the socket is gone.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Connection(asyncio.BufferedProtocol):
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
         self.peer = ""
-        self.context: Any = None
         self.closed = asyncio.Event()
         self._processors = processors
         self._view = buffer.view
@@ -194,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         if isawaitable(answer):
             self._answer_later(command, answer)
             return None
-        return self._encoded(command, cast(Answer, answer))
+        return self._encoded(command, answer)
 
     def _encoded(self, command: RemotingCommand, answer: Answer) -> bytes | None:
         if answer is None or command.flag & 2:

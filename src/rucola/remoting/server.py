@@ -6,6 +6,7 @@ Answers to `NettyRemotingServer` of Apache RocketMQ 4.9.8.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 
 from rucola.errors import RemotingError
@@ -36,32 +37,49 @@ class RemotingServer:
         self._max_frame_size = max_frame_size
         self._on_open = on_open
         self._on_close = on_close
+        self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
 
+    def bind(self) -> None:
+        """Take the address, without listening yet; with port 0, `port` then holds the one the system chose.
+
+        RemotingError when it is taken.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((self.host, self.port))
+        except (OSError, OverflowError) as error:
+            bound.close()
+            why = getattr(error, "strerror", None) or error
+            raise RemotingError(f"cannot listen on {self.host}:{self.port}: {why}") from None
+        self.port = bound.getsockname()[1]
+        self._socket = bound
+
     async def start(self) -> None:
-        """Begin to listen; with port 0, `port` then holds the one the system chose. RemotingError when taken."""
+        """Begin to listen, on the address that `bind` took or takes now."""
+        if self._socket is None:
+            self.bind()
         buffer = ReceiveBuffer()
 
         def connection() -> Connection:
             return Connection(self.processors, buffer, self._max_frame_size, self._opened, self._closed)
 
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                connection, self.host, self.port, backlog=1024, reuse_address=True
-            )
-        except OSError as error:
-            raise RemotingError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.get_running_loop().create_server(connection, sock=self._socket, backlog=1024)
 
     async def stop(self) -> None:
         """Listen no more and close every connection once its answers are sent."""
-        if self._server is None:
-            return
-        self._server.close()
-        for connection in list(self.connections):
+        if self._server is not None:
+            self._server.close()
+        elif self._socket is not None:
+            self._socket.close()
+        connections = list(self.connections)
+        for connection in connections:
             connection.close()
-        await self._server.wait_closed()
-        self._server = None
+        for connection in connections:
+            await connection.closed.wait()
+        self._socket = self._server = None
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)
