@@ -44,9 +44,14 @@ def decode_body(body_type: type[B], data: bytes) -> B:
         raise RemoteProtocolError(f"body {body_type.__name__}: {error}") from None
 
 
-def encode_body(body: Body) -> bytes:
-    """The struct as compact JSON, members in the order of its fields, integer keys without quotes, None left out."""
-    return fastjson.dumps(_without_nulls(msgspec.to_builtins(body)))
+def encode_body(body: Body, *, quote_keys: bool = False) -> bytes:
+    """The struct as compact JSON, members in the order of its fields, None left out.
+
+    Integer keys stand without quotes, as fastjson writes them, unless `quote_keys` asks for what every JSON reader
+    takes.
+    """
+    members = _without_nulls(msgspec.to_builtins(body))
+    return msgspec.json.encode(members) if quote_keys else fastjson.dumps(members)
 
 
 def decode_object(data: bytes, what: str) -> dict[Any, Any]:

@@ -20,6 +20,10 @@ PERM_INHERIT = 1
 PERM_WRITE = 2
 PERM_READ = 4
 
+TOPIC_FLAG_UNIT = 1
+TOPIC_FLAG_UNIT_SUB = 2
+"""Bits of `topic_sys_flag`, which mark topics of deployments in several units."""
+
 
 def perm_text(perm: int) -> str:
     """`RW-` and the like, as mqadmin prints permissions."""
