@@ -119,9 +119,7 @@ class _Reader:
         if (match := _WORD.match(self.text, self.at)) and match[0] in _WORDS:
             self.at = match.end()
             return _WORDS[match[0]]
-        self.fail(
-            f"expected a value, found {first!r}" if first else "the text ends where a value should stand"
-        )
+        self.fail(f"expected a value, found {first!r}" if first else "the text ends where a value should stand")
 
     def object(self, depth: int) -> dict[Any, Any]:
         self.at += 1
