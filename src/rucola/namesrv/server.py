@@ -59,6 +59,11 @@ class Namesrv:
         self._scanning: asyncio.Task[None] | None = None
 
     @property
+    def connections(self) -> list[Connection]:
+        """The connections open now."""
+        return list(self._server.connections)
+
+    @property
     def host(self) -> str:
         return self._server.host
 

@@ -39,7 +39,7 @@ def decode_body(body_type: type[B], data: bytes) -> B:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         pass  # not plain JSON, or a null in the place of a default
     try:
-        return msgspec.convert(_without_nulls(fastjson.loads(data)), body_type, strict=False)
+        return msgspec.convert(_plain(fastjson.loads(data)), body_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError(f"body {body_type.__name__}: {error}") from None
 
@@ -63,8 +63,22 @@ def decode_object(data: bytes, what: str) -> dict[Any, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
+    """The value without members that are null, which is how fastjson leaves a default in its place."""
     if isinstance(value, dict):
         return {key: _without_nulls(member) for key, member in value.items() if member is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: without nulls, and with every bare integer key as text."""
+    if isinstance(value, dict):
+        return {
+            str(key) if isinstance(key, int) else key: _plain(member)
+            for key, member in value.items()
+            if member is not None
+        }
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     return value

@@ -187,7 +187,9 @@ def _inflate(data: bytes) -> RegisterBrokerBody:
     try:
         plain = inflater.decompress(data, MAX_REGISTRATION_SIZE)
         if inflater.unconsumed_tail:
-            raise RemoteProtocolError(f"a registration of more than {MAX_REGISTRATION_SIZE} bytes")
+            raise RemoteProtocolError(f"compressed registration: more than {MAX_REGISTRATION_SIZE} bytes")
+        if not inflater.eof:
+            raise RemoteProtocolError("compressed registration: the stream has no end")
         version, at = _part(plain, 0)
         (count,) = _SIZE.unpack_from(plain, at)
         at += _SIZE.size

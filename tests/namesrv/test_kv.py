@@ -1,0 +1,66 @@
+"""The key-value table and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rucola.errors import ConfigError
+from rucola.namesrv.kv import KVConfig
+
+
+def test_values_live_under_namespace_and_key() -> None:
+    table = KVConfig()
+    assert table.get("n", "k") is None
+    assert table.namespace("n") is None
+    table.put("n", "k", "v1")
+    table.put("n", "k", "v2")
+    table.put("m", "k", "other")
+    assert table.get("n", "k") == "v2"
+    assert table.namespace("n") == {"k": "v2"}
+    table.delete("n", "k")
+    table.delete("n", "k")
+    table.delete("nobody", "k")
+    assert table.get("n", "k") is None
+    assert table.namespace("n") == {}, "an emptied namespace is still there, as at Apache's"
+
+
+def test_the_file_has_apaches_shape_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "namesrv" / "kvConfig.json"
+    table = KVConfig(path)
+    table.load()
+    table.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4;broker-b:4")
+    table.put("ns", "Schlüssel", "Wert")
+    assert path.read_bytes().decode() == (
+        '{"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4;broker-b:4"},"ns":{"Schlüssel":"Wert"}}}'
+    )
+    table.delete("ns", "Schlüssel")
+    again = KVConfig(path)
+    again.load()
+    assert again.namespace("ORDER_TOPIC_CONFIG") == {"T": "broker-a:4;broker-b:4"}
+    assert again.namespace("ns") == {}
+    assert not path.with_name("kvConfig.json.tmp").exists()
+
+
+def test_what_fastjson_writes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_text('{\n\t"configTable":{"ns":{1:"one","two":"2"}},\n}')
+    table = KVConfig(path)
+    table.load()
+    assert table.namespace("ns") == {"1": "one", "two": "2"}
+
+
+def test_a_file_that_is_no_table_stops_the_start_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_text('{"configTable":{"ns":')
+    with pytest.raises(ConfigError, match=r"kvConfig\.json is no key-value table"):
+        KVConfig(path).load()
+    assert path.read_text() == '{"configTable":{"ns":'
+
+
+def test_a_table_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    table = KVConfig(tmp_path / "file" / "kvConfig.json")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        table.put("n", "k", "v")

@@ -1,0 +1,317 @@
+"""The route table alone: no socket, and a clock that the test turns."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rucola.namesrv.routes import BROKER_EXPIRY_MS, RouteTable
+from rucola.protocol.route import BrokerData, QueueData, RegisterBrokerBody
+from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+
+MASTER = "10.0.0.1:10911"
+SLAVE = "10.0.0.2:10911"
+
+
+def body(*topics: TopicConfig, counter: int = 1, filter_servers: list[str] | None = None) -> RegisterBrokerBody:
+    return RegisterBrokerBody(
+        filter_server_list=filter_servers or [],
+        topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
+            data_version=DataVersion(counter=counter, timestamp=1_700_000_000_000),
+            topic_config_table={topic.topic_name: topic for topic in topics},
+        ),
+    )
+
+
+def topic(name: str, *, queues: int = 4, perm: int = 6, sys_flag: int = 0) -> TopicConfig:
+    return TopicConfig(
+        topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm, topic_sys_flag=sys_flag
+    )
+
+
+def register(
+    table: RouteTable,
+    address: str = MASTER,
+    name: str = "a",
+    broker_id: int = 0,
+    *topics: TopicConfig,
+    cluster: str = "C",
+    counter: int = 1,
+    now_ms: int = 0,
+    owner: object = None,
+) -> tuple[str, str] | None:
+    ha_server_addr = address.replace("10911", "10912")
+    return table.register(
+        address, name, broker_id, cluster, ha_server_addr, body(*topics, counter=counter), now_ms, owner
+    )
+
+
+def test_a_registered_topic_has_a_route() -> None:
+    table = RouteTable()
+    assert register(table, MASTER, "a", 0, topic("T", queues=8, perm=4, sys_flag=1)) is None
+    route = table.route("T")
+    assert route is not None
+    assert route.broker_datas == [BrokerData(broker_addrs={0: MASTER}, broker_name="a", cluster="C")]
+    assert route.queue_datas == [
+        QueueData(broker_name="a", perm=4, read_queue_nums=8, topic_sys_flag=1, write_queue_nums=8)
+    ]
+    assert route.filter_server_table == {}
+    assert table.route("Other") is None
+
+
+def test_a_slave_is_told_its_master_and_adds_no_topics() -> None:
+    table = RouteTable()
+    assert register(table, SLAVE, "a", 1, topic("OnlySlave")) is None, "no master is there yet"
+    register(table, MASTER, "a", 0, topic("T"))
+    assert register(table, SLAVE, "a", 1, topic("OnlySlave"), counter=2) == ("10.0.0.1:10912", MASTER)
+    assert table.topics() == ["T"]
+    route = table.route("T")
+    assert route is not None
+    assert route.broker_datas[0].broker_addrs == {0: MASTER, 1: SLAVE}
+
+
+def test_topics_change_only_with_the_data_version() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("T", queues=4), counter=1)
+    register(table, MASTER, "a", 0, topic("T", queues=16), counter=1)
+    assert [data.read_queue_nums for data in queues_of(table, "T")] == [4]
+    register(table, MASTER, "a", 0, topic("T", queues=16), counter=2)
+    assert [data.read_queue_nums for data in queues_of(table, "T")] == [16]
+
+
+def test_a_registration_with_one_new_topic_keeps_the_others() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("T1"), counter=1)
+    register(table, MASTER, "a", 0, topic("T2"), counter=2)
+    assert table.topics() == ["T1", "T2"]
+
+
+def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("T"))
+    register(table, SLAVE, "a", 1)
+    table.unregister(MASTER)
+    assert addresses(table, "a") == {1: SLAVE}
+    register(table, SLAVE, "a", 0, topic("T"), counter=5)
+    assert addresses(table, "a") == {0: SLAVE}
+    assert table.topics() == ["T"]
+
+
+def test_a_broker_that_changes_its_name_leaves_nothing_behind() -> None:
+    table = RouteTable()
+    register(table, MASTER, "old", 0, topic("T"))
+    register(table, MASTER, "new", 0, topic("T"))
+    assert list(table.clusters().broker_addr_table) == ["new"]
+    assert [data.broker_name for data in queues_of(table, "T")] == ["new"]
+
+
+def test_the_last_address_of_a_broker_name_takes_its_topics_along() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("Both"), topic("OnlyA"))
+    register(table, SLAVE, "b", 0, topic("Both"))
+    table.unregister(MASTER)
+    assert table.topics() == ["Both"]
+    assert [data.broker_name for data in queues_of(table, "Both")] == ["b"]
+    table.unregister(SLAVE)
+    assert table.topics() == []
+    assert table.clusters().cluster_addr_table == {}
+
+
+def test_a_predecessor_that_unregisters_late_does_not_take_its_successor_out() -> None:
+    table = RouteTable()
+    register(table, "10.0.0.1:1", "a", 0, topic("T"))
+    register(table, "10.0.0.1:2", "a", 0, topic("T"))
+    table.unregister("10.0.0.1:1")
+    assert addresses(table, "a") == {0: "10.0.0.1:2"}
+    table.unregister("10.0.0.1:1")
+    assert table.topics() == ["T"]
+
+
+def test_a_displaced_address_may_go_after_its_broker_name_went() -> None:
+    table = RouteTable()
+    register(table, "10.0.0.1:1", "a", 0, topic("T"))
+    register(table, "10.0.0.1:2", "a", 0, topic("T"))
+    table.unregister("10.0.0.1:2")
+    table.unregister("10.0.0.1:1")
+    assert table.clusters().broker_addr_table == {}
+
+
+def test_silence_for_longer_than_two_minutes_ends_a_registration() -> None:
+    table = RouteTable()
+    first, second = object(), object()
+    register(table, MASTER, "a", 0, topic("T"), now_ms=1_000, owner=first)
+    register(table, SLAVE, "b", 0, topic("T"), now_ms=1_001, owner=second)
+    assert table.remove_expired(1_000 + BROKER_EXPIRY_MS) == []
+    assert table.remove_expired(1_001 + BROKER_EXPIRY_MS) == [first]
+    assert [data.broker_name for data in queues_of(table, "T")] == ["b"]
+
+
+def test_an_equal_data_version_counts_as_a_registration() -> None:
+    table = RouteTable()
+    version = body(counter=7).topic_config_serialize_wrapper.data_version
+    assert not table.confirm(MASTER, version, 0)
+    assert table.data_version(MASTER) is None
+    register(table, MASTER, "a", 0, topic("T"), counter=7)
+    assert table.confirm(MASTER, version, BROKER_EXPIRY_MS)
+    assert not table.confirm(MASTER, DataVersion(counter=8, timestamp=version.timestamp), 2 * BROKER_EXPIRY_MS)
+    assert table.data_version(MASTER) == version
+    assert table.remove_expired(2 * BROKER_EXPIRY_MS) == []
+    assert table.remove_expired(2 * BROKER_EXPIRY_MS + 1) == [None]
+
+
+def test_only_the_newest_owner_takes_a_broker_along() -> None:
+    table = RouteTable()
+    old, new = object(), object()
+    register(table, owner=old)
+    register(table, owner=new)
+    table.remove_owned(old)
+    assert addresses(table, "a") == {0: MASTER}
+    table.remove_owned(new)
+    assert table.clusters().broker_addr_table == {}
+
+
+def test_clusters_follow_the_newest_registration() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("TA"), cluster="C1")
+    register(table, SLAVE, "b", 0, topic("TB"), cluster="C1")
+    assert table.clusters().cluster_addr_table == {"C1": ["a", "b"]}
+    register(table, SLAVE, "b", 0, topic("TB"), cluster="C2")
+    assert table.clusters().cluster_addr_table == {"C1": ["a"], "C2": ["b"]}
+    assert table.topics_of_cluster("C2") == ["TB"]
+    assert table.topics_of_cluster("C3") == []
+    assert table.system_topics() == (["C1", "a", "C2", "b"], MASTER)
+
+
+def test_system_topics_of_an_empty_table() -> None:
+    assert RouteTable().system_topics() == ([], None)
+
+
+def test_write_permission_can_be_taken_and_given_back() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("TBW102", perm=7), topic("T", perm=6))
+    register(table, SLAVE, "b", 0, topic("T", perm=6))
+    before = queues_of(table, "T")
+    assert table.set_writable("a", False) == 2
+    assert [data.perm for data in queues_of(table, "T")] == [4, 6]
+    assert [data.perm for data in queues_of(table, "TBW102")] == [5]
+    assert [data.perm for data in before] == [6, 6], "an answer given before is a snapshot"
+    assert table.set_writable("a", True) == 2
+    assert [data.perm for data in queues_of(table, "TBW102")] == [7]
+    assert table.set_writable("nobody", False) == 0
+
+
+def test_a_deleted_topic_is_gone_from_one_cluster_or_from_all() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("T"), cluster="C1")
+    register(table, SLAVE, "b", 0, topic("T"), cluster="C2")
+    table.delete_topic("T", "C3")
+    table.delete_topic("T", "C1")
+    assert [data.broker_name for data in queues_of(table, "T")] == ["b"]
+    table.delete_topic("T")
+    table.delete_topic("T")
+    assert table.topics() == []
+
+
+def test_filter_servers_stand_in_the_route() -> None:
+    table = RouteTable()
+    table.register(MASTER, "a", 0, "C", "", body(topic("T"), filter_servers=["10.0.0.9:3"]), 0)
+    route = table.route("T")
+    assert route is not None
+    assert route.filter_server_table == {MASTER: ["10.0.0.9:3"]}
+
+
+def queues_of(table: RouteTable, name: str) -> list[QueueData]:
+    route = table.route(name)
+    assert route is not None
+    return route.queue_datas
+
+
+def addresses(table: RouteTable, broker_name: str) -> dict[int, str]:
+    return table.clusters().broker_addr_table[broker_name].broker_addrs
+
+
+class Registrations(RuleBasedStateMachine):
+    """Whatever brokers do, the tables agree with each other and with a list of who registered last when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = RouteTable()
+        self.now_ms = 0
+        self.heard: dict[str, tuple[int, str, int]] = {}  # address -> when, broker name, owner
+        self.counter = 0
+
+    addresses = st.sampled_from([f"10.0.0.{host}:10911" for host in range(1, 5)])
+    names = st.sampled_from(["a", "b"])
+    topic_names = st.lists(st.sampled_from(["T1", "T2", "T3"]), unique=True)
+
+    @rule(
+        address=addresses,
+        name=names,
+        broker_id=st.integers(0, 2),
+        topics=topic_names,
+        cluster=st.sampled_from(["C1", "C2"]),
+        owner=st.integers(0, 2),
+        is_new=st.booleans(),
+    )
+    def register(
+        self, address: str, name: str, broker_id: int, topics: list[str], cluster: str, owner: int, is_new: bool
+    ) -> None:
+        self.counter += is_new
+        register(
+            self.table, address, name, broker_id, *map(topic, topics),
+            cluster=cluster, counter=self.counter, now_ms=self.now_ms, owner=OWNERS[owner],
+        )  # fmt: skip
+        self.heard[address] = self.now_ms, name, owner
+
+    @rule(address=addresses)
+    def unregister(self, address: str) -> None:
+        self.table.unregister(address)
+        self.heard.pop(address, None)
+
+    @rule(owner=st.integers(0, 2))
+    def lose(self, owner: int) -> None:
+        self.table.remove_owned(OWNERS[owner])
+        self.heard = {address: entry for address, entry in self.heard.items() if entry[2] != owner}
+
+    @rule(elapsed_ms=st.integers(0, BROKER_EXPIRY_MS))
+    def wait(self, elapsed_ms: int) -> None:
+        self.now_ms += elapsed_ms
+        self.table.remove_expired(self.now_ms)
+        self.heard = {
+            address: entry for address, entry in self.heard.items() if entry[0] + BROKER_EXPIRY_MS >= self.now_ms
+        }
+
+    @rule(name=names, writable=st.booleans())
+    def set_writable(self, name: str, writable: bool) -> None:
+        self.table.set_writable(name, writable)
+
+    @rule(name=st.sampled_from(["T1", "T2"]), cluster=st.sampled_from(["C1", "C2", None]))
+    def delete_topic(self, name: str, cluster: str | None) -> None:
+        self.table.delete_topic(name, cluster)
+
+    @invariant()
+    def tables_agree(self) -> None:
+        info = self.table.clusters()
+        placed = [
+            (address, name) for name, data in info.broker_addr_table.items() for address in data.broker_addrs.values()
+        ]
+        assert len(dict(placed)) == len(placed), "an address stands in one place"
+        assert all(self.heard[address][1] == name for address, name in placed)
+        assert set(info.broker_addr_table) == {name for _, name in placed}
+        assert sorted(name for names in info.cluster_addr_table.values() for name in names) == sorted(
+            info.broker_addr_table
+        )
+        for name in self.table.topics():
+            route = self.table.route(name)
+            assert route is not None
+            assert [data.broker_name for data in route.queue_datas] == [b.broker_name for b in route.broker_datas]
+            assert all(info.broker_addr_table[b.broker_name] == b for b in route.broker_datas)
+            assert name in {
+                topic for cluster in info.cluster_addr_table for topic in self.table.topics_of_cluster(cluster)
+            }
+
+
+OWNERS = [object(), object(), object()]
+TestRegistrations = Registrations.TestCase
+TestRegistrations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,115 @@
+"""Properties files and the dataclasses they fill."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola import settings
+from rucola.errors import ConfigError
+
+
+class Flush(enum.Enum):
+    ASYNC_FLUSH = 0
+    SYNC_FLUSH = 1
+
+
+@dataclass
+class Config:
+    broker_name: str = "a"
+    listen_port: int = 10911
+    auto_create_topic_enable: bool = True
+    flush_disk_type: Flush = Flush.ASYNC_FLUSH
+    broker_ip1: str = field(default="", metadata={"key": "brokerIP1"})
+
+
+def test_a_properties_file_as_java_reads_it() -> None:
+    text = (
+        "# comment\n! comment too\n\n"
+        "plain=value\n"
+        "  spaced  =  value with spaces  \n"
+        "colon:value\n"
+        "blank value\n"
+        "alone\n"
+        "empty=\n"
+        "equals=a=b=c\n"
+        "long=127.0.0.1:9876;\\\n    127.0.0.1:9877\n"
+        "even\\\\=backslash\\\\\n"
+        "key\\ with\\=signs=v\n"
+        "escapes=\\t\\u00e4\\q\n"
+        "twice=1\ntwice=2\n"
+    )
+    assert settings.parse(text) == {
+        "plain": "value",
+        "spaced": "value with spaces  ",
+        "colon": "value",
+        "blank": "value",
+        "alone": "",
+        "empty": "",
+        "equals": "a=b=c",
+        "long": "127.0.0.1:9876;127.0.0.1:9877",
+        "even\\": "backslash\\",
+        "key with=signs": "v",
+        "escapes": "\täq",
+        "twice": "2",
+    }
+
+
+def test_windows_line_ends_and_a_continuation_at_the_end() -> None:
+    assert settings.parse("a=1\r\nb=2\\") == {"a": "1", "b": "2"}
+
+
+@given(st.text())
+def test_any_text_can_be_parsed(text: str) -> None:
+    settings.parse(text)
+
+
+@given(
+    st.dictionaries(
+        st.text("abcXYZ.-_09", min_size=1), st.text("abcXYZ:;=/.,_- 09äß\U0001f600").map(str.strip), max_size=5
+    )
+)
+def test_what_is_rendered_is_parsed(properties: dict[str, str]) -> None:
+    assert settings.parse(settings.render(properties)) == properties
+
+
+def test_keys_fill_fields_of_every_kind() -> None:
+    properties = {
+        "brokerName": "b",
+        "listenPort": " 1 ",
+        "autoCreateTopicEnable": "False",
+        "flushDiskType": "SYNC_FLUSH",
+        "brokerIP1": "10.0.0.1",
+        "someKeyOfApache": "7",
+    }
+    config = settings.fill(Config, properties)
+    assert config == Config("b", 1, False, Flush.SYNC_FLUSH, "10.0.0.1")
+    assert settings.unknown([Config], properties) == ["someKeyOfApache"]
+    assert settings.to_properties(config) == {
+        "brokerName": "b",
+        "listenPort": "1",
+        "autoCreateTopicEnable": "false",
+        "flushDiskType": "SYNC_FLUSH",
+        "brokerIP1": "10.0.0.1",
+    }
+
+
+def test_defaults_give_way_to_the_file() -> None:
+    assert settings.fill(Config, {"brokerName": "b"}, broker_name="x", listen_port=0) == Config("b", 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("listenPort", "many", "a whole number"),
+        ("autoCreateTopicEnable", "1", "true or false"),
+        ("flushDiskType", "NEVER", "one of ASYNC_FLUSH, SYNC_FLUSH"),
+    ],
+)
+def test_a_value_that_cannot_be_read_names_its_key(key: str, value: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}={value}: expected {expected}$"):
+        settings.fill(Config, {key: value})
