@@ -11,7 +11,8 @@
         ├── RemotingConnectError
         ├── RemotingTimeout
         ├── BrokerError         the peer answered with an error code
-        └── TopicNotFound       no name server has a route for the topic
+        ├── TopicNotFound       no name server has a route for the topic
+        └── SendFailed          a message was tried on several queues, and none took it
 
 `except MQError` is total: nothing in this package raises anything else on purpose for input that comes from
 outside. Outcomes that are expected (a full disk, an offset beyond the end) are values, not errors. The message
@@ -20,6 +21,7 @@ of an error names what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike, fspath
 
 
@@ -90,3 +92,21 @@ class BrokerError(RemotingError):
 
 class TopicNotFound(RemotingError):
     """No name server knows a route for the topic."""
+
+
+class SendFailed(RemotingError):
+    """A message could not be sent, though several tries were made or time ran out.
+
+    `attempts` holds, in order, the queue of each try and what went wrong there. A broker may have stored the message
+    where the error is a RemotingTimeout or a connection that broke.
+    """
+
+    def __init__(self, topic: str, attempts: Sequence[tuple[str, RemotingError]]) -> None:
+        self.topic = topic
+        self.attempts = tuple(attempts)
+        tries = "; ".join(f"{queue}: {error}" for queue, error in attempts)
+        count = len(self.attempts)
+        super().__init__(f"no broker took a message for {topic}, tried {count} time{'s' * (count > 1)}: {tries}")
+
+    def __reduce__(self) -> tuple[type[SendFailed], tuple[str, tuple[tuple[str, RemotingError], ...]]]:
+        return SendFailed, (self.topic, self.attempts)

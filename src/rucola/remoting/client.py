@@ -73,8 +73,13 @@ class RemotingClient:
         task = self._connecting.get(address)
         if task is None:
             task = self._connecting[address] = asyncio.ensure_future(self._open(address))
-            task.add_done_callback(lambda _: self._connecting.pop(address, None))
+            task.add_done_callback(lambda task: self._connected(address, task))
         return await asyncio.shield(task)
+
+    def open_connection(self, address: str) -> Connection | None:
+        """The connection to an address, where one is open now."""
+        connection = self._connections.get(address)
+        return connection if connection is not None and connection.is_open else None
 
     async def close(self) -> None:
         """Close every connection and wait until it is closed."""
@@ -85,6 +90,11 @@ class RemotingClient:
             connection.close()
         for connection in connections:
             await connection.closed.wait()
+
+    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
+        self._connecting.pop(address, None)
+        if not task.cancelled():
+            task.exception()  # looked at, since whoever asked for the connection may have been cancelled meanwhile
 
     async def _open(self, address: str) -> Connection:
         host, _, port = address.rpartition(":")

@@ -80,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_close = on_close
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._later: set[asyncio.Future[Answer]] = set()
+        self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport | None = None
 
     # What users of a connection call.
@@ -113,9 +114,31 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._waiting.pop(command.opaque, None)
 
+    def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        """Send a request together with all others that are posted in this turn of the event loop, in one write.
+
+        For senders with many requests under way. The future gets the answer, or RemotingConnectError when the
+        connection is or gets closed. No clock runs: who will not wait any longer calls `forget`.
+        """
+        answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        if not self.is_open:
+            answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed"))
+            return answer
+        self._waiting[command.opaque] = answer
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._write_posted)
+        self._outgoing.append(command.encode())
+        return answer
+
+    def forget(self, command: RemotingCommand) -> None:
+        """Wait no longer for the answer to a posted request; its future is cancelled."""
+        if (answer := self._waiting.pop(command.opaque, None)) is not None:
+            answer.cancel()
+
     def close(self) -> None:
         """Close once what was written is sent."""
         if self._transport is not None:
+            self._write_posted()
             self._transport.close()
 
     # What asyncio calls.
@@ -161,13 +184,18 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._process(commands)
 
+    def _write_posted(self) -> None:
+        frames, self._outgoing = self._outgoing, []
+        if frames and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
+
     # The way of a read.
 
     def _process(self, commands: list[RemotingCommand]) -> None:
         replies: list[bytes] = []
         for command in commands:
             if command.flag & 1:
-                answer = self._waiting.get(command.opaque)
+                answer = self._waiting.pop(command.opaque, None)
                 if answer is not None and not answer.done():
                     answer.set_result(command)
                 continue

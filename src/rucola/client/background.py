@@ -1,0 +1,45 @@
+"""Background: the tasks that an object keeps running, from its opening to its closing.
+
+A task started here is held (asyncio itself holds tasks only weakly), its failure is logged at once and not when
+the garbage collector comes by, and `close` ends whatever still runs and waits for it, so nothing outlives its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Background:
+    """The running tasks of one owner. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run `work` as a task. An error that leaves it is logged under `name`."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self, grace_ms: float = 0) -> None:
+        """Give the tasks so long to end by themselves, cancel those that do not, and wait until all have ended.
+
+        The task that calls is left alone.
+        """
+        others = self._tasks - {asyncio.current_task()}
+        if grace_ms and others:
+            await asyncio.wait(others, timeout=grace_ms / 1000)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,331 @@
+"""ClientInstance: one client as brokers see it, with its connections, routes and heartbeats.
+
+Producers and consumers stand on an instance. Each makes one of its own unless it is given one to share; a shared
+instance has one connection to each broker, one heartbeat for all its groups, and one client id:
+
+    clientId   address@process id#nanoseconds        192.168.1.7@4711#1732149000123456789
+
+Brokers learn of an instance by heartbeats: every `HEARTBEAT_INTERVAL_MS` to every broker in the routes at hand (only
+to masters while there is no consumer), and at once when a broker appears, a group joins or a connection breaks, so a
+broker that was started again has its consumers back within a moment. Routes are renewed every
+`ROUTE_INTERVAL_MS`.
+
+Answers to `MQClientInstance` and `MQClientManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache shares an
+instance among all clients of a process with the same settings; here sharing is said aloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+from rucola.client.background import Background
+from rucola.client.route import NameServers, TopicRoute, TopicRoutes
+from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingError
+from rucola.message.topics import check_group
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import (
+    ConsumerData,
+    HeartbeatData,
+    NotifyConsumerIdsChangedRequestHeader,
+    ProducerData,
+    UnregisterClientRequestHeader,
+)
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.route import MASTER_ID
+from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
+from rucola.remoting.connection import Connection, Processor
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_MS = 30_000
+ROUTE_INTERVAL_MS = 30_000
+REACTION_PAUSE_MS = 100
+"""Least time between two heartbeats that events call for, and the first wait for a broker that is away."""
+
+NAMESRV_VARIABLE = "NAMESRV_ADDR"
+
+
+class GroupMember(Protocol):
+    """What an instance asks of a consumer that takes part in its group."""
+
+    group: str
+
+    def consumer_data(self) -> ConsumerData:
+        """The group as heartbeats describe it."""
+
+    def members_changed(self) -> None:
+        """The broker says that a member came or went."""
+
+    def route_changed(self, route: TopicRoute) -> None:
+        """A topic has other queues or brokers than before."""
+
+
+class ClientInstance:
+    """One client. `async with` opens and closes it; it belongs to one event loop.
+
+    `namesrv` reads "host:port;host:port" and comes from the environment variable NAMESRV_ADDR where it is not given.
+    """
+
+    def __init__(self, namesrv: str | None = None, *, client_id: str | None = None) -> None:
+        processors: dict[int, Processor] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed}
+        self.remoting = RemotingClient(processors, on_close=self._connection_closed)
+        self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
+        self.routes = TopicRoutes(self.name_servers, self._route_changed)
+        self._client_id = client_id
+        self._producer_groups: set[str] = set()
+        self._consumers: dict[str, GroupMember] = {}
+        self._background = Background()
+        self._heartbeat_due = asyncio.Event()
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def client_id(self) -> str:
+        """The id under which brokers know this instance; made when it opens."""
+        assert self._client_id is not None, "a client id exists once the instance is open"
+        return self._client_id
+
+    async def open(self) -> None:
+        """Begin heartbeats and the renewal of routes. Asks nobody anything yet."""
+        if self._is_open:
+            return
+        self._is_open = True
+        if self._client_id is None:
+            self._client_id = (
+                f"{await _own_address(self.name_servers.addresses[0])}@{os.getpid()}#{time.monotonic_ns()}"
+            )
+        self._background.start(self._keep_beating(), f"heartbeats of {self._client_id}")
+        self._background.start(self._keep_routes(), f"route renewal of {self._client_id}")
+
+    async def close(self) -> None:
+        """End all background work and close every connection. Groups must have left before."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        await self._background.close()
+        await self.remoting.close()
+
+    # Groups.
+
+    def add_producer(self, group: str) -> None:
+        """Name the group in heartbeats from now on."""
+        self._producer_groups.add(group)
+        self._heartbeat_due.set()
+
+    async def remove_producer(self, group: str) -> None:
+        """Take the group out, and tell the brokers."""
+        self._producer_groups.discard(group)
+        await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, producer_group=group))
+
+    def add_consumer(self, consumer: GroupMember) -> None:
+        """Name the consumer in heartbeats from now on. ConfigError when its group has a consumer here already."""
+        if consumer.group in self._consumers:
+            raise ConfigError(f"group {consumer.group} has a consumer on this instance already: give the other its own")
+        self._consumers[consumer.group] = consumer
+        self._heartbeat_due.set()
+
+    async def remove_consumer(self, group: str) -> None:
+        """Take the consumer out, and tell the brokers, which tell the rest of the group."""
+        if self._consumers.pop(group, None) is not None:
+            await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=group))
+
+    # Requests.
+
+    async def master_address(self, queue: MessageQueue) -> str:
+        """The address of the master that has `queue`, after asking for the topic's route where it is not known."""
+        address = self.routes.address(queue.broker_name)
+        if address is None:
+            await self.routes.refresh(queue.topic)
+            address = self.routes.address(queue.broker_name)
+        if address is None:
+            raise RemotingConnectError(
+                f"broker {queue.broker_name} of topic {queue.topic} has no master in the route now"
+            )
+        return address
+
+    async def invoke_master(
+        self, queue: MessageQueue, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
+    ) -> RemotingCommand:
+        """Put a request to the master that has `queue`; its answer, whatever the code."""
+        try:
+            return await self.remoting.invoke(await self.master_address(queue), command, timeout_ms)
+        except RemotingConnectError:
+            self.renew_route(queue.topic)
+            raise
+
+    def renew_route(self, topic: str) -> None:
+        """Ask for a route in the background, because what it said last has led nowhere."""
+
+        async def renew() -> None:
+            with suppress(MQError):
+                await self.routes.refresh(topic)
+
+        if self._is_open:
+            self._background.start(renew(), f"route of {topic}")
+
+    # Heartbeats.
+
+    async def beat(self) -> bool:
+        """Send a heartbeat to every broker now; whether all of them answered."""
+        heartbeat = HeartbeatData(
+            client_id=self.client_id,
+            consumer_data_set=[consumer.consumer_data() for consumer in self._consumers.values()],
+            producer_data_set=[ProducerData(group_name=group) for group in sorted(self._producer_groups)],
+        )
+        if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
+            return True
+        body = encode_body(heartbeat)
+        return all(await asyncio.gather(*(self._beat_at(address, body) for address in self._broker_addresses())))
+
+    async def _beat_at(self, address: str, body: bytes) -> bool:
+        try:
+            await self.remoting.invoke_ok(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body))
+        except MQError as error:
+            logger.info("no heartbeat to broker %s: %s", address, error)
+            return False
+        return True
+
+    def _broker_addresses(self) -> set[str]:
+        return {
+            address
+            for addresses in self.routes.brokers.values()
+            for broker_id, address in addresses.items()
+            if broker_id == MASTER_ID or self._consumers
+        }
+
+    async def _keep_beating(self) -> None:
+        wait_ms = HEARTBEAT_INTERVAL_MS
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._heartbeat_due.wait()
+            await asyncio.sleep(REACTION_PAUSE_MS / 1000)
+            self._heartbeat_due.clear()
+            if await self.beat():
+                wait_ms = HEARTBEAT_INTERVAL_MS
+            else:
+                wait_ms = (
+                    min(2 * wait_ms, HEARTBEAT_INTERVAL_MS) if wait_ms < HEARTBEAT_INTERVAL_MS else REACTION_PAUSE_MS
+                )
+
+    async def _keep_routes(self) -> None:
+        while True:
+            await asyncio.sleep(ROUTE_INTERVAL_MS / 1000)
+            await self.routes.refresh_all()
+
+    async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
+        async def tell(address: str) -> None:
+            request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
+            try:
+                await self.remoting.invoke_ok(address, request)
+            except MQError as error:
+                logger.info("broker %s was not told that %s leaves: %s", address, self.client_id, error)
+
+        connected = [address for address in self._broker_addresses() if self.remoting.open_connection(address)]
+        await asyncio.gather(*map(tell, connected))
+
+    # What others tell us.
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        self._heartbeat_due.set()
+        for consumer in self._consumers.values():
+            consumer.route_changed(route)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        self._heartbeat_due.set()
+
+    def _members_changed(self, connection: Connection, command: RemotingCommand) -> None:
+        try:
+            group = command.decode_header(NotifyConsumerIdsChangedRequestHeader).consumer_group
+        except RemoteProtocolError as error:
+            logger.warning("%s: %s", connection.peer, error)
+            return
+        if consumer := self._consumers.get(group):
+            consumer.members_changed()
+
+
+class GroupClient:
+    """What producers and consumers have in common: a group, and the instance on which they stand.
+
+    The instance is their own, made from `namesrv`, unless one to share is given; a shared one is opened and closed
+    by whoever made it. `async with` opens and closes; `close` may be called twice.
+    """
+
+    def __init__(self, group: str, namesrv: str | None, instance: ClientInstance | None) -> None:
+        check_group(group)
+        self.group = group
+        self.instance = instance or ClientInstance(namesrv)
+        self._owns_instance = instance is None
+        self.is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Start. What can go wrong only shows with the first request, except for a consumer's first heartbeat."""
+        if self.is_open:
+            return
+        await self.instance.open()
+        self.is_open = True
+        try:
+            await self._join()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Leave the group, end what runs in the background and, on an own instance, close all connections."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        try:
+            await self._leave()
+        finally:
+            if self._owns_instance:
+                await self.instance.close()
+
+    async def _join(self) -> None:
+        """Enter the group."""
+
+    async def _leave(self) -> None:
+        """Leave the group."""
+
+    def _must_be_open(self) -> None:
+        if not self.is_open:
+            raise RemotingError(f"{type(self).__name__} of group {self.group} is not open: use it inside `async with`")
+
+
+async def _own_address(name_server: str) -> str:
+    """This machine's address on the way to a name server. A datagram socket finds it; nothing is sent."""
+    host, _, port = name_server.rpartition(":")
+    try:
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=(host.strip("[]"), int(port))
+        )
+    except (OSError, ValueError):
+        return "127.0.0.1"
+    address = str(transport.get_extra_info("sockname")[0])
+    transport.close()
+    return address

@@ -1,0 +1,454 @@
+"""Producer: from a message to its place in a queue.
+
+    check        body and its size, before anything is sent; a unique key, unless the message has one
+    compress     a body of 4 KiB or more, by zlib, and only for the wire: the message keeps its own body
+    choose       the next write queue of the topic's route, in turn
+    send         SEND_MESSAGE_V2 to the queue's master, or SEND_BATCH_MESSAGE for several at once
+    try again    on another broker where there is one, when the first could not take it
+
+Tried again are failed connections and timeouts, while time is left, and those answers that another broker or a later
+moment may change (`RETRY_CODES`); any other answer is a BrokerError at once. A message that is tried again may be
+stored twice, with one unique key. Sending to a chosen queue tries that queue only, once.
+
+Three ways, by what they cost on the client's side: `send` one by one, `send_many` with many requests under way in
+one connection, `send_batch` with many messages in one request.
+
+Answers to `DefaultMQProducer` and `DefaultMQProducerImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a second
+try on the same broker waits a moment instead of following at once; a batch above the size limit is split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from rucola.client.instance import ClientInstance, GroupClient
+from rucola.client.route import BORROWED_QUEUE_NUMS
+from rucola.errors import (
+    BrokerError,
+    InvalidMessage,
+    MQError,
+    RemoteProtocolError,
+    RemotingConnectError,
+    RemotingError,
+    RemotingTimeout,
+    SendFailed,
+)
+from rucola.message import Message, properties
+from rucola.message.batch import encode_batch
+from rucola.message.compression import CompressionType, compress
+from rucola.message.ids import unique_id
+from rucola.message.topics import AUTO_CREATE_TOPIC, NOT_ALLOWED_SEND_TOPICS, RETRY_PREFIX, check_topic
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import FLAG_ONEWAY, RemotingCommand
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from rucola.remoting.connection import Connection
+
+SEND_TIMEOUT_MS = 3000
+RETRY_TIMES = 2
+RETRY_PAUSE_MS = 100
+"""How long the second try on the same broker waits; the third waits twice as long."""
+COMPRESS_THRESHOLD = 4096
+MAX_MESSAGE_SIZE = 4 * 1024 * 1024
+IN_FLIGHT = 64
+
+RETRY_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+"""Answers after which another broker may still take the message."""
+
+
+class SendStatus(Enum):
+    """What the broker vouches for. In every case the message is stored; the last three say what it still lacks."""
+
+    SEND_OK = int(ResponseCode.SUCCESS)
+    FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+    FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
+    SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
+
+
+_STATUS_OF_CODE = {status.value: status for status in SendStatus}
+
+
+class SendResult(msgspec.Struct, frozen=True):
+    """Where a message came to lie. `msg_id` is its unique key, `offset_msg_id` its address in the broker's log."""
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+
+
+class _Parcel(msgspec.Struct, frozen=True):
+    """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages."""
+
+    code: RequestCode
+    topic: str
+    body: bytes
+    sys_flag: int
+    flag: int
+    properties: str
+    unique_keys: tuple[str, ...]
+
+    def command(self, group: str, queue: MessageQueue) -> RemotingCommand:
+        header = SendMessageRequestHeaderV2(
+            producer_group=group,
+            topic=self.topic,
+            default_topic=AUTO_CREATE_TOPIC,
+            default_topic_queue_nums=BORROWED_QUEUE_NUMS,
+            queue_id=queue.queue_id,
+            sys_flag=self.sys_flag,
+            born_timestamp=time.time_ns() // 1_000_000,
+            flag=self.flag,
+            properties=self.properties,
+            batch="true" if self.code is RequestCode.SEND_BATCH_MESSAGE else "false",
+        )
+        return RemotingCommand.request(self.code, header, self.body)
+
+    def results(self, answer: RemotingCommand, queue: MessageQueue, address: str) -> list[SendResult]:
+        """One result a message. BrokerError for an answer that says it was not stored."""
+        status = _STATUS_OF_CODE.get(answer.code)
+        if status is None:
+            raise BrokerError(answer.code, answer.remark, address)
+        header = answer.decode_header(SendMessageResponseHeader)
+        if header.queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, header.queue_id)
+        if len(self.unique_keys) == 1:
+            return [SendResult(status, self.unique_keys[0], header.msg_id, queue, header.queue_offset)]
+        offset_msg_ids = header.msg_id.split(",")
+        if len(offset_msg_ids) != len(self.unique_keys):
+            raise RemoteProtocolError(
+                f"{address} answered {len(offset_msg_ids)} message ids to a batch of {len(self.unique_keys)}"
+            )
+        return [
+            SendResult(status, unique_key, offset_msg_id, queue, header.queue_offset + index)
+            for index, (unique_key, offset_msg_id) in enumerate(zip(self.unique_keys, offset_msg_ids, strict=True))
+        ]
+
+
+class _Posted(msgspec.Struct, frozen=True):
+    """A parcel under way. Without an `answer` it could not even be posted, and `failure` says why."""
+
+    parcel: _Parcel
+    queue: MessageQueue
+    deadline: float
+    command: RemotingCommand | None = None
+    connection: Connection | None = None
+    answer: asyncio.Future[RemotingCommand] | None = None
+    failure: RemotingError | None = None
+
+    def forget(self) -> None:
+        if self.connection is not None and self.command is not None and self.answer is not None:
+            self.connection.forget(self.command)
+            if self.answer.done() and not self.answer.cancelled():
+                self.answer.exception()  # looked at, so that asyncio does not complain that nobody did
+
+
+class Producer(GroupClient):
+    """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
+
+    `retry_times` counts the tries after the first; `compress_threshold` and `max_message_size` are bytes of body.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        retry_times: int = RETRY_TIMES,
+        compress_threshold: int = COMPRESS_THRESHOLD,
+        max_message_size: int = MAX_MESSAGE_SIZE,
+    ) -> None:
+        super().__init__(group, namesrv, instance)
+        self.retry_times = retry_times
+        self.compress_threshold = compress_threshold
+        self.max_message_size = max_message_size
+        self._turns: dict[str, int] = {}
+
+    async def _join(self) -> None:
+        self.instance.add_producer(self.group)
+
+    async def _leave(self) -> None:
+        await self.instance.remove_producer(self.group)
+
+    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues that `send` chooses from, ordered by broker name and queue id."""
+        self._must_be_open()
+        check_topic(topic)
+        return (await self.instance.routes.find_for_sending(topic)).write_queues
+
+    async def send(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> SendResult:
+        """Send one message and wait until it is stored. `timeout_ms` is for all tries together.
+
+        The message gets its `unique_key` unless it has one. InvalidMessage before anything is sent; TopicNotFound;
+        BrokerError for a refusal; SendFailed when every try failed; with a chosen `queue`, the error of the only try.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        return (await self._deliver(self._parcel(message), queue, deadline, []))[0]
+
+    async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """Send one message and wait for nothing. Whether it arrives, nobody says."""
+        parcel = self._parcel(message)
+        queue = queue or await self._next_queue(parcel.topic)
+        command = parcel.command(self.group, queue)
+        command.flag |= FLAG_ONEWAY
+        await self.instance.remoting.invoke_oneway(await self.instance.master_address(queue), command)
+
+    async def send_batch(
+        self, messages: Iterable[Message], queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> list[SendResult]:
+        """Send messages of one topic together, to one queue a request; one result a message, in order.
+
+        A batch above the size limit goes in several requests, each for itself stored whole or not at all; an error
+        then leaves open which of them were stored. InvalidMessage as for `send`, and for messages that cannot
+        share a request (several topics, a delay, the retry topic).
+        """
+        results: list[SendResult] = []
+        for parcel in self._batch_parcels(list(messages)):
+            deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+            results += await self._deliver(parcel, queue, deadline, [])
+        return results
+
+    async def send_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        in_flight: int = IN_FLIGHT,
+        timeout_ms: float = SEND_TIMEOUT_MS,
+    ) -> AsyncIterator[SendResult]:
+        """Send a stream of messages, `in_flight` of them under way at a time; their results in the same order.
+
+        Each message is checked, tried again and fails as by `send`; an error ends the stream, and leaves open
+        whether the messages after it were stored. `messages` is read only as fast as answers come.
+        """
+        window: deque[_Posted] = deque()
+        try:
+            async for message in _each(messages):
+                if len(window) >= in_flight:
+                    yield await self._settle(window.popleft())
+                window.append(await self._post(self._parcel(message), timeout_ms))
+            while window:
+                yield await self._settle(window.popleft())
+        finally:
+            for posted in window:
+                posted.forget()
+
+    # From messages to parcels.
+
+    def _parcel(self, message: Message) -> _Parcel:
+        unique_key = self._prepare(message)
+        body, sys_flag = message.body, 0
+        if len(body) >= self.compress_threshold:
+            body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
+        joined = properties.join(message.properties).decode()
+        return _Parcel(RequestCode.SEND_MESSAGE_V2, message.topic, body, sys_flag, message.flag, joined, (unique_key,))
+
+    def _batch_parcels(self, messages: list[Message]) -> list[_Parcel]:
+        """The requests for a batch, all checked and encoded before the first is sent."""
+        if not messages:
+            return []
+        first = messages[0]
+        wait = first.properties.get(properties.WAIT)
+        parcels: list[_Parcel] = []
+        bodies: list[bytes] = []
+        keys: list[str] = []
+        size = 0
+
+        def close_parcel() -> None:
+            joined = properties.join({properties.WAIT: wait} if wait else {}).decode()
+            parcels.append(
+                _Parcel(RequestCode.SEND_BATCH_MESSAGE, first.topic, b"".join(bodies), 0, 0, joined, tuple(keys))
+            )
+
+        for message in messages:
+            _check_batched(message, first, wait)
+            keys_of_message = self._prepare(message)
+            encoded = encode_batch((message,))
+            if len(encoded) > self.max_message_size:
+                raise InvalidMessage(
+                    f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; "
+                    f"{self.max_message_size} are allowed"
+                )
+            if size + len(encoded) > self.max_message_size:
+                close_parcel()
+                bodies, keys, size = [], [], 0
+            bodies.append(encoded)
+            keys.append(keys_of_message)
+            size += len(encoded)
+        close_parcel()
+        return parcels
+
+    def _prepare(self, message: Message) -> str:
+        """Check what can be checked here, and return the unique key, made where there is none."""
+        self._must_be_open()
+        body = message.body
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise InvalidMessage(
+                f"the body of a message for topic {message.topic} is {type(body).__name__}; it must be bytes"
+            )
+        size = len(body)
+        if not size:
+            raise InvalidMessage(f"a message for topic {message.topic} has an empty body; no broker takes one")
+        if size > self.max_message_size:
+            raise InvalidMessage(
+                f"a message for topic {message.topic} has a body of {size} bytes; {self.max_message_size} are allowed"
+            )
+        unique_key = message.properties.get(properties.UNIQ_KEY)
+        if unique_key is None:
+            unique_key = message.properties[properties.UNIQ_KEY] = unique_id()
+        return unique_key
+
+    # From parcels to results.
+
+    async def _deliver(
+        self,
+        parcel: _Parcel,
+        chosen: MessageQueue | None,
+        deadline: float,
+        attempts: list[tuple[MessageQueue, RemotingError]],
+    ) -> list[SendResult]:
+        """Send until a broker has stored it, time or tries run out; `attempts` are tries made before."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            if attempts:
+                await self._before_retry(parcel.topic, attempts, deadline)
+            last = attempts[-1][0].broker_name if attempts else None
+            queue = chosen or await self._next_queue(parcel.topic, last, deadline)
+            try:
+                address = await self.instance.master_address(queue)
+                await self._connection(address, deadline)
+                left_ms = max(0.0, (deadline - clock()) * 1000)
+                answer = await self.instance.remoting.invoke(address, parcel.command(self.group, queue), left_ms)
+                return parcel.results(answer, queue, address)
+            except RemotingError as error:
+                if chosen is not None or not _may_retry(error):
+                    raise
+                attempts.append((queue, error))
+
+    async def _before_retry(
+        self, topic: str, attempts: list[tuple[MessageQueue, RemotingError]], deadline: float
+    ) -> None:
+        """Give up, or prepare another try: ask where the topic is now, and wait where only one broker has it."""
+        failed_queue, error = attempts[-1]
+        left = deadline - asyncio.get_running_loop().time()
+        if len(attempts) > self.retry_times or left <= 0:
+            raise SendFailed(topic, [(str(queue), failure) for queue, failure in attempts]) from error
+        if isinstance(error, RemotingConnectError) or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.instance.routes.refresh(topic)
+            except (MQError, TimeoutError):
+                pass  # the route at hand has to do
+        route = self.instance.routes.known(topic)
+        if route is None or all(queue.broker_name == failed_queue.broker_name for queue in route.write_queues):
+            await asyncio.sleep(min(left, RETRY_PAUSE_MS * len(attempts) / 1000))
+
+    async def _next_queue(
+        self, topic: str, avoided_broker: str | None = None, deadline: float | None = None
+    ) -> MessageQueue:
+        """The write queue whose turn it is; another broker's than `avoided_broker` where there is one."""
+        route = self.instance.routes.known(topic)
+        if route is None or not route.write_queues:
+            check_topic(topic)
+            if topic in NOT_ALLOWED_SEND_TOPICS:
+                raise InvalidMessage(f"topic {topic} belongs to the broker: nobody else may send to it")
+            try:
+                async with asyncio.timeout_at(deadline):
+                    route = await self.instance.routes.find_for_sending(topic)
+            except TimeoutError:
+                raise RemotingTimeout(f"no name server told the route of topic {topic} in time") from None
+        queues = route.write_queues
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = random.randrange(len(queues))
+        for index in range(turn, turn + len(queues)):
+            queue = queues[index % len(queues)]
+            if queue.broker_name != avoided_broker:
+                self._turns[topic] = index + 1
+                return queue
+        self._turns[topic] = turn + 1
+        return queues[turn % len(queues)]
+
+    async def _connection(self, address: str, deadline: float) -> Connection:
+        try:
+            return self.instance.remoting.open_connection(address) or await self._connect(address, deadline)
+        except TimeoutError:
+            raise RemotingTimeout(f"no connection to {address} in time") from None
+
+    async def _connect(self, address: str, deadline: float) -> Connection:
+        async with asyncio.timeout_at(deadline):
+            return await self.instance.remoting.connect(address)
+
+    async def _post(self, parcel: _Parcel, timeout_ms: float) -> _Posted:
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        queue = await self._next_queue(parcel.topic, None, deadline)
+        try:
+            address = await self.instance.master_address(queue)
+            connection = await self._connection(address, deadline)
+        except RemotingError as failure:
+            return _Posted(parcel, queue, deadline, failure=failure)
+        command = parcel.command(self.group, queue)
+        return _Posted(parcel, queue, deadline, command, connection, connection.post(command))
+
+    async def _settle(self, posted: _Posted) -> SendResult:
+        """The result of a posted parcel, after more tries where the first failed."""
+        failure = posted.failure
+        if posted.answer is not None and posted.connection is not None:
+            try:
+                if not posted.answer.done():
+                    async with asyncio.timeout_at(posted.deadline):
+                        await posted.answer
+                return posted.parcel.results(posted.answer.result(), posted.queue, posted.connection.peer)[0]
+            except TimeoutError:
+                failure = RemotingTimeout(f"{posted.connection.peer} gave no answer in time")
+            except RemotingError as error:
+                failure = error
+            finally:
+                posted.forget()
+        assert failure is not None, "a parcel without an answer says why"
+        if not _may_retry(failure):
+            raise failure
+        return (await self._deliver(posted.parcel, None, posted.deadline, [(posted.queue, failure)]))[0]
+
+
+async def _each(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[Message]:
+    if isinstance(messages, AsyncIterable):
+        async for message in messages:
+            yield message
+    else:
+        for message in messages:
+            yield message
+
+
+def _check_batched(message: Message, first: Message, wait: str | None) -> None:
+    if message.topic != first.topic:
+        raise InvalidMessage(f"a batch has one topic: found {first.topic} and {message.topic}")
+    if message.properties.get(properties.WAIT) != wait:
+        raise InvalidMessage(f"the messages of a batch for {first.topic} differ in their property {properties.WAIT}")
+    if message.delay_level > 0:
+        raise InvalidMessage(f"a message for {message.topic} with a delay level cannot go in a batch: send it alone")
+    if message.topic.startswith(RETRY_PREFIX):
+        raise InvalidMessage(f"messages for {message.topic} cannot go in a batch: send them one by one")
+
+
+def _may_retry(error: RemotingError) -> bool:
+    if isinstance(error, BrokerError):
+        return error.code in RETRY_CODES
+    return isinstance(error, (RemotingConnectError, RemotingTimeout))

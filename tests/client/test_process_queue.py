@@ -1,0 +1,115 @@
+"""Progress on one queue: what may be committed, and when pulling must wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rucola.client import process_queue
+from rucola.client.process_queue import ProcessQueue
+from rucola.message import MessageExt
+from rucola.message.record import MessageInner, decode, encode
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
+STORED = decode(encode(MessageInner("T", 0, b"body", b"", 0, 0, 0, HOST), 0, 0, 0, HOST))
+
+
+def message(queue_offset: int, size: int = 4) -> MessageExt:
+    return replace(STORED, queue_offset=queue_offset, body=bytes(size))
+
+
+class Progress(RuleBasedStateMachine):
+    """Pulls and acknowledgements in any order, beside the plainest model: a set of offsets that are not done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.progress = ProcessQueue(10)
+        self.held: dict[int, int] = {}
+        self.committed = 10
+
+    @rule(gaps=st.lists(st.integers(1, 5), max_size=8), beyond=st.integers(0, 5), size=st.integers(1, 100))
+    def pull(self, gaps: list[int], beyond: int, size: int) -> None:
+        """Messages with holes between them, as filtered topics have; the next offset may lie beyond the last."""
+        offset = self.progress.next_offset - 1
+        offsets = [offset := offset + gap for gap in gaps]
+        new = self.progress.put([message(offset, size) for offset in offsets], offset + 1 + beyond)
+        assert [m.queue_offset for m in new] == offsets
+        assert self.progress.next_offset == offset + 1 + beyond
+        self.held |= dict.fromkeys(offsets, size)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.held)))
+        assert self.progress.done(offset)
+        del self.held[offset]
+        assert not self.progress.done(offset)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def pull_again(self, data: st.DataObject) -> None:
+        """What has been here is not taken in a second time."""
+        offset = data.draw(st.sampled_from(sorted(self.held)))
+        assert self.progress.put([message(offset)], offset + 1) == []
+
+    @invariant()
+    def committed_is_the_smallest_not_done(self) -> None:
+        assert self.progress.commit_offset == min(self.held, default=self.progress.next_offset)
+
+    @invariant()
+    def committed_never_falls(self) -> None:
+        assert self.progress.commit_offset >= self.committed
+        self.committed = self.progress.commit_offset
+
+    @invariant()
+    def counts_and_sizes_are_those_held(self) -> None:
+        assert len(self.progress) == len(self.held)
+        assert self.progress.size == sum(self.held.values())
+
+
+TestProgress = Progress.TestCase
+
+
+def test_room_ends_with_the_count_and_comes_back() -> None:
+    progress = ProcessQueue(0)
+    progress.put([message(i) for i in range(process_queue.MAX_COUNT - 1)], process_queue.MAX_COUNT - 1)
+    assert progress.has_room
+    progress.put([message(process_queue.MAX_COUNT - 1)], process_queue.MAX_COUNT)
+    assert not progress.has_room
+    progress.done(500)
+    assert progress.has_room
+
+
+def test_room_ends_with_the_bytes() -> None:
+    progress = ProcessQueue(0)
+    size = process_queue.MAX_SIZE // 20
+    progress.put([message(i, size) for i in range(19)], 19)
+    assert progress.has_room
+    progress.put([message(19, size)], 20)
+    assert not progress.has_room
+
+
+def test_room_ends_with_the_span_that_one_slow_message_causes() -> None:
+    progress = ProcessQueue(0)
+    progress.put([message(0)], 1)
+    for begin in range(1, process_queue.MAX_SPAN, 100):
+        for done in progress.put([message(i) for i in range(begin, begin + 100)], begin + 100):
+            if done.queue_offset != begin + 99:
+                progress.done(done.queue_offset)
+    assert len(progress) < 100
+    assert not progress.has_room
+    progress.done(0)
+    assert progress.has_room
+
+
+@given(st.permutations(range(30)))
+def test_done_in_any_order_ends_at_the_end(order: list[int]) -> None:
+    progress = ProcessQueue(0)
+    progress.put([message(i) for i in range(30)], 30)
+    for offset in order:
+        progress.done(offset)
+    assert progress.commit_offset == 30
+    assert len(progress) == progress.size == 0

@@ -1,0 +1,116 @@
+"""Routes: which queues follow from a name server's answer, and which server answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rucola.client.route import NameServers, borrowed_route, topic_route
+from rucola.errors import ConfigError, RemotingConnectError
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.route import BrokerData, GetRouteInfoRequestHeader, QueueData, TopicRouteData
+from rucola.remoting.client import RemotingClient
+
+
+def broker(name: str, *ids: int) -> BrokerData:
+    return BrokerData(broker_name=name, cluster="c", broker_addrs={i: f"10.0.0.{i + 1}:10911" for i in ids})
+
+
+def queue_data(name: str, perm: int, read: int, write: int) -> QueueData:
+    return QueueData(broker_name=name, perm=perm, read_queue_nums=read, write_queue_nums=write)
+
+
+def ids(queues: tuple[MessageQueue, ...]) -> list[tuple[str, int]]:
+    assert all(queue.topic == "T" for queue in queues)
+    return [(queue.broker_name, queue.queue_id) for queue in queues]
+
+
+def test_queues_follow_permissions_counts_and_masters() -> None:
+    route = topic_route(
+        "T",
+        TopicRouteData(
+            broker_datas=[broker("d", 0), broker("a", 0, 1), broker("b", 0), broker("c", 1)],
+            queue_datas=[
+                queue_data("d", 2, 1, 1),  # may only be written to
+                queue_data("c", 6, 1, 1),  # has lost its master
+                queue_data("b", 4, 2, 2),  # may only be read
+                queue_data("a", 6, 1, 2),
+            ],
+        ),
+    )
+    assert ids(route.write_queues) == [("a", 0), ("a", 1), ("d", 0)]
+    assert ids(route.read_queues) == [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
+    assert route.brokers["a"] == {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}
+
+
+def test_an_order_configuration_says_what_the_write_queues_are(caplog: pytest.LogCaptureFixture) -> None:
+    data = TopicRouteData(
+        broker_datas=[broker("a", 0), broker("b", 0)],
+        queue_datas=[queue_data("a", 6, 8, 8), queue_data("b", 6, 8, 8)],
+        order_topic_conf="b:1;a:2;nonsense",
+    )
+    route = topic_route("T", data)
+    assert ids(route.write_queues) == [("b", 0), ("a", 0), ("a", 1)]
+    assert len(route.read_queues) == 16
+    assert "nonsense" in caplog.text
+
+
+def test_a_borrowed_route_has_four_queues_a_broker_to_write_to_and_none_to_read() -> None:
+    default = topic_route(
+        "TBW102",
+        TopicRouteData(
+            broker_datas=[broker("a", 0), broker("b", 0)],
+            queue_datas=[queue_data("a", 7, 8, 8), queue_data("b", 7, 2, 2)],
+        ),
+    )
+    route = borrowed_route("T", default)
+    assert route.is_borrowed
+    assert ids(route.write_queues) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]
+    assert route.read_queues == ()
+
+
+@pytest.mark.parametrize("addresses", ["", " ; ", ";,"])
+def test_no_name_server_is_said_at_once(addresses: str) -> None:
+    with pytest.raises(ConfigError, match="NAMESRV_ADDR"):
+        NameServers(addresses, RemotingClient())
+
+
+def question() -> RemotingCommand:
+    return RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="T"))
+
+
+async def free_address() -> str:
+    """An address of this machine where nobody listens any more."""
+    async with Namesrv("127.0.0.1", 0) as gone:
+        return f"127.0.0.1:{gone.port}"
+
+
+def test_the_next_name_server_is_asked_when_one_is_away() -> None:
+    async def run() -> None:
+        away = await free_address()
+        async with Namesrv("127.0.0.1", 0) as namesrv:
+            here = f"127.0.0.1:{namesrv.port}"
+            remoting = RemotingClient()
+            for addresses in (f"{away};{here}", f"{here}, {away}"):
+                answer = await NameServers(addresses, remoting).invoke(question())
+                assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+            await remoting.close()
+
+    asyncio.run(run())
+
+
+def test_every_failure_is_named_when_no_name_server_answers() -> None:
+    async def run() -> None:
+        first, second = await free_address(), await free_address()
+        remoting = RemotingClient()
+        with pytest.raises(RemotingConnectError) as caught:
+            await NameServers(f"{first};{second}", remoting).invoke(question())
+        assert first in str(caught.value)
+        assert second in str(caught.value)
+        await remoting.close()
+
+    asyncio.run(run())
