@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "client": {"message", "protocol", "remoting"},
     "admin": {"message", "protocol", "remoting", "client"},
     "spark": {"message", "store", "client"},
-    "cli": {"admin", "client", "broker", "namesrv", "store", "spark"},
+    "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
+    "cli": {"admin", "client", "broker", "namesrv", "store", "spark", "demo"},
 }
 STORE_FOR_SPARK = {"rucola.store.reader"}  # the reading side, which can write nothing
 
@@ -193,9 +194,9 @@ def loaded_by(modules: list[str]) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-def test_only_the_spark_room_loads_what_spark_needs() -> None:
+def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
     """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
-    loaded = loaded_by([module for module in MODULES if room_of(module) != "spark"])
+    loaded = loaded_by([module for module in MODULES if room_of(module) not in ("spark", "demo")])
     assert loaded & SPARK_SIDE == set()
 
 
