@@ -1,0 +1,126 @@
+"""Figure: one measured number with what it is judged by, and the table and the JSON that show many of them.
+
+A figure stands next to its floor, the same measurement of something that does nothing but the unavoidable, taken in
+the same run. `ratio` says how many times the floor's cost the figure is, for times as for rates: 1.0 is as cheap as
+the floor, and more is dearer. Aims are judged here and printed, and change no exit code: a shared machine would
+make liars of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from os import sched_getaffinity
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is hoped of a figure: "value" or "ratio" at most `limit`."""
+
+    of: str
+    limit: float
+
+
+@dataclass
+class Figure:
+    """One number. `floor` is in the same unit; `more` holds numbers of interest that are not judged."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None = None
+    floor_is: str = ""
+    more_is_better: bool = False
+    aims: Sequence[Aim] = ()
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the floor's cost; None without a floor."""
+        if not self.floor or not self.value:
+            return None
+        return self.floor / self.value if self.more_is_better else self.value / self.floor
+
+    def is_met(self, aim: Aim) -> bool:
+        measured = self.value if aim.of == "value" else self.ratio
+        return measured is not None and measured <= aim.limit
+
+    def aim_text(self, aim: Aim) -> str:
+        return f"<= {aim.limit:g} {self.unit}" if aim.of == "value" else f"<= {aim.limit:g} x floor"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "floor": None if self.floor is None else {"value": self.floor, "is": self.floor_is},
+            "ratio": self.ratio,
+            "aims": [
+                {"of": aim.of, "at_most": aim.limit, "text": self.aim_text(aim), "met": self.is_met(aim)}
+                for aim in self.aims
+            ],
+            "more": self.more,
+        }
+
+
+def median(measure: Callable[[Any], float], runs: Sequence[Any]) -> float:
+    """The median of one measure over several runs."""
+    return float(statistics.median(map(measure, runs)))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on besides the code."""
+    return {
+        "cores": len(sched_getaffinity(0)),
+        "processor": _first("/proc/cpuinfo", "model name"),
+        "memory": _first("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+
+
+def _first(path: str, field_name: str) -> str:
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field_name:
+            return value.strip()
+    return "unknown"
+
+
+def show(figures: Sequence[Figure], console: Console) -> None:
+    """Print the figures as a table, one line an aim."""
+    table = Table(title="Rucola's figures and their floors", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    for title in ("figure", "floor", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("aim", no_wrap=True)
+    table.add_column("met", no_wrap=True)
+    table.add_column("besides")
+    for figure in figures:
+        aims = [figure.aim_text(aim) for aim in figure.aims]
+        met = ["[green]yes[/]" if figure.is_met(aim) else "[red]no[/]" for aim in figure.aims]
+        table.add_row(
+            figure.name.replace("_", " "),
+            f"{_number(figure.value)} {figure.unit}",
+            "" if figure.floor is None else f"{_number(figure.floor)} {figure.unit}",
+            "" if figure.ratio is None else f"{figure.ratio:.2f}",
+            "\n".join(aims),
+            "\n".join(met),
+            ", ".join(
+                f"{name.replace('_', ' ')} {_number(value)}"
+                for name, value in figure.more.items()
+                if isinstance(value, (int, float))
+            ),
+        )
+    console.print(table)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,61 @@
+"""Requests to the broker and to the floor below it, by turns, so that both see the same machine.
+
+The floor is an echo server with requests and answers of exactly the broker's sizes. It is asked by the same load
+generator in the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from figures import median
+from load import Run, ask, drive
+from servers import Server, echo
+
+ECHO = "asyncio echo with the same bytes"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How thorough to be: how many rounds, and by what their size is divided."""
+
+    rounds: int = 5
+    divisor: int = 1
+
+    def count(self, full: int) -> int:
+        return full // self.divisor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The same load on the broker and on the echo server, round by round."""
+
+    broker: list[Run]
+    echo: list[Run]
+    requests: int
+    """How many requests the broker has answered for it, those of the warm-up included."""
+
+    def of_broker(self, measure: Callable[[Run], float]) -> float:
+        return median(measure, self.broker)
+
+    def of_echo(self, measure: Callable[[Run], float]) -> float:
+        return median(measure, self.echo)
+
+
+def beside_echo(
+    broker: Server, frames: Sequence[bytes], count: int, rounds: int, *, connections: int = 1, in_flight: int = 1
+) -> Pairs:
+    """Drive both servers in turns; `frames` must be of one size. The first round warms up and is not kept."""
+    sizes = {len(frame) for frame in frames}
+    if len(sizes) != 1:
+        raise ValueError(f"an echo needs requests of one size, not of {sorted(sizes)}")
+    warm_up = count // 4
+    pairs = Pairs([], [], 1 + warm_up + rounds * count)
+    with echo(len(frames[0]), ask(broker, frames[0])) as floor:
+        for server in (floor, broker):
+            drive(server, frames, warm_up, connections=connections, in_flight=in_flight)
+        for _ in range(rounds):
+            for server, runs in ((floor, pairs.echo), (broker, pairs.broker)):
+                runs.append(drive(server, frames, count, connections=connections, in_flight=in_flight))
+    return pairs

@@ -1,0 +1,34 @@
+"""What a broker has stored, asked over the socket: filling a topic before a measurement, counting it afterwards."""
+
+from __future__ import annotations
+
+import frames
+from load import answer_to, drive
+from rucola.protocol.offset import OffsetResponseHeader
+from servers import Server
+
+_BATCHES = 64
+
+
+def fill(broker: Server, topic: str, count: int) -> None:
+    """Send at least `count` messages with the keys 0, 1, 2 ..., the same number to every queue."""
+    step = _BATCHES * frames.BATCH_COUNT
+    for begin in range(0, count, step):
+        batches = [
+            frames.send_batch(topic, number, number // frames.BATCH_COUNT % frames.QUEUES)
+            for number in range(begin, begin + step, frames.BATCH_COUNT)
+        ]
+        drive(broker, batches, len(batches), in_flight=4 if begin else 1)  # the very first one makes the topic
+
+
+def count_stored(broker: Server, topic: str) -> int:
+    """How many messages the queues of a topic have taken."""
+    answers = [answer_to(broker, frames.max_offset(topic, queue_id)) for queue_id in range(frames.QUEUES)]
+    return sum(answer.decode_header(OffsetResponseHeader).offset for answer in answers)
+
+
+def check_stored(broker: Server, topic: str, count: int) -> None:
+    """Fail unless exactly `count` messages lie in the topic: a fast broker that loses messages has no figures."""
+    stored = count_stored(broker, topic)
+    if stored != count:
+        raise RuntimeError(f"{count} messages were acknowledged, and {stored} are stored")
