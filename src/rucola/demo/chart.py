@@ -1,0 +1,41 @@
+"""The answers of the demonstration as a picture: carriers by mean delay, messages by hour of departure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+GREEN, GREY = "#3f7d20", "#8a8f87"
+
+
+def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tuple[int, int]]) -> None:
+    """Write an SVG with both charts; any browser opens it.
+
+    `carriers` are (name, mean departure delay in minutes), worst first; `hours` are (hour of day, messages).
+    """
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    FigureCanvasSVG(figure)
+    left, right = figure.subplots(1, 2)
+    names = [name for name, _ in reversed(carriers)]
+    bars = left.barh(names, [delay for _, delay in reversed(carriers)], color=GREEN)
+    left.bar_label(bars, fmt="%.1f", padding=3, color=GREY)
+    left.set_title("Worst carriers by mean departure delay")
+    left.set_xlabel("minutes")
+    right.bar([hour for hour, _ in hours], [count for _, count in hours], color=GREEN)
+    right.set_title("Messages by scheduled hour of departure")
+    right.set_xlabel("hour of day")
+    right.set_xticks(range(0, 24, 3))
+    for axes in (left, right):
+        _calm(axes)
+    figure.suptitle("Flights from New York, 2013: read back from the archive")
+    figure.savefig(path)
+
+
+def _calm(axes: Any) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=GREY)

