@@ -1,0 +1,262 @@
+"""Which stretches of which CommitLog a read has to touch.
+
+Whatever is asked for, Spark gets the same kind of partition: a stretch of one log, read in the order in which it
+lies on disk. The driver opens the store, freezes where it ends, and cuts it up:
+
+    whole log   from record to record. A stretch begins where a record begins: at the start of a file, or at an
+                address that a ConsumeQueue vouches for.
+    by queue    the units of the chosen queues say which records are wanted. The log is divided into equal slices,
+                the wanted bytes of each are counted, and slices are put together to stretches of near-equal bytes;
+                a stretch carries the queue offsets between which its records lie.
+
+Stretches outside of the wanted time are dropped. The log is in order of storeTimestamp except where a clock was set
+back, therefore they are dropped only beyond `CLOCK_SLACK_MS`, and every row is compared as well.
+
+The end of the log is the end of the last whole record that can be reached from the last unit of the ConsumeQueues:
+what follows is unwritten, or half written by a broker that is running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from pyspark.sql.datasource import InputPartition
+
+from rucola.errors import ConfigError, InvalidMessage
+from rucola.message.record import peek
+from rucola.message.topics import is_system_topic
+from rucola.spark.options import Options
+from rucola.store.reader import StoreReader
+from rucola.store.scan import Stop
+
+TARGET_SIZE: Final = 64 * 1024 * 1024
+"""Bytes in a partition, unless more partitions are asked for: a task's start-up is lost in the time to read them."""
+
+CLOCK_SLACK_MS: Final = 10 * 60 * 1000
+"""How far the broker's clock may have been set back before messages are missed by time."""
+
+_SLICES: Final = 4096
+_UNITS_AT_ONCE: Final = 300_000
+_QUEUES_TO_ASK: Final = 16
+
+
+class QueueRange(NamedTuple):
+    """Messages of one queue, by queue offset, half-open."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+
+
+@dataclass
+class Stretch(InputPartition):
+    """One partition: the log of one store from physical offset `begin` to `end`, half-open.
+
+    With `queues` only the records of these ranges are read, all of which lie inside; without, all records are, and
+    one begins at `begin`.
+    """
+
+    broker_name: str
+    store: str
+    begin: int
+    end: int
+    queues: tuple[QueueRange, ...] | None = None
+
+
+def plan(options: Options) -> list[Stretch]:
+    """Return the partitions of a read, in the order of the log. Opens every store and looks at its end."""
+    _check_topics_exist(options)
+    stretches = []
+    for broker_name, path in options.stores.items():
+        with StoreReader(path) as reader:
+            cut = _by_queue if options.by_queue else _whole_log
+            stretches += _in_time(reader, list(cut(reader, broker_name, options)), options)
+    return stretches
+
+
+def log_end(reader: StoreReader) -> int:
+    """Return the physical offset behind the last whole record."""
+    begin = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=0)
+    for item in reader.runs(max(begin, reader.min_physical_offset)):
+        if isinstance(item, Stop):
+            return item.physical_offset
+    raise AssertionError("a walk ends with a Stop")
+
+
+def next_record(reader: StoreReader, physical_offset: int) -> int | None:
+    """Return where a record begins at `physical_offset` or behind it, according to the ConsumeQueues."""
+    queues = sorted(reader.queues().items(), key=lambda item: item[1][0] - item[1][1])
+    found = [_first_at_or_after(reader, *name, *bounds, physical_offset) for name, bounds in queues]
+    return min((offset for offset in found if offset is not None), default=None)
+
+
+def _end_of_last(reader: StoreReader, topic: str, queue_id: int) -> int:
+    _, end = reader.queues()[topic, queue_id]
+    last = reader.units(topic, queue_id, end - 1, end)
+    return int(last["physical_offset"][0] + last["size"][0]) if len(last) else 0
+
+
+def _first_at_or_after(
+    reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int
+) -> int | None:
+    """Return the address of the queue's first record at `physical_offset` or behind it."""
+    found = None
+    while begin < end:
+        middle = (begin + end) // 2
+        address = int(reader.units(topic, queue_id, middle, middle + 1)["physical_offset"][0])
+        if address < physical_offset:
+            begin = middle + 1
+        else:
+            end, found = middle, address
+    return found
+
+
+def _target_size(size: int, options: Options) -> int:
+    """Return how many bytes a stretch should have, of `size` in one store."""
+    wanted = -(-options.min_partitions // len(options.stores))
+    return max(1, min(max(TARGET_SIZE, size // _SLICES), -(-size // wanted)))
+
+
+def _whole_log(reader: StoreReader, broker_name: str, options: Options) -> Iterator[Stretch]:
+    begin, end = reader.min_physical_offset, log_end(reader)
+    if options.starting_commit_log_offset is not None:
+        if not begin <= options.starting_commit_log_offset <= end:
+            raise ConfigError(
+                f"startingCommitLogOffset is {options.starting_commit_log_offset}, "
+                f"but the log of {reader.path} holds {begin} to {end}"
+            )
+        begin = options.starting_commit_log_offset
+    if options.ending_commit_log_offset is not None:
+        end = min(end, options.ending_commit_log_offset)
+    target = _target_size(end - begin, options)
+    while begin < end:
+        cut = _record_near(reader, begin + target) if begin + target < end else None
+        until = end if cut is None or cut >= end else cut
+        yield Stretch(broker_name, str(reader.path), begin, until)
+        begin = until
+
+
+def _record_near(reader: StoreReader, physical_offset: int) -> int | None:
+    """Return where some record begins, soon at or behind `physical_offset`, from the largest queues and the files."""
+    queues = sorted(reader.queues().items(), key=lambda item: item[1][0] - item[1][1])[:_QUEUES_TO_ASK]
+    found = [_first_at_or_after(reader, *name, *bounds, physical_offset) for name, bounds in queues]
+    found += [file.begin for file in reader.commit_log_files if file.begin >= physical_offset][:1]
+    return min((offset for offset in found if offset is not None), default=None)
+
+
+def _by_queue(reader: StoreReader, broker_name: str, options: Options) -> Iterator[Stretch]:
+    ranges = list(_chosen_ranges(reader, broker_name, options))
+    log_begin = reader.min_physical_offset
+    log_size = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
+    slice_size = max(1, -(-log_size // _SLICES))
+    sizes = np.zeros(_SLICES, np.int64)
+    counts = np.zeros((len(ranges), _SLICES), np.int64)
+    for number, (topic, queue_id, begin, end) in enumerate(ranges):
+        for first in range(begin, end, _UNITS_AT_ONCE):
+            units = reader.units(topic, queue_id, first, min(first + _UNITS_AT_ONCE, end))
+            slices = (units["physical_offset"].astype(np.int64) - log_begin) // slice_size
+            sizes += np.bincount(slices, weights=units["size"], minlength=_SLICES).astype(np.int64)
+            counts[number] += np.bincount(slices, minlength=_SLICES)
+
+    before = np.cumsum(sizes) - sizes
+    stretch_of_slice = before // _target_size(int(sizes.sum()), options)
+    passed = np.array([each.begin for each in ranges], np.int64)
+    for group in np.split(np.arange(_SLICES), np.flatnonzero(np.diff(stretch_of_slice)) + 1):
+        upto = passed + counts[:, group].sum(axis=1)
+        inside = tuple(
+            QueueRange(each.topic, each.queue_id, int(begin), int(end))
+            for each, begin, end in zip(ranges, passed, upto, strict=True)
+            if begin < end
+        )
+        if inside:
+            edges = int(group[0]) * slice_size, (int(group[-1]) + 1) * slice_size
+            yield Stretch(broker_name, str(reader.path), log_begin + edges[0], log_begin + edges[1], inside)
+        passed = upto
+
+
+def _chosen_ranges(reader: StoreReader, broker_name: str, options: Options) -> Iterator[QueueRange]:
+    starting, ending = options.starting_offsets or {}, options.ending_offsets or {}
+    queues = {queue: bounds for queue, bounds in reader.queues().items() if _is_chosen(options, broker_name, *queue)}
+    for topic, broker, queue_id in {**starting, **ending}:
+        if broker not in options.stores:
+            raise ConfigError(f"offsets name broker {broker!r}; this read has {', '.join(options.stores)}")
+        if broker == broker_name and (topic, queue_id) not in queues:
+            raise ConfigError(f"offsets name queue {queue_id} of topic {topic!r} on {broker}, which this read has not")
+    for (topic, queue_id), (least, most) in sorted(queues.items()):
+        begin = starting.get((topic, broker_name, queue_id), least)
+        end = ending.get((topic, broker_name, queue_id), most)
+        begin, end = least if begin < 0 else begin, most if end < 0 else end
+        for offset in (begin, end):
+            if not least <= offset <= most:
+                raise ConfigError(
+                    f"offset {offset} of queue {queue_id} of topic {topic!r} on {broker_name} is not there; "
+                    f"the queue holds {least} to {most}"
+                )
+        if begin < end:
+            yield QueueRange(topic, queue_id, begin, end)
+
+
+def _is_chosen(options: Options, broker_name: str, topic: str, queue_id: int) -> bool:
+    if options.topics is not None:
+        return topic in options.topics
+    if options.assigned is not None:
+        return not options.assigned.isdisjoint({(topic, None, queue_id), (topic, broker_name, queue_id)})
+    return is_chosen_topic(options, topic)
+
+
+def is_chosen_topic(options: Options, topic: str) -> bool:
+    """Tell whether a read without named topics takes this one."""
+    if is_system_topic(topic) and not options.include_system_topics:
+        return False
+    return options.pattern is None or options.pattern.fullmatch(topic) is not None
+
+
+def _check_topics_exist(options: Options) -> None:
+    wanted: set[tuple[str, int | None]] = {(topic, None) for topic in options.topics or ()}
+    wanted |= {(topic, queue_id) for topic, _, queue_id in options.assigned or ()}
+    if not wanted:
+        return
+    present: set[tuple[str, int | None]] = set()
+    for path in options.stores.values():
+        with StoreReader(path) as reader:
+            present |= reader.queues().keys() | {(topic, None) for topic, _ in reader.queues()}
+    for topic, queue_id in sorted(wanted - present, key=str):
+        queue = "" if queue_id is None else f"queue {queue_id} of "
+        topics = ", ".join(sorted({topic for topic, _ in present})) or "no topic at all"
+        raise ConfigError(
+            f"{queue}topic {topic!r} is not in {', '.join(options.stores.values())}, which holds {topics}"
+        )
+
+
+def _in_time(reader: StoreReader, stretches: list[Stretch], options: Options) -> list[Stretch]:
+    """Return the stretches that can hold messages of the wanted time."""
+    begin, end = options.starting_timestamp, options.ending_timestamp
+    if begin is None and end is None:
+        return stretches
+    stored = [_first_stored(reader, stretch) for stretch in stretches]
+    kept = []
+    for stretch, first, following in zip(stretches, stored, [*stored[1:], None], strict=True):
+        too_early = begin is not None and following is not None and following < begin - CLOCK_SLACK_MS
+        too_late = end is not None and first is not None and first >= end + CLOCK_SLACK_MS
+        if not too_early and not too_late:
+            kept.append(stretch)
+    return kept
+
+
+def _first_stored(reader: StoreReader, stretch: Stretch) -> int | None:
+    """Return when the first message of a stretch was stored; None where that cannot be read."""
+    address = stretch.begin
+    if stretch.queues is not None:
+        units = [reader.units(each.topic, each.queue_id, each.begin, each.begin + 1) for each in stretch.queues]
+        address = min(int(unit["physical_offset"][0]) for unit in units)
+    for file in reader.commit_log_files:
+        if file.begin <= address < file.begin + file.size:
+            try:
+                return peek(reader.buffer(file), address - file.begin).store_timestamp
+            except InvalidMessage:
+                return None
+    return None
