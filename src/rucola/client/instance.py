@@ -17,12 +17,14 @@ instance among all clients of a process with the same settings; here sharing is 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
+import socket
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from rucola.client.background import Background
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes
@@ -43,12 +45,16 @@ from rucola.protocol.route import MASTER_ID
 from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
 from rucola.remoting.connection import Connection, Processor
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_MS = 30_000
 ROUTE_INTERVAL_MS = 30_000
 REACTION_PAUSE_MS = 100
-"""Least time between two heartbeats that events call for, and the first wait for a broker that is away."""
+"""Least time between two heartbeats that events call for."""
+ABSENCE_INTERVAL_MS = 1000
+"""How often a broker that did not answer is tried again."""
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 
@@ -79,8 +85,8 @@ class ClientInstance:
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
-        self._client_id = client_id
-        self._producer_groups: set[str] = set()
+        self.client_id = client_id or f"{_own_address(self.name_servers.addresses[0])}@{os.getpid()}#{time.time_ns()}"
+        self._producers: dict[str, object] = {}
         self._consumers: dict[str, GroupMember] = {}
         self._background = Background()
         self._heartbeat_due = asyncio.Event()
@@ -95,23 +101,13 @@ class ClientInstance:
     ) -> None:
         await self.close()
 
-    @property
-    def client_id(self) -> str:
-        """The id under which brokers know this instance; made when it opens."""
-        assert self._client_id is not None, "a client id exists once the instance is open"
-        return self._client_id
-
     async def open(self) -> None:
         """Begin heartbeats and the renewal of routes. Asks nobody anything yet."""
         if self._is_open:
             return
         self._is_open = True
-        if self._client_id is None:
-            self._client_id = (
-                f"{await _own_address(self.name_servers.addresses[0])}@{os.getpid()}#{time.monotonic_ns()}"
-            )
-        self._background.start(self._keep_beating(), f"heartbeats of {self._client_id}")
-        self._background.start(self._keep_routes(), f"route renewal of {self._client_id}")
+        self._background.start(self._keep_beating(), f"heartbeats of {self.client_id}")
+        self._background.start(self._keep_routes(), f"route renewal of {self.client_id}")
 
     async def close(self) -> None:
         """End all background work and close every connection. Groups must have left before."""
@@ -123,27 +119,32 @@ class ClientInstance:
 
     # Groups.
 
-    def add_producer(self, group: str) -> None:
-        """Name the group in heartbeats from now on."""
-        self._producer_groups.add(group)
-        self._heartbeat_due.set()
+    def add_producer(self, group: str, producer: object) -> None:
+        """Name the producer's group in heartbeats from now on. ConfigError when it has a producer here already."""
+        self._claim(self._producers, group, producer, "producer")
 
-    async def remove_producer(self, group: str) -> None:
-        """Take the group out, and tell the brokers."""
-        self._producer_groups.discard(group)
-        await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, producer_group=group))
+    async def remove_producer(self, group: str, producer: object) -> None:
+        """Take the producer out, and tell the brokers."""
+        if self._producers.get(group) is producer:
+            del self._producers[group]
+            await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, producer_group=group))
 
     def add_consumer(self, consumer: GroupMember) -> None:
         """Name the consumer in heartbeats from now on. ConfigError when its group has a consumer here already."""
-        if consumer.group in self._consumers:
-            raise ConfigError(f"group {consumer.group} has a consumer on this instance already: give the other its own")
-        self._consumers[consumer.group] = consumer
-        self._heartbeat_due.set()
+        self._claim(self._consumers, consumer.group, consumer, "consumer")
 
-    async def remove_consumer(self, group: str) -> None:
+    async def remove_consumer(self, consumer: GroupMember) -> None:
         """Take the consumer out, and tell the brokers, which tell the rest of the group."""
-        if self._consumers.pop(group, None) is not None:
-            await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=group))
+        if self._consumers.get(consumer.group) is consumer:
+            del self._consumers[consumer.group]
+            await self._unregister(
+                UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=consumer.group)
+            )
+
+    def _claim(self, table: dict[str, T], group: str, member: T, kind: str) -> None:
+        if table.setdefault(group, member) is not member:
+            raise ConfigError(f"group {group} has a {kind} on this instance already: give the other its own instance")
+        self._heartbeat_due.set()
 
     # Requests.
 
@@ -186,7 +187,7 @@ class ClientInstance:
         heartbeat = HeartbeatData(
             client_id=self.client_id,
             consumer_data_set=[consumer.consumer_data() for consumer in self._consumers.values()],
-            producer_data_set=[ProducerData(group_name=group) for group in sorted(self._producer_groups)],
+            producer_data_set=[ProducerData(group_name=group) for group in self._producers],
         )
         if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
             return True
@@ -217,12 +218,7 @@ class ClientInstance:
                     await self._heartbeat_due.wait()
             await asyncio.sleep(REACTION_PAUSE_MS / 1000)
             self._heartbeat_due.clear()
-            if await self.beat():
-                wait_ms = HEARTBEAT_INTERVAL_MS
-            else:
-                wait_ms = (
-                    min(2 * wait_ms, HEARTBEAT_INTERVAL_MS) if wait_ms < HEARTBEAT_INTERVAL_MS else REACTION_PAUSE_MS
-                )
+            wait_ms = HEARTBEAT_INTERVAL_MS if await self.beat() else ABSENCE_INTERVAL_MS
 
     async def _keep_routes(self) -> None:
         while True:
@@ -317,15 +313,19 @@ class GroupClient:
             raise RemotingError(f"{type(self).__name__} of group {self.group} is not open: use it inside `async with`")
 
 
-async def _own_address(name_server: str) -> str:
-    """This machine's address on the way to a name server. A datagram socket finds it; nothing is sent."""
-    host, _, port = name_server.rpartition(":")
+def _own_address(name_server: str) -> str:
+    """This machine's address on the way to a name server, or to the world where that is a host's name.
+
+    Nothing is sent: the route of an unsent datagram names the address.
+    """
+    host = name_server.rpartition(":")[0].strip("[]")
     try:
-        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-            asyncio.DatagramProtocol, remote_addr=(host.strip("[]"), int(port))
-        )
-    except (OSError, ValueError):
-        return "127.0.0.1"
-    address = str(transport.get_extra_info("sockname")[0])
-    transport.close()
-    return address
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        address = ipaddress.ip_address("192.0.2.1")
+    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(address), 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -23,7 +23,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from enum import Enum
 
 import msgspec
@@ -182,10 +182,10 @@ class Producer(GroupClient):
         self._turns: dict[str, int] = {}
 
     async def _join(self) -> None:
-        self.instance.add_producer(self.group)
+        self.instance.add_producer(self.group, self)
 
     async def _leave(self) -> None:
-        await self.instance.remove_producer(self.group)
+        await self.instance.remove_producer(self.group, self)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues that `send` chooses from, ordered by broker name and queue id."""
@@ -232,7 +232,7 @@ class Producer(GroupClient):
         messages: Iterable[Message] | AsyncIterable[Message],
         in_flight: int = IN_FLIGHT,
         timeout_ms: float = SEND_TIMEOUT_MS,
-    ) -> AsyncIterator[SendResult]:
+    ) -> AsyncGenerator[SendResult, None]:
         """Send a stream of messages, `in_flight` of them under way at a time; their results in the same order.
 
         Each message is checked, tried again and fails as by `send`; an error ends the stream, and leaves open

@@ -39,7 +39,7 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -201,20 +201,22 @@ class PushConsumer(GroupClient):
         if self.is_open:
             self._start_listening()
 
-    def __aiter__(self) -> AsyncIterator[MessageExt]:
+    def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
         return self.messages()
 
-    async def messages(self, idle_timeout_ms: float | None = None) -> AsyncIterator[MessageExt]:
+    async def messages(self, idle_timeout_ms: float | None = None) -> AsyncGenerator[MessageExt, None]:
         """Messages as they come, until the consumer is closed, or until none came for `idle_timeout_ms`.
 
         Asking for the next message says that the one before is done. Several iterations share the messages.
         """
         while True:
-            try:
-                async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
-                    delivery = await self._take()
-            except TimeoutError:
-                return
+            delivery = self._take_now()
+            if delivery is None:
+                try:
+                    async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
+                        delivery = await self._take()
+                except TimeoutError:
+                    return
             if delivery is None:
                 return
             message = delivery.message
@@ -262,7 +264,7 @@ class PushConsumer(GroupClient):
         await self._background.close()
         await self._persist()
         self._queues.clear()
-        await self.instance.remove_consumer(self.group)
+        await self.instance.remove_consumer(self)
         await self._pulls.close()
 
     def _subscriptions_changed(self) -> None:
@@ -295,15 +297,16 @@ class PushConsumer(GroupClient):
     # Rebalance.
 
     async def _keep_balanced(self, balanced: bool) -> None:
-        wait_ms = REBALANCE_INTERVAL_MS if balanced else UNBALANCED_PAUSE_MS
+        pause_ms = UNBALANCED_PAUSE_MS
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1000):
+            try:
+                async with asyncio.timeout((REBALANCE_INTERVAL_MS if balanced else pause_ms) / 1000):
                     await self._rebalance_due.wait()
-                    wait_ms = UNBALANCED_PAUSE_MS // 2
+                pause_ms = UNBALANCED_PAUSE_MS
+            except TimeoutError:
+                pause_ms = min(2 * pause_ms, REBALANCE_INTERVAL_MS)
             self._rebalance_due.clear()
             balanced = await self._rebalance()
-            wait_ms = REBALANCE_INTERVAL_MS if balanced else min(2 * wait_ms, REBALANCE_INTERVAL_MS)
 
     async def _rebalance(self) -> bool:
         """Take up and give up queues, topic by topic; whether everything stands as it should."""
@@ -437,14 +440,22 @@ class PushConsumer(GroupClient):
     # Deliver.
 
     async def _take(self) -> _Delivery | None:
-        """The next message in line; None once the consumer is closed."""
+        """The next message in line, waiting for it; None once the consumer is closed."""
         while True:
             delivery = await self._line.get()
             if delivery is None or not self.is_open:
-                self._line.put_nowait(None)
+                self._line.put_nowait(None)  # for whoever else waits
                 return None
             if not delivery.progress.is_dropped:
                 return delivery
+
+    def _take_now(self) -> _Delivery | None:
+        """The next message in line, where there is one."""
+        while self.is_open and not self._line.empty():
+            delivery = self._line.get_nowait()
+            if delivery is not None and not delivery.progress.is_dropped:
+                return delivery
+        return None
 
     def _start_listening(self) -> None:
         assert self._listener is not None

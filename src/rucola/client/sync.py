@@ -1,0 +1,262 @@
+"""The clients in plain blocking calls, for scripts and notebooks.
+
+    with Producer("group", "host:9876") as producer:
+        producer.send(Message("Flights", b"..."))
+
+Each client here drives its asyncio counterpart of the same name, which has the full contracts, on an event loop in a
+thread of its own; so heartbeats and pulls go on while the caller computes, and an asyncio loop that the caller may
+have (a notebook's) is left alone. Calls may come from any thread except that loop's. A call that is interrupted
+(Ctrl-C) is cancelled.
+
+Every call costs a change of threads and back, some 50 to 100 microseconds; for many messages at a time there are
+`send_many`, `send_batch` and `pull`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from rucola.client import producer as producer_module
+from rucola.client import pull as pull_module
+from rucola.client import push as push_module
+from rucola.client.instance import GroupClient
+from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, SendResult
+from rucola.client.pull import PULL_BATCH_SIZE, PullResult
+from rucola.errors import MQError
+from rucola.message import Message, MessageExt
+from rucola.protocol.heartbeat import SUB_ALL
+from rucola.protocol.queue import MessageQueue
+
+C = TypeVar("C", bound=GroupClient)
+T = TypeVar("T")
+
+CHUNK = 4096
+"""How many messages `send_many` reads ahead: results are fetched from the loop's thread in one go for so many."""
+
+
+class EventLoopThread:
+    """An event loop that runs in a thread of its own until it is stopped."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` there and wait for its result here."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise MQError(
+                "a blocking call on the event loop's own thread would wait for itself: await the asyncio client"
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _Blocking(Generic[C]):
+    """An asyncio client, driven from here. `with` opens and closes it; it can be opened once."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._thread: EventLoopThread | None = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def group(self) -> str:
+        return self._client.group
+
+    def open(self) -> None:
+        """Start."""
+        if self._thread is None:
+            self._thread = EventLoopThread(f"{type(self).__name__} of {self.group}")
+            try:
+                self._run(self._client.open())
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Leave the group and end the thread; may be called twice."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            try:
+                thread.run(self._client.close())
+            finally:
+                thread.stop()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
+        return self._thread.run(work)
+
+    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a plain function on the loop's thread, where the client's state belongs."""
+        if self._thread is None:
+            return function(*arguments)
+
+        async def call() -> T:
+            return function(*arguments)
+
+        return self._run(call())
+
+
+class Producer(_Blocking[producer_module.Producer]):
+    """Sends messages; `options` are those of the asyncio Producer."""
+
+    def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
+        super().__init__(producer_module.Producer(group, namesrv, **options))
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues that `send` chooses from."""
+        return self._run(self._client.queues(topic))
+
+    def send(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> SendResult:
+        """Send one message and wait until it is stored."""
+        return self._run(self._client.send(message, queue, timeout_ms))
+
+    def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """Send one message and wait for nothing."""
+        self._run(self._client.send_oneway(message, queue))
+
+    def send_batch(
+        self, messages: Iterable[Message], queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> list[SendResult]:
+        """Send messages of one topic together; one result a message, in order."""
+        return self._run(self._client.send_batch(messages, queue, timeout_ms))
+
+    def send_many(
+        self, messages: Iterable[Message], in_flight: int = IN_FLIGHT, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> list[SendResult]:
+        """Send a stream of messages, many under way at a time; one result a message, in order."""
+
+        async def send(chunk: list[Message]) -> list[SendResult]:
+            return [result async for result in self._client.send_many(chunk, in_flight, timeout_ms)]
+
+        results: list[SendResult] = []
+        stream = iter(messages)
+        while chunk := list(islice(stream, CHUNK)):
+            results += self._run(send(chunk))
+        return results
+
+
+class PullConsumer(_Blocking[pull_module.PullConsumer]):
+    """Reads queues from where it is told."""
+
+    def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
+        super().__init__(pull_module.PullConsumer(group, namesrv, **options))
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The topic's readable queues."""
+        return self._run(self._client.queues(topic))
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = PULL_BATCH_SIZE,
+        subscription: str = SUB_ALL,
+        *,
+        suspend_ms: int = 0,
+    ) -> PullResult:
+        """The next messages from `queue_offset` on, and where to go on."""
+        return self._run(self._client.pull(queue, queue_offset, max_count, subscription, suspend_ms=suspend_ms))
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """The queue offset of the oldest message."""
+        return self._run(self._client.min_offset(queue))
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """The queue offset that the next message will have."""
+        return self._run(self._client.max_offset(queue))
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Where to begin for what was stored at `timestamp_ms` or later."""
+        return self._run(self._client.search_offset(queue, timestamp_ms))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """How far the group has come."""
+        return self._run(self._client.committed(queue))
+
+    def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Record how far the group has come."""
+        self._run(self._client.commit(queue, queue_offset))
+
+
+class PushConsumer(_Blocking[push_module.PushConsumer]):
+    """Consumes topics for a group: by iteration (`for message in consumer`), or by a listener, run in threads."""
+
+    def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
+        super().__init__(push_module.PushConsumer(group, namesrv, **options))
+
+    def subscribe(self, topic: str, expression: str = SUB_ALL) -> None:
+        """Consume the topic's messages with one of the tags in `expression`."""
+        self._call(self._client.subscribe, topic, expression)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Consume the topic no more."""
+        self._call(self._client.unsubscribe, topic)
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """This member's share at the moment."""
+        return self._call(lambda: self._client.queues)
+
+    def listen(self, listener: Callable[[MessageExt], Any]) -> None:
+        """Call `listener` with each message; one that raises gives the message back."""
+        self._call(self._client.listen, listener)
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        return self.messages()
+
+    def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
+        """Messages as they come, until closed, or until none came for `idle_timeout_ms`.
+
+        Asking for the next message says that the one before is done.
+        """
+        stream = self._client.messages(idle_timeout_ms)
+
+        async def following() -> MessageExt | None:
+            return await anext(stream, None)
+
+        try:
+            while (message := self._run(following())) is not None:
+                yield message
+        finally:
+            if self._thread is not None:
+                self._run(stream.aclose())
+
+    def ack(self, message: MessageExt) -> None:
+        """The message is done."""
+        self._call(self._client.ack, message)
+
+    def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
+        """Give the message back, to come again later."""
+        self._run(self._client.reconsume_later(message, delay_level))
