@@ -43,6 +43,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from mmap import mmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -55,8 +56,8 @@ from rucola.message.host import decode_host
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.topics import MAX_TOPIC_LENGTH
 
-Buffer = bytes | bytearray | memoryview
-"""Bytes to read records from. A memoryview over a mapped file is read in place."""
+Buffer = bytes | bytearray | memoryview | mmap
+"""Bytes to read records from. Mapped files are read in place."""
 
 MESSAGE_MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194

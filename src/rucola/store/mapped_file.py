@@ -1,0 +1,262 @@
+"""Files of one size, mapped into memory, that make up one long logical file.
+
+A CommitLog and a ConsumeQueue are each a directory of such files. A file's name is the logical offset of its first
+byte in 20 decimal digits, and each begins where the one before ends:
+
+    00000000000000000000    bytes          0 ..   size
+    00000000000000001024    bytes       1024 .. 2 size          (with a size of 1024)
+
+When the oldest files are deleted, the logical file begins later; offsets never change.
+
+A file has its whole size from the start and is sparse: blocks come as the file fills. A mapped write to a block
+that the disk cannot give kills the process (SIGBUS), therefore `reserve` asks for blocks ahead of the writes, in
+windows, and turns a full disk into an OSError. `warm` takes the page faults of a window off the writer's path.
+
+Flushing goes by file descriptor, because `mmap.flush` holds the interpreter lock for as long as the disk takes.
+A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector.
+
+Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rucola.errors import StoreCorrupt
+
+NAME_DIGITS: Final = 20
+PAGE_SIZE: Final = mmap.PAGESIZE
+
+_MADV_POPULATE_WRITE: Final = 23
+_WARM_STEP: Final = 64 * PAGE_SIZE
+
+
+class MappedFile:
+    """One file in memory, `map[position]` being its bytes.
+
+    `begin` is the logical offset of its first byte. A file that was opened read-only is as long as it was then; an
+    empty one is an empty buffer.
+    """
+
+    __slots__ = ("_populates", "_reserved", "_warmed", "begin", "fd", "map", "path", "size", "writable")
+
+    map: mmap.mmap
+
+    def __init__(self, path: Path, fd: int, writable: bool, begin: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.writable = writable
+        self.begin = begin
+        self.size = os.fstat(fd).st_size
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        # Only the read-only side meets files of no size, and an anonymous page says as little as they do.
+        self.map = mmap.mmap(fd, self.size, access=access) if self.size else mmap.mmap(-1, PAGE_SIZE)
+        self._reserved = 0
+        self._warmed = 0
+        self._populates = True
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = False, begin: int = 0) -> MappedFile:
+        """Map an existing file. Raises OSError where it cannot be opened."""
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            return cls(path, fd, writable, begin)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def create(cls, path: Path, size: int, *, begin: int = 0) -> MappedFile:
+        """Make a new file of `size` zeros and map it for writing. Raises FileExistsError where one is."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, size)
+            return cls(path, fd, True, begin)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def end(self) -> int:
+        """The logical offset behind the file's last byte."""
+        return self.begin + self.size
+
+    def reserve(self, end: int, window: int) -> None:
+        """See to it that the file has blocks up to position `end`, asking for `window` bytes at a time.
+
+        Raises OSError (ENOSPC, EDQUOT) where the disk has no room; then nothing was written and nothing is lost.
+        """
+        if end > self._reserved:
+            upto = min(max(end, end + window - end % window), self.size)
+            begin = self._reserved if self._reserved else max(end - window, 0)
+            os.posix_fallocate(self.fd, begin, upto - begin)
+            self._reserved = upto
+
+    def warm(self, begin: int, end: int) -> None:
+        """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
+
+        Takes blocks for them first. For a thread beside the writer's: works in small steps, because each holds the
+        interpreter lock. Pages that were warmed before are passed over. A full disk and an old kernel end it early;
+        both are the writer's to meet.
+        """
+        begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
+        end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
+        try:
+            if begin < end and self._populates:
+                os.posix_fallocate(self.fd, begin, end - begin)
+                for step in range(begin, end, _WARM_STEP):
+                    self.map.madvise(_MADV_POPULATE_WRITE, step, min(_WARM_STEP, end - step))
+                    self._warmed = min(step + _WARM_STEP, end)
+        except OSError:
+            self._populates = False
+
+    def erase(self, position: int) -> None:
+        """Turn everything from `position` to the end of the file into zeros, without writing them."""
+        if any_nonzero(self.map, position, self.size):
+            os.ftruncate(self.fd, position)
+            os.ftruncate(self.fd, self.size)
+            self._reserved = self._warmed = 0
+
+    def flush(self) -> None:
+        """Wait until the file's bytes are on disk. Lets other threads run; they may write meanwhile."""
+        os.fdatasync(self.fd)
+
+    def close(self) -> None:
+        """Unmap and close the file. Bytes that were not flushed are left to the kernel."""
+        if self.fd >= 0:
+            try:
+                self.map.close()
+            except BufferError:
+                pass
+            os.close(self.fd)
+            self.fd = -1
+
+    def delete(self) -> None:
+        """Close the file and remove it from its directory."""
+        self.close()
+        self.path.unlink()
+
+
+class MappedFileQueue:
+    """The files of one directory in order: a logical file from `begin` to `end`.
+
+    `files` holds them, oldest first; it is empty in a new directory, whose next file then begins at 0 or where
+    `create_next` is told.
+    """
+
+    __slots__ = ("directory", "file_size", "files")
+
+    def __init__(self, directory: Path, file_size: int, files: list[MappedFile]) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.files = files
+
+    @classmethod
+    def open(cls, directory: Path, *, writable: bool = False, file_size: int = 0) -> MappedFileQueue:
+        """Map all files of a directory. A missing directory is an empty one.
+
+        With `file_size` 0 the size is that of the first file. A last file that is empty or short, as a crash in the
+        moment of its making leaves it, gets its size when `writable`. Raises StoreCorrupt for a file of another size
+        and for a gap between two files. Names that are no 20 digits are not looked at.
+        """
+        paths = file_paths(directory)
+        if paths and not file_size:
+            file_size = max(path.stat().st_size for path in paths[:2])
+        for path, following in zip(paths, [*paths[1:], None], strict=True):
+            size = path.stat().st_size
+            if following is None and size < file_size:
+                if writable:
+                    os.truncate(path, file_size)
+            elif size != file_size:
+                raise StoreCorrupt(path, size, f"the file has {size} bytes where {file_size} are configured")
+            if following is not None and int(following.name) != int(path.name) + file_size:
+                raise StoreCorrupt(
+                    following, 0, f"the file should begin at {int(path.name) + file_size}; a file before it is missing"
+                )
+        return cls(
+            directory, file_size, [MappedFile.open(path, writable=writable, begin=int(path.name)) for path in paths]
+        )
+
+    @property
+    def begin(self) -> int:
+        """The logical offset of the first byte that is still there."""
+        return self.files[0].begin if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """The logical offset behind the last file, written or not."""
+        return self.files[-1].end if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """Return the file in which the logical offset lies, or None where there is no such file."""
+        files = self.files
+        if not files or not files[0].begin <= offset < files[-1].begin + self.file_size:
+            return None
+        return files[(offset - files[0].begin) // self.file_size]
+
+    def create_next(self, begin: int | None = None) -> MappedFile:
+        """Add a file behind the last one; in an empty queue it starts at `begin`, a multiple of the file size."""
+        if begin is None or self.files:
+            begin = self.end
+        if not self.directory.is_dir():
+            self.directory.mkdir(parents=True)
+            sync_directory(self.directory.parent)
+        file = MappedFile.create(self.directory / file_name(begin), self.file_size, begin=begin)
+        sync_directory(self.directory)
+        self.files.append(file)
+        return file
+
+    def cut(self, offset: int) -> None:
+        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that."""
+        while self.files and self.files[-1].begin > offset:
+            self.files.pop().delete()
+        if (file := self.find(offset)) is not None:
+            file.erase(offset - file.begin)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.close()
+
+    def __iter__(self) -> Iterator[MappedFile]:
+        return iter(self.files)
+
+
+def file_name(begin: int) -> str:
+    """Return the name of the file whose first byte has this logical offset."""
+    return f"{begin:0{NAME_DIGITS}d}"
+
+
+def file_paths(directory: Path) -> list[Path]:
+    """Return the paths in `directory` whose names are logical offsets, in order."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if is_file_name(path.name))
+
+
+def is_file_name(name: str) -> bool:
+    """Tell whether a name is a logical offset in 20 digits."""
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+
+
+def any_nonzero(buffer: mmap.mmap, begin: int, end: int) -> bool:
+    """Tell whether there is a byte other than 0 between two positions. Holes in sparse files are read, not filled."""
+    zeros = bytes(1 << 20)
+    for position in range(begin, end, len(zeros)):
+        piece = buffer[position : min(position + len(zeros), end)]
+        if piece != zeros[: len(piece)]:
+            return True
+    return False
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in `directory` are on disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,227 @@
+"""The read-only door into a store directory: for Spark, for `rucola store`, for anyone with a question.
+
+A StoreReader writes nothing, takes no lock and leaves no `abort`, so it may look at the directory of a broker that
+is running, at a copy, and at a file system that is mounted read-only. It is a picture of the moment in which it was
+opened: open another one to see what has come since. It holds every file of the store open; close it, or use it in a
+`with`.
+
+What belongs to the store is decided from the outside: a log ends at the first thing that is no sound record, and a
+ConsumeQueue ends with the last unit that points at its own record, since Apache's broker leaves what a recovery cut
+off lying behind.
+
+Answers to nothing in Apache RocketMQ, where reading a store takes a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
+from rucola.message import MessageExt
+from rucola.message.record import decode, peek
+from rucola.store.config_files import config_path, read_config
+from rucola.store.consume_queue import UNIT, ConsumeQueue, queue_directories
+from rucola.store.index import Index
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.scan import Run, Stop, scan
+
+
+class LogFile(NamedTuple):
+    """One file of the CommitLog: its path, the physical offset of its first byte, its size in bytes."""
+
+    path: Path
+    begin: int
+    size: int
+
+
+class StoreReader:
+    """A store directory, read-only.
+
+    `index_slots` is maxHashSlotNum of the broker that wrote the index; 0 takes it that a file has four entries per
+    slot, which holds for the default and wherever both numbers were changed together. `commit_log` is where the log
+    lies when that is not `<path>/commitlog` (storePathCommitLog).
+
+    Raises StoreError when `path` is no directory, and StoreCorrupt when its files do not fit each other.
+    """
+
+    def __init__(self, path: str | Path, *, index_slots: int = 0, commit_log: str | Path | None = None) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise StoreError(f"{self.path} is no directory; give the directory that holds commitlog/")
+        self._index_slots = index_slots
+        self._log = MappedFileQueue.open(Path(commit_log) if commit_log else self.path / "commitlog")
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        for topic, queue_id, directory in queue_directories(self.path / "consumequeue"):
+            queue = ConsumeQueue(topic, queue_id, MappedFileQueue.open(directory))
+            self._drop_stale_units(queue)
+            queue.raise_min_offset(self._log.begin)
+            self._queues[topic, queue_id] = queue
+
+    def close(self) -> None:
+        """Close all files. Records and units that were given out stay valid; buffers do not."""
+        self._log.close()
+        for queue in self._queues.values():
+            queue.files.close()
+        if "index" in self.__dict__:
+            self.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the log ------------------------------------------------------------------------------------------------------
+
+    @property
+    def commit_log_files(self) -> list[LogFile]:
+        """The files of the CommitLog, oldest first."""
+        return [LogFile(file.path, file.begin, file.size) for file in self._log]
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Where the log begins: the physical offset of its first record."""
+        return self._log.begin
+
+    @cached_property
+    def max_physical_offset(self) -> int:
+        """Where the log ends. The first time this is asked the last file is scanned, CRC and all."""
+        end = self._log.begin
+        for file in reversed(self._log.files):
+            stop = list(scan(self._log, file.begin))[-1]
+            assert isinstance(stop, Stop)
+            end = stop.physical_offset
+            if end > file.begin or stop.damage is not None:
+                break
+        return end
+
+    def buffer(self, file: LogFile) -> memoryview:
+        """Return the bytes of a log file, mapped read-only: `buffer[position]`, position counted in this file.
+
+        The view is valid until the reader is closed; release it before, or the file stays mapped until it is gone.
+        """
+        return memoryview(self._mapped(file.begin).map)[: file.size]
+
+    def record(self, physical_offset: int) -> MessageExt:
+        """Return the message whose record begins there.
+
+        Raises StoreError for an offset outside the log and StoreCorrupt where no sound record begins.
+        """
+        file = self._mapped(physical_offset)
+        position = physical_offset - file.begin
+        try:
+            message = decode(file.map, position)
+        except InvalidMessage as error:
+            raise StoreCorrupt(file.path, position, str(error)) from error
+        if message.physical_offset != physical_offset:
+            raise StoreCorrupt(file.path, position, f"the record says that it lies at {message.physical_offset}")
+        return message
+
+    def runs(self, begin: int | None = None) -> Iterator[Run | Stop]:
+        """Yield the sound records from physical offset `begin` as runs of columns, and at last a Stop (see `scan`)."""
+        return scan(self._log, self._log.begin if begin is None else begin)
+
+    def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
+        """Yield the messages whose records begin from physical offset `begin` up to `end`, in order.
+
+        A record must begin at `begin`. Without `end` the walk goes on to the end of the log. Raises StoreCorrupt
+        where it meets anything that is no sound record before that.
+        """
+        for item in self.runs(begin):
+            if isinstance(item, Stop):
+                if item.damage is not None and (end is None or item.physical_offset < end):
+                    file = self._mapped(item.physical_offset)
+                    raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
+                return
+            for position in item.positions.tolist():
+                if end is not None and item.file.begin + position >= end:
+                    return
+                try:
+                    yield decode(item.file.map, position, check_crc=False)
+                except InvalidMessage as error:
+                    raise StoreCorrupt(item.file.path, position, str(error)) from error
+
+    def _mapped(self, physical_offset: int) -> MappedFile:
+        file = self._log.find(physical_offset)
+        if file is None or physical_offset >= file.end:
+            raise StoreError(
+                f"physical offset {physical_offset} lies outside {self._log.directory}, "
+                f"which holds {self._log.begin} to {self._log.end}"
+            )
+        return file
+
+    # -- queues and keys ----------------------------------------------------------------------------------------------
+
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return {(topic, queue id): (min queue offset, max queue offset)} of every ConsumeQueue, half-open."""
+        return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
+
+    def units(self, topic: str, queue_id: int, begin: int = 0, end: int | None = None) -> npt.NDArray[Any]:
+        """Return the units of queue offsets `begin` to `end`, cut to what the queue holds.
+
+        Shape (n,), of type `consume_queue.UNIT`: physical_offset, size, tags_code. An unknown queue has none.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return np.empty(0, UNIT)
+        return queue.units(max(begin, queue.min_offset), queue.max_offset if end is None else end)
+
+    def query(
+        self, topic: str, key: str, max_count: int = 64, begin_ms: int = 0, end_ms: int = (1 << 63) - 1
+    ) -> list[MessageExt]:
+        """Return up to `max_count` messages with this key, oldest first.
+
+        The index knows hashes only, so the keys are compared here. Of more than `max_count` index entries the latest
+        are looked at. The time window is compared in whole seconds, as the index keeps it.
+        """
+        messages = []
+        for physical_offset in self.index.query(topic, key, max_count, begin_ms, end_ms):
+            if self._log.find(physical_offset) is not None:
+                message = self.record(physical_offset)
+                if message.topic == topic and key in (message.unique_key, *(message.keys or "").split(" ")):
+                    messages.append(message)
+        return messages
+
+    @cached_property
+    def index(self) -> Index:
+        """The index of the store, for reading."""
+        return Index.open(self.path / "index", self._index_slots)
+
+    def config(self, name: str) -> Any:
+        """Return the value of `config/<name>.json`, or None where there is no such file."""
+        return read_config(config_path(self.path, name))
+
+    def _drop_stale_units(self, queue: ConsumeQueue) -> None:
+        """Let the queue end with the last unit that points at its own record."""
+        end = queue.max_offset
+        while end > queue.min_offset and not self._is_own(queue, end - 1):
+            end -= 1
+        queue.max_offset = end
+
+    def _is_own(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        physical_offset, size, _ = queue.unit(queue_offset)
+        if physical_offset < self._log.begin:
+            return True
+        file = self._log.find(physical_offset)
+        if file is None:
+            return False
+        try:
+            outline = peek(file.map, physical_offset - file.begin)
+        except InvalidMessage:
+            return False
+        return (outline.size, outline.physical_offset, outline.topic, outline.queue_id, outline.queue_offset) == (
+            size,
+            physical_offset,
+            queue.topic,
+            queue.queue_id,
+            queue_offset,
+        )

@@ -1,0 +1,193 @@
+"""Reading a CommitLog from front to back, believing nothing.
+
+Records follow each other without gap, so the only way through a log is from size to size. A file ends with a blank
+that says how much of it is unused (its first 8 bytes count, the rest may be anything), and the log goes on in the
+next file. Zeros stand where nothing was written yet.
+
+A record is sound when its magic and its sizes agree (see `rucola.message.record`), its physicalOffset is the address
+at which it lies, and its body has its CRC. The CRC says nothing about the other fields; that queueOffset counts
+without gap in every queue is for the caller to compare (see `recovery` and `check`).
+
+The walk from size to size is Python, all else is done for a megabyte of records at once: their fixed fields are
+gathered into one numpy array and compared as columns. Whoever needs columns finds them in `Run`.
+
+Answers to org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize. Apache allocates as many bytes as a record
+claims before it looks at them, and dies of a size of 0x7fffffff; here a size is first held against the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from rucola.errors import InvalidMessage
+from rucola.message import sysflag
+from rucola.message.properties import MAX_PROPERTIES_SIZE
+from rucola.message.record import BLANK_MAGIC, FRAME, HEAD, HEAD_SIZE, MESSAGE_MAGIC, MIN_RECORD_SIZE, peek
+from rucola.message.topics import MAX_TOPIC_LENGTH
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
+
+_RUN_SIZE: Final = 1 << 20
+_HEAD_POSITIONS: Final = np.arange(HEAD_SIZE)
+
+
+@dataclass(slots=True)
+class Run:
+    """Sound records that follow each other in one file.
+
+    `positions` are those of the records in `file`, shape (n,). `heads` are their fixed fields (`record.HEAD`), shape
+    (n,), a copy; for records with IPv6 hosts only the fields up to born_timestamp are what they are called, which
+    `store_timestamps` makes up for.
+    """
+
+    file: MappedFile
+    positions: npt.NDArray[np.int64]
+    heads: npt.NDArray[Any]
+    store_timestamps: npt.NDArray[np.int64]
+
+    @property
+    def end(self) -> int:
+        """The physical offset behind the last record."""
+        return int(self.file.begin + self.positions[-1] + self.heads["size"][-1])
+
+
+@dataclass(slots=True)
+class Stop:
+    """Where a scan ended: the logical end of the log, or the first thing that is no sound record.
+
+    `damage` says what is wrong there; it is None where the log simply ends, in zeros or behind its last file.
+    """
+
+    physical_offset: int
+    damage: str | None
+
+
+def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[Run | Stop]:
+    """Yield the sound records from physical offset `begin`, where one must begin, and at last one Stop.
+
+    An offset at which no file lies is the end of the log.
+    """
+    offset = begin
+    while (file := log.find(offset)) is not None:
+        stop = None
+        for item in scan_file(file, offset - file.begin, check_crc=check_crc):
+            if isinstance(item, Run):
+                yield item
+            else:
+                stop = item
+        assert stop is not None
+        if stop.damage is not None or stop.physical_offset < file.begin + log.file_size:
+            yield stop
+            return
+        offset = file.end
+    yield Stop(offset, None)
+
+
+def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Iterator[Run | Stop]:
+    """Yield the sound records of one file from `position` on, and at last one Stop.
+
+    The Stop is the file's end where a blank takes the rest of it.
+    """
+    mapped, size = file.map, file.size
+    unpack = FRAME.unpack_from
+    last = size - MIN_RECORD_SIZE
+    while True:
+        begin, positions = position, []
+        while position <= last and position - begin < _RUN_SIZE:
+            record_size, magic = unpack(mapped, position)
+            if magic != MESSAGE_MAGIC or not MIN_RECORD_SIZE <= record_size <= size - position:
+                break
+            positions.append(position)
+            position += record_size
+        if positions:
+            run, damage = _sound(file, positions, position, check_crc)
+            if len(run.positions):
+                yield run
+            if damage is not None:
+                at = positions[len(run.positions)]
+                yield Stop(file.begin + at, damage)
+                return
+        if position - begin < _RUN_SIZE:
+            yield _stop(file, position)
+            return
+
+
+def _stop(file: MappedFile, position: int) -> Stop:
+    """Say why there is no record at `position`."""
+    left = file.size - position
+    at = file.begin + position
+    if left < FRAME.size:
+        damage = "the file ends without a blank" if any(file.map[position : file.size]) else None
+        return Stop(at, damage if left else None)
+    size, magic = FRAME.unpack_from(file.map, position)
+    if magic == BLANK_MAGIC:
+        if size != left:
+            return Stop(at, f"a blank claims {size} bytes where {left} are left in the file")
+        return Stop(file.end, None)
+    if magic == 0 and size == 0:
+        return Stop(at, None)
+    if magic != MESSAGE_MAGIC:
+        return Stop(at, f"magic is {magic:#010x}, neither record nor blank")
+    return Stop(at, f"size is {size} where {left} bytes are left in the file")
+
+
+def _sound(file: MappedFile, positions: list[int], end: int, check_crc: bool) -> tuple[Run, str | None]:
+    """Return the run of sound records that these begin with, and what is wrong with the first that is not."""
+    first = positions[0]
+    view = memoryview(file.map[first:end])
+    data = np.frombuffer(view, np.uint8)
+    at = np.array(positions, np.int64)
+    relative = at - first
+    heads = data[relative[:, None] + _HEAD_POSITIONS].view(HEAD)[:, 0]
+    sizes = heads["size"].astype(np.int64)
+    body_sizes = heads["body_size"].astype(np.int64)
+    store_timestamps = heads["store_timestamp"].astype(np.int64)
+    crcs = heads["body_crc"]
+    v6 = (heads["sys_flag"] & sysflag.HOSTS_V6) != 0
+    # A topic and properties of one byte each must at least be found where the body ends.
+    topic_at = relative + HEAD_SIZE + body_sizes
+    sound = (body_sizes >= 0) & (topic_at + 3 <= relative + sizes) & ~v6
+    safe_topic = np.where(sound, topic_at, 0)
+    topic_sizes = data[safe_topic].astype(np.int64)
+    properties_at = safe_topic + 1 + topic_sizes
+    sound &= (topic_sizes <= MAX_TOPIC_LENGTH) & (properties_at + 2 <= relative + sizes)
+    safe_properties = np.where(sound, properties_at, 0)
+    properties_sizes = (data[safe_properties].astype(np.int64) << 8) | data[
+        np.minimum(safe_properties + 1, len(data) - 1)
+    ]
+    sound &= (properties_sizes <= MAX_PROPERTIES_SIZE) & (properties_at + 2 + properties_sizes == relative + sizes)
+    body_begins, body_ends = relative + HEAD_SIZE, topic_at
+    for k in np.flatnonzero(v6):
+        try:
+            outline = peek(file.map, positions[k])
+        except InvalidMessage:
+            continue
+        sound[k] = True
+        store_timestamps[k] = outline.store_timestamp
+        body_begins[k], body_ends[k] = outline.body_begin - first, outline.body_end - first
+    sound &= heads["physical_offset"] == at + file.begin
+    count = len(positions) if sound.all() else int(np.argmin(sound))
+    why = None if count == len(positions) else _what_is_wrong(file, positions[count])
+    if check_crc:
+        found = [
+            crc32(view[b:e]) & 0x7FFFFFFF
+            for b, e in zip(body_begins[:count].tolist(), body_ends[:count].tolist(), strict=True)
+        ]
+        wrong = np.flatnonzero(np.array(found, np.int64) != crcs[:count])
+        if wrong.size:
+            count = int(wrong[0])
+            why = f"the body's CRC is {found[count]}, but the record says {crcs[count]}"
+    return Run(file, at[:count], heads[:count], store_timestamps[:count]), why
+
+
+def _what_is_wrong(file: MappedFile, position: int) -> str:
+    try:
+        outline = peek(file.map, position)
+    except InvalidMessage as error:
+        return str(error)
+    return f"the record says that it lies at {outline.physical_offset}"
