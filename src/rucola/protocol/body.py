@@ -36,7 +36,7 @@ def decode_body(body_type: type[B], data: bytes) -> B:
     try:
         typed: B = decoder.decode(data)
         return typed
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # not plain JSON, or a null in the place of a default
     try:
         return msgspec.convert(_plain(fastjson.loads(data)), body_type, strict=False, str_keys=True)

@@ -24,7 +24,7 @@ every typed header is read in lax mode; in answers they must be strings, because
 `flag` bit 0 marks an answer, bit 1 a one-way request.
 
 The ext fields of a JSON header stay raw until somebody asks: `decode_header` reads them straight into a typed
-struct, which costs about half a microsecond, and `ext_fields` makes the dictionary.
+struct, which costs less than a microsecond, and `ext_fields` makes the dictionary.
 
 Answers to `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable` of Apache RocketMQ 4.9.8.
 Deliberate difference: a missing or malformed field is named in the error instead of surfacing as a Java exception.
@@ -32,11 +32,12 @@ Deliberate difference: a missing or malformed field is named in the error instea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from itertools import count
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -46,6 +47,9 @@ from rucola.protocol.codes import LanguageCode, name_of
 
 VERSION = 409
 """The version number that Apache RocketMQ 4.9.8 sends; some clients choose their features by it."""
+
+LANGUAGE = LanguageCode.PYTHON.name
+"""What commands made here say of their maker."""
 
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
@@ -65,6 +69,11 @@ class SerializeType(IntEnum):
     ROCKETMQ = 1
 
 
+# Taking a member from its class costs a tenth of a microsecond in CPython 3.11, taking a global a quarter of that.
+JSON = SerializeType.JSON
+ROCKETMQ = SerializeType.ROCKETMQ
+
+
 class Header(msgspec.Struct, rename="camel", kw_only=True):
     """Base of every typed header: a struct whose fields are the `extFields`, camelCase on the wire.
 
@@ -75,68 +84,37 @@ class Header(msgspec.Struct, rename="camel", kw_only=True):
 H = TypeVar("H", bound=Header)
 
 
-class _JsonHeader(msgspec.Struct):
-    code: int
-    flag: int = 0
-    opaque: int = 0
-    language: str | None = "OTHER"
-    version: int = 0
-    remark: str | None = None
-    extFields: msgspec.Raw = msgspec.Raw()  # noqa: N815 - its name on the wire
+_typed: dict[type[Header], Callable[[msgspec.Raw], Any]] = {}
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
-_json_header = msgspec.json.Decoder(_JsonHeader, strict=False)
-_typed: dict[type[Header], msgspec.json.Decoder[Any]] = {}
-
-
-class RemotingCommand:
+class RemotingCommand(msgspec.Struct, eq=False, gc=False):
     """One request or answer.
 
-    `code` is a RequestCode in a request and a ResponseCode in an answer; `opaque` pairs the two. `body` owns its
-    bytes. `serialize_type` tells how the header came or shall go.
+    `code` is a RequestCode in a request and a ResponseCode in an answer; `opaque` pairs the two. `ext` is what
+    `ext_fields` starts from. `body` owns its bytes. `serialize_type` tells how the header came or shall go.
+
+    A JSON header is decoded straight into this struct, which is why its fields carry their names on the wire; those
+    that are no part of a header are set by whoever decodes.
     """
 
-    __slots__ = (
-        "_ext",
-        "_raw_ext",
-        "body",
-        "code",
-        "flag",
-        "language",
-        "opaque",
-        "remark",
-        "serialize_type",
-        "version",
-    )
-
-    def __init__(
-        self,
-        code: int,
-        ext_fields: dict[str, str] | None = None,
-        body: bytes = b"",
-        *,
-        flag: int = 0,
-        opaque: int = 0,
-        remark: str | None = None,
-        language: str = "PYTHON",
-        version: int = VERSION,
-        serialize_type: SerializeType = SerializeType.JSON,
-    ) -> None:
-        self.code = code
-        self.flag = flag
-        self.opaque = opaque
-        self.remark = remark
-        self.language = language
-        self.version = version
-        self.body = body
-        self.serialize_type = serialize_type
-        self._ext = ext_fields
-        self._raw_ext: bytes | None = None
+    code: Int32
+    ext: dict[str, str] | None = None
+    body: bytes = b""
+    flag: Int32 = 0
+    opaque: Int32 = 0
+    remark: str | None = None
+    language: str = LanguageCode.OTHER.name
+    version: Int32 = 0
+    serialize_type: SerializeType = JSON
+    raw_ext: msgspec.Raw = msgspec.field(name="extFields", default=msgspec.Raw())
 
     @classmethod
     def request(cls, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
         """A new request with an opaque of its own."""
-        return cls(code, to_ext_fields(header) if header else None, body, opaque=next_opaque())
+        ext = to_ext_fields(header) if header else None
+        return cls(code, ext, body, opaque=next_opaque(), language=LANGUAGE, version=VERSION)
 
     @classmethod
     def oneway(cls, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
@@ -153,10 +131,12 @@ class RemotingCommand:
             code,
             to_ext_fields(header) if header else None,
             body,
-            flag=FLAG_RESPONSE,
-            opaque=self.opaque,
-            remark=remark,
-            serialize_type=self.serialize_type,
+            FLAG_RESPONSE,
+            self.opaque,
+            remark,
+            LANGUAGE,
+            VERSION,
+            self.serialize_type,
         )
 
     @property
@@ -170,39 +150,40 @@ class RemotingCommand:
     @property
     def ext_fields(self) -> dict[str, str]:
         """The ext fields as text; numbers and booleans as Java would print them, nulls left out."""
-        if self._ext is None:
-            self._ext = {} if self._raw_ext is None else _texts(fastjson.loads(self._raw_ext))
-        return self._ext
+        if self.ext is None:
+            self.ext = _texts(fastjson.loads(bytes(self.raw_ext))) if self.raw_ext else {}
+        return self.ext
 
     def decode_header(self, header_type: type[H]) -> H:
         """The ext fields as a typed header; unknown fields are ignored.
 
         RemoteProtocolError names the field that is missing or cannot be read.
         """
-        if self._raw_ext is not None:
-            decoder = _typed.get(header_type)
-            if decoder is None:
-                decoder = _typed[header_type] = msgspec.json.Decoder(header_type, strict=False)
+        if self.ext is None and self.raw_ext:
+            decode = _typed.get(header_type)
+            if decode is None:
+                decode = _typed[header_type] = msgspec.json.Decoder(header_type, strict=False).decode
             try:
-                typed: H = decoder.decode(self._raw_ext)
+                typed: H = decode(self.raw_ext)
                 return typed
             except msgspec.MsgspecError:
                 pass  # nulls, or text and numbers in each other's place: the slow way sorts it out or says why
         try:
             return msgspec.convert(self.ext_fields, header_type, strict=False)
         except msgspec.ValidationError as error:
-            raise RemoteProtocolError(f"header of {name_of(self.code)}: {error}") from None
+            whose = f"an answer with code {self.code}" if self.is_response else name_of(self.code)
+            raise RemoteProtocolError(f"header of {whose}: {error}") from None
 
     def encode(self) -> bytes:
         """The whole frame, length prefix included."""
-        header = self._json() if self.serialize_type is SerializeType.JSON else self._binary()
+        header = self._json() if self.serialize_type is JSON else self._binary()
         size = len(header)
         prefix = _PREFIX.pack(4 + size + len(self.body), self.serialize_type << 24 | size)
         return b"".join((prefix, header, self.body))
 
     def _json(self) -> bytes:
         fields: dict[str, Any] = {"code": self.code}
-        if self._ext or self._raw_ext:
+        if self.ext or self.raw_ext:
             fields["extFields"] = self.ext_fields
         fields["flag"] = self.flag
         fields["language"] = self.language
@@ -211,7 +192,7 @@ class RemotingCommand:
             fields["remark"] = self.remark
         fields["serializeTypeCurrentRPC"] = "JSON"
         fields["version"] = self.version
-        return msgspec.json.encode(fields)
+        return _encode_json(fields)
 
     def _binary(self) -> bytes:
         remark = (self.remark or "").encode("utf-8")
@@ -268,63 +249,56 @@ def is_true(value: bool | str | None) -> bool:
 
 
 def _texts(fields: Any) -> dict[str, str]:
+    if fields is None:
+        return {}
     if not isinstance(fields, dict):
         raise RemoteProtocolError(f"extFields must be an object, not {type(fields).__name__}")
-    texts: dict[str, str] = {}
-    for key, value in fields.items():
-        if isinstance(value, str):
-            texts[str(key)] = value
-        elif isinstance(value, bool):
-            texts[str(key)] = "true" if value else "false"
-        elif isinstance(value, (dict, list)):
-            texts[str(key)] = fastjson.dumps(value).decode("utf-8")
-        elif value is not None:
-            texts[str(key)] = str(value)
-    return texts
+    return {
+        str(name): value if value.__class__ is str else _text_of(value)
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
-def decode_command(header: bytes, body: bytes, serialize_type: int) -> RemotingCommand:
+def _text_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return fastjson.dumps(value).decode("utf-8") if isinstance(value, (dict, list)) else str(value)
+
+
+def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingCommand:
     """The command of one frame, given its header bytes, its body and its serializer byte."""
-    if serialize_type == SerializeType.JSON:
-        return _from_json(header, body)
-    if serialize_type == SerializeType.ROCKETMQ:
+    if serializer == 0:
+        try:
+            command = _decode_json(header)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            command = _tolerantly(header)
+        command.ext = None
+        command.body = body
+        command.serialize_type = JSON
+        return command
+    if serializer == 1:
         return _from_binary(header, body)
-    raise RemoteProtocolError(f"serializer {serialize_type} is unknown: 0 is JSON, 1 is ROCKETMQ")
+    raise RemoteProtocolError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
 
 
-def _from_json(header: bytes, body: bytes) -> RemotingCommand:
-    try:
-        fields = _json_header.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        fields = _tolerantly(header)
-    command = RemotingCommand.__new__(RemotingCommand)
-    command.code = fields.code
-    command.flag = fields.flag
-    command.opaque = fields.opaque
-    command.remark = fields.remark
-    command.language = fields.language or "OTHER"
-    command.version = fields.version
-    command.body = body
-    command.serialize_type = SerializeType.JSON
-    command._ext = None
-    raw = fields.extFields
-    command._raw_ext = bytes(raw) if raw and raw != b"null" else None
-    return command
+_decode_json = msgspec.json.Decoder(RemotingCommand, strict=False).decode
+_encode_json = msgspec.json.Encoder().encode
+_HEADER_MEMBERS = ("code", "flag", "language", "opaque", "remark", "version")
 
 
-def _tolerantly(header: bytes) -> _JsonHeader:
-    """A header that is JSON only to fastjson."""
+def _tolerantly(header: bytes) -> RemotingCommand:
+    """The command of a header that is JSON only to fastjson."""
     members = fastjson.loads(header)
     if not isinstance(members, dict):
         raise RemoteProtocolError("a header must be a JSON object")
-    ext = members.pop("extFields", None)
+    fields = {name: members[name] for name in _HEADER_MEMBERS if members.get(name) is not None}
     try:
-        fields = msgspec.convert({k: v for k, v in members.items() if v is not None}, _JsonHeader, strict=False)
+        command = msgspec.convert(fields, RemotingCommand, strict=False)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError(f"JSON header: {error}") from None
-    if ext is not None:
-        fields.extFields = msgspec.Raw(msgspec.json.encode(_texts(ext)))
-    return fields
+    command.raw_ext = msgspec.Raw(_encode_json(_texts(members.get("extFields"))))
+    return command
 
 
 def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
@@ -353,7 +327,7 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
         remark=remark or None,
         language=LanguageCode(language).name if language in _LANGUAGES else "OTHER",
         version=version,
-        serialize_type=SerializeType.ROCKETMQ,
+        serialize_type=ROCKETMQ,
     )
 
 

@@ -17,6 +17,7 @@ Answers to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache R
 from __future__ import annotations
 
 from struct import Struct
+from typing import NoReturn
 
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, decode_command
@@ -61,41 +62,44 @@ class FrameDecoder:
             data = bytes(waiting)
             waiting.clear()
         elif not isinstance(data, bytes):
-            data = bytes(data)
+            data = data.tobytes()
         commands: list[RemotingCommand] = []
         position, end = 0, len(data)
         try:
-            while end - position >= 4:
-                if end - position < 8:
-                    (length,) = _LENGTH.unpack_from(data, position)
-                    self._check_length(length)
-                    break
+            while end - position >= 8:
                 length, marked_size = _PREFIX.unpack_from(data, position)
+                if not 4 <= length <= self._max_frame_size:
+                    self._refuse(length)
                 frame_end = position + 4 + length
                 if frame_end > end:
-                    self._check_length(length)
                     break
                 header_begin = position + 8
                 body_begin = header_begin + (marked_size & 0xFFFFFF)
                 if body_begin > frame_end:
-                    self._check_length(length)
                     raise RemoteProtocolError(
                         f"a header of {marked_size & 0xFFFFFF} bytes in a frame of {length} bytes"
                     )
-                self._check_length(length)
                 commands.append(
                     decode_command(data[header_begin:body_begin], data[body_begin:frame_end], marked_size >> 24)
                 )
                 position = frame_end
+            if position < end:
+                self._keep(data[position:])
         except RemoteProtocolError as error:
             raise FrameError(str(error), commands) from None
-        if position < end:
-            waiting += data[position:] if position else data
-            self._needed = 4 + _LENGTH.unpack_from(waiting)[0] if len(waiting) >= 4 else 4
         return commands
 
-    def _check_length(self, length: int) -> None:
-        if length > self._max_frame_size:
-            raise RemoteProtocolError(f"a frame of {length} bytes; the limit is {self._max_frame_size}")
+    def _keep(self, part: bytes) -> None:
+        """Wait for the rest of a frame, or of its length."""
+        self._needed = 4
+        if len(part) >= 4:
+            (length,) = _LENGTH.unpack_from(part)
+            if not 4 <= length <= self._max_frame_size:
+                self._refuse(length)
+            self._needed = 4 + length
+        self._waiting += part
+
+    def _refuse(self, length: int) -> NoReturn:
         if length < 4:
             raise RemoteProtocolError(f"a frame of {length} bytes cannot hold its own header length")
+        raise RemoteProtocolError(f"a frame of {length} bytes; the limit is {self._max_frame_size}")

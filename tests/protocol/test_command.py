@@ -1,0 +1,383 @@
+"""Commands in both header serializations: recorded ones, what odd clients send, and whatever hypothesis thinks of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola.errors import RemoteProtocolError
+from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode, name_of
+from rucola.protocol.command import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    VERSION,
+    Header,
+    RemotingCommand,
+    SerializeType,
+    decode_command,
+    is_true,
+    next_opaque,
+)
+from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
+from rucola.protocol.kv import KVConfigRequestHeader, PutKVConfigRequestHeader
+from rucola.protocol.offset import (
+    EarliestStoreTimeResponseHeader,
+    OffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
+from rucola.protocol.route import BrokerRequestHeader, GetRouteInfoRequestHeader, RegisterBrokerRequestHeader
+from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2, SendMessageResponseHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
+from wire import decode, exchanges, frames
+
+REQUEST_HEADERS: dict[RequestCode, type[Header]] = {
+    RequestCode.SEND_MESSAGE: SendMessageRequestHeader,
+    RequestCode.SEND_MESSAGE_V2: SendMessageRequestHeaderV2,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageRequestHeaderV2,
+    RequestCode.PULL_MESSAGE: PullMessageRequestHeader,
+    RequestCode.QUERY_MESSAGE: QueryMessageRequestHeader,
+    RequestCode.VIEW_MESSAGE_BY_ID: ViewMessageRequestHeader,
+    RequestCode.QUERY_CONSUMER_OFFSET: QueryConsumerOffsetRequestHeader,
+    RequestCode.UPDATE_CONSUMER_OFFSET: UpdateConsumerOffsetRequestHeader,
+    RequestCode.GET_MAX_OFFSET: QueueRequestHeader,
+    RequestCode.GET_MIN_OFFSET: QueueRequestHeader,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: QueueRequestHeader,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: SearchOffsetRequestHeader,
+    RequestCode.UNREGISTER_CLIENT: UnregisterClientRequestHeader,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: GetConsumerListByGroupRequestHeader,
+    RequestCode.UPDATE_AND_CREATE_TOPIC: CreateTopicRequestHeader,
+    RequestCode.GET_TOPIC_STATS_INFO: TopicRequestHeader,
+    RequestCode.GET_CONSUME_STATS: GetConsumeStatsRequestHeader,
+    RequestCode.REGISTER_BROKER: RegisterBrokerRequestHeader,
+    RequestCode.UNREGISTER_BROKER: BrokerRequestHeader,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: GetRouteInfoRequestHeader,
+    RequestCode.PUT_KV_CONFIG: PutKVConfigRequestHeader,
+    RequestCode.GET_KV_CONFIG: KVConfigRequestHeader,
+    RequestCode.DELETE_KV_CONFIG: KVConfigRequestHeader,
+}
+ANSWER_HEADERS: dict[RequestCode, type[Header]] = {
+    RequestCode.SEND_MESSAGE: SendMessageResponseHeader,
+    RequestCode.SEND_MESSAGE_V2: SendMessageResponseHeader,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageResponseHeader,
+    RequestCode.PULL_MESSAGE: PullMessageResponseHeader,
+    RequestCode.QUERY_MESSAGE: QueryMessageResponseHeader,
+    RequestCode.QUERY_CONSUMER_OFFSET: OffsetResponseHeader,
+    RequestCode.GET_MAX_OFFSET: OffsetResponseHeader,
+    RequestCode.GET_MIN_OFFSET: OffsetResponseHeader,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: OffsetResponseHeader,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: EarliestStoreTimeResponseHeader,
+}
+
+NOT_IN_HEADERS = {"n", "bname", "ReqT", "MSG_REGION", "TRACE_ON"}
+"""Fields that Apache adds beside the typed headers: the broker's name, how the request came, and tracing."""
+
+
+def command_of(header: dict[str, Any] | str, body: bytes = b"") -> RemotingCommand:
+    text = header if isinstance(header, str) else json.dumps(header)
+    return decode_command(text.encode(), body, SerializeType.JSON)
+
+
+# Recorded frames.
+
+
+def test_every_recorded_frame_decodes_and_encodes_to_an_equal_command(golden: Path) -> None:
+    rows = frames(golden)
+    assert len(rows) == 510
+    for row in rows:
+        command = decode(bytes.fromhex(row["frame"]))
+        header = row["header"]
+        assert command.code == header["code"]
+        assert command.opaque == header["opaque"]
+        assert command.flag == header["flag"]
+        assert command.version == header["version"]
+        assert command.remark == header.get("remark")
+        assert command.ext_fields == {k: v for k, v in (header.get("extFields") or {}).items() if v is not None}
+        assert command.serialize_type.name == row["serialize"]
+        assert len(command.body) == row["bodyLength"]
+        assert (command.is_response, command.is_oneway) == (row["type"] == "response", row["type"] == "oneway")
+        language = header["language"]
+        assert command.language == (language if isinstance(language, str) else LanguageCode(language).name)
+        assert decode(command.encode()) == command
+
+
+def test_a_binary_frame_encodes_to_the_same_bytes(golden: Path) -> None:
+    recorded = [bytes.fromhex(row["frame"]) for row in frames(golden) if row["serialize"] == "ROCKETMQ"]
+    assert len(recorded) > 200
+    for frame in recorded:
+        assert decode(frame).encode() == frame
+
+
+def test_typed_headers_of_recorded_commands_carry_every_field(golden: Path) -> None:
+    """Each field on the wire is a field of the struct, and turning the struct into fields gives the wire's values."""
+    seen: set[tuple[str, int]] = set()
+    for exchange in exchanges(golden):
+        code = RequestCode(exchange.code) if exchange.code in RequestCode.__members__.values() else None
+        pairs = [(exchange.request, REQUEST_HEADERS, "request")]
+        if exchange.answer is not None:
+            pairs.append((exchange.answer, ANSWER_HEADERS, "answer"))
+        for frame, headers, kind in pairs:
+            command = decode(frame)
+            header_type = headers.get(code) if code is not None else None
+            fields = {name: value for name, value in command.ext_fields.items() if name not in NOT_IN_HEADERS}
+            if header_type is None or not fields:  # an error, or a request that provokes one
+                continue
+            again = RemotingCommand.request(command.code, command.decode_header(header_type)).ext_fields
+            assert {name: again.get(name) for name in fields} == fields, f"{exchange} {kind}"
+            seen.add((kind, exchange.code))
+    assert {code for kind, code in seen if kind == "request"} == set(map(int, REQUEST_HEADERS))
+    assert {code for kind, code in seen if kind == "answer"} == set(map(int, ANSWER_HEADERS))
+
+
+# What odd clients send.
+
+
+def test_ext_values_may_be_numbers_booleans_strings_and_nulls() -> None:
+    ext = {
+        "consumerGroup": "G",
+        "topic": "T",
+        "queueId": 3,
+        "queueOffset": "17",
+        "maxMsgNums": 32,
+        "sysFlag": "6",
+        "commitOffset": -1,
+        "suspendTimeoutMillis": 15000,
+        "subscription": None,
+        "subVersion": 1795216857956,
+        "classFilterMode": False,
+        "AccessKey": "",
+        "OnsChannel": "ALIYUN",
+        "Signature": "x",
+    }
+    command = command_of({"code": 11, "extFields": ext, "language": "CPP", "opaque": 5, "version": 63, "flag": 0})
+    header = command.decode_header(PullMessageRequestHeader)
+    assert (header.queue_id, header.queue_offset, header.max_msg_nums) == (3, 17, 32)
+    assert (header.sys_flag, header.commit_offset, header.sub_version) == (6, -1, 1795216857956)
+    assert header.subscription is None
+    assert command.ext_fields["queueId"] == "3"
+    assert command.ext_fields["classFilterMode"] == "false"
+    assert "subscription" not in command.ext_fields
+    assert decode(command.encode()) == command
+
+
+def test_a_null_takes_the_default_of_a_field_that_cannot_be_null() -> None:
+    command = command_of({"code": 10, "extFields": {"topic": "T", "queueId": 0, "properties": None, **REQUIRED_SEND}})
+    assert command.decode_header(SendMessageRequestHeader).properties == ""
+
+
+REQUIRED_SEND = {"producerGroup": "G", "sysFlag": 0, "bornTimestamp": "1", "flag": 0}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("0", False), ("1", False), ("true", True), ("TRUE", True), (True, True), (False, False), (None, False)],
+)
+def test_booleans_follow_javas_rule(value: bool | str | None, expected: bool) -> None:
+    """C++ clients write 0 and 1, and Java's parseBoolean takes both for false."""
+    header = command_of(
+        {"code": 10, "extFields": {"topic": "T", "queueId": 0, "unitMode": value, **REQUIRED_SEND}}
+    ).decode_header(SendMessageRequestHeader)
+    assert is_true(header.unit_mode) is expected
+
+
+def test_numbers_where_text_is_expected_are_text() -> None:
+    command = command_of({"code": 14, "extFields": {"consumerGroup": 123, "topic": True, "queueId": "1"}})
+    header = command.decode_header(QueryConsumerOffsetRequestHeader)
+    assert (header.consumer_group, header.topic, header.queue_id) == ("123", "true", 1)
+
+
+def test_nested_ext_values_become_json_text() -> None:
+    command = command_of({"code": 1, "extFields": {"a": {"b": [1, None]}, "c": 1.5}})
+    assert command.ext_fields == {"a": '{"b":[1,null]}', "c": "1.5"}
+
+
+def test_a_header_that_is_json_only_to_fastjson() -> None:
+    command = command_of("{code:105,'extFields':{topic:'T',1:2,},language:\"GO\",opaque:9,remark:null,version:\"7\",}")
+    assert (command.code, command.opaque, command.language, command.version) == (105, 9, "GO", 7)
+    assert command.ext_fields == {"topic": "T", "1": "2"}
+    assert command.decode_header(GetRouteInfoRequestHeader).topic == "T"
+
+
+def test_everything_but_the_code_may_be_missing() -> None:
+    command = command_of({"code": 105})
+    assert (command.flag, command.opaque, command.version, command.language) == (0, 0, 0, "OTHER")
+    assert command.ext_fields == {}
+    assert command == command_of({"code": 105, "extFields": None, "remark": "", "language": None, "flag": None})
+    with pytest.raises(RemoteProtocolError, match=r"GET_ROUTEINFO_BY_TOPIC 105: .*`topic`"):
+        command.decode_header(GetRouteInfoRequestHeader)
+
+
+def test_members_that_are_no_part_of_a_header_are_ignored() -> None:
+    command = command_of(
+        {"code": 1, "body": "eA==", "ext": {"a": "b"}, "serialize_type": 1, "serializeTypeCurrentRPC": "JSON"}, b"real"
+    )
+    assert (command.body, command.ext_fields, command.serialize_type) == (b"real", {}, SerializeType.JSON)
+    assert command_of({"code": 1, "body": ["no text"], "serialize_type": "x"}).code == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("", "character 0"),
+        ("[]", "must be a JSON object"),
+        ("{}", "`code`"),
+        ('{"code":"x"}', r"code"),
+        ('{"code":4294967296}', r"code"),
+        ('{"code":1,"opaque":2147483648}', r"opaque"),
+        ('{"code":1,"flag":1.5}', r"flag"),
+        ('{"code":1,"extFields":[]}', "extFields must be an object"),
+        ('{"code":1,"extFields":{"a":1}', "character 29"),
+        ('{"code":1,"extFields":' + "[" * 100_000, "nested deeper"),
+        ('{"a":' * 100_000, "nested deeper"),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_a_protocol_error(header: str, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        command_of(header).ext_fields  # noqa: B018
+
+
+def test_a_header_that_is_not_utf8_is_a_protocol_error() -> None:
+    for header in (b'{"code":1,"remark":"\xff"}', b"\xff"):
+        with pytest.raises(RemoteProtocolError):
+            decode_command(header, b"", SerializeType.JSON)
+
+
+def test_an_answer_without_its_fields_is_named_as_one() -> None:
+    answer = command_of({"code": 17, "flag": 1})
+    with pytest.raises(RemoteProtocolError, match=r"^header of an answer with code 17: .*`offset`"):
+        answer.decode_header(OffsetResponseHeader)
+
+
+def test_a_field_that_cannot_be_read_is_named() -> None:
+    command = command_of({"code": 30, "extFields": {"topic": "T", "queueId": "three"}})
+    with pytest.raises(RemoteProtocolError, match=r"GET_MAX_OFFSET 30: .*queueId"):
+        command.decode_header(QueueRequestHeader)
+
+
+# The binary header.
+
+
+def test_a_truncated_binary_header_is_a_protocol_error(golden: Path) -> None:
+    row = next(row for row in frames(golden) if row["serialize"] == "ROCKETMQ" and row["code"] == 310)
+    frame = bytes.fromhex(row["frame"])
+    size = int.from_bytes(frame[5:8], "big")
+    header = frame[8 : 8 + size]
+    assert decode_command(header, b"", SerializeType.ROCKETMQ).code == 310
+    for cut in range(size):
+        with pytest.raises(RemoteProtocolError, match="ROCKETMQ header"):
+            decode_command(header[:cut], b"", SerializeType.ROCKETMQ)
+
+
+@given(st.binary(max_size=80))
+def test_random_binary_headers_decode_or_are_protocol_errors(header: bytes) -> None:
+    try:
+        command = decode_command(header, b"", SerializeType.ROCKETMQ)
+    except RemoteProtocolError:
+        return
+    assert decode(command.encode()) == command
+
+
+def test_an_unknown_serializer_is_named() -> None:
+    with pytest.raises(RemoteProtocolError, match="serializer 9 is unknown"):
+        decode_command(b"{}", b"", 9)
+
+
+# Whatever a command may hold.
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+int16 = st.integers(-(2**15), 2**15 - 1)
+text = st.text(max_size=20)
+
+
+@st.composite
+def commands(draw: st.DrawFn) -> RemotingCommand:
+    return RemotingCommand(
+        draw(int16),
+        draw(st.dictionaries(text, text, max_size=5)),
+        draw(st.binary(max_size=50)),
+        flag=draw(int32),
+        opaque=draw(int32),
+        remark=draw(st.none() | text),
+        language=draw(st.sampled_from(LanguageCode)).name,
+        version=draw(int16),
+        serialize_type=draw(st.sampled_from(SerializeType)),
+    )
+
+
+@given(commands())
+def test_encoding_and_decoding_gives_an_equal_command(command: RemotingCommand) -> None:
+    assert decode(command.encode()) == command
+
+
+# Making commands.
+
+
+def test_requests_and_answers() -> None:
+    header = KVConfigRequestHeader(namespace="n", key="k")
+    request = RemotingCommand.request(RequestCode.GET_KV_CONFIG, header, b"body")
+    assert (request.flag, request.language, request.version) == (0, "PYTHON", VERSION)
+    assert request.ext_fields == {"namespace": "n", "key": "k"}
+    request.serialize_type = SerializeType.ROCKETMQ
+    answer = request.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=7), b"b", "fine")
+    assert (answer.opaque, answer.flag, answer.remark) == (request.opaque, FLAG_RESPONSE, "fine")
+    assert answer.serialize_type is SerializeType.ROCKETMQ
+    assert answer.ext_fields == {"offset": "7"}
+    assert answer.is_response
+    oneway = RemotingCommand.oneway(RequestCode.HEART_BEAT)
+    assert (oneway.flag, oneway.is_oneway, oneway.is_response) == (FLAG_ONEWAY, True, False)
+    assert oneway.opaque != request.opaque
+
+
+def test_ext_values_of_answers_are_json_strings() -> None:
+    """C++ clients ignore a value that is anything else."""
+    answer = command_of({"code": 11}).response(
+        0, PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=2**40)
+    )
+    header = json.loads(answer.encode()[8:])
+    assert header["extFields"] == {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": "5",
+        "minOffset": "0",
+        "maxOffset": str(2**40),
+    }
+    assert header["serializeTypeCurrentRPC"] == "JSON"
+    assert "remark" not in header
+
+
+def test_fields_that_are_added_to_an_answer_are_sent() -> None:
+    answer = command_of({"code": 10}).response(0)
+    answer.ext_fields["MSG_REGION"] = "DefaultRegion"
+    assert decode(answer.encode()).ext_fields == {"MSG_REGION": "DefaultRegion"}
+
+
+def test_what_was_changed_is_what_is_read() -> None:
+    command = command_of({"code": 105, "extFields": {"topic": "T"}})
+    command.ext_fields["topic"] = "U"
+    assert command.decode_header(GetRouteInfoRequestHeader).topic == "U"
+
+
+def test_commands_compare_by_what_they_say() -> None:
+    command = command_of({"code": 1, "remark": "x"})
+    assert command != command_of({"code": 1, "remark": "y"})
+    assert command != "a command"
+    with pytest.raises(TypeError):
+        hash(command)
+    assert "code=1" in repr(command)
+
+
+def test_opaques_stay_positive() -> None:
+    assert 0 <= next_opaque() < next_opaque() < 2**31
+
+
+def test_names_of_codes() -> None:
+    assert name_of(310) == "SEND_MESSAGE_V2 310"
+    assert name_of(9999) == "request code 9999"
