@@ -26,7 +26,7 @@ $(STAMP): .ci/setup pyproject.toml $(LOCKS)
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with the locked dependencies and find (or, as root, install) a JVM
-	@.ci/setup jvm
+	@.ci/setup jvm $(VENV)
 
 .PHONY: demo
 demo: setup ## a year of flights through the whole house; ARGS="--flights 20000" for a short one
@@ -59,6 +59,6 @@ lock: $(STAMP) ## resolve the dependencies anew and write the lock files
 
 .PHONY: clean
 clean: ## remove what tests, builds and the demo left behind; .venv stays
-	@rm -rf build dist bench-output demo-output spark-warehouse metastore_db derby.log
+	@rm -rf build dist bench-output demo-output bench-output spark-warehouse metastore_db derby.log
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
