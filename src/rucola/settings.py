@@ -12,7 +12,7 @@ A key and its value are parted by `=`, `:` or white space; a backslash at the en
 
 A dataclass declares the settings of one server: the field `broker_cluster_name` is the key `brokerClusterName`. Where
 the key does not follow from the field's name, the field says it: `field(metadata={"key": "brokerIP1"})`. Values are
-whole numbers, true or false, names of enum members, and text.
+whole numbers, true or false, names of enum members, paths (in which `~` and `$HOME` are the home) and text.
 
 Answers to `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: a value
 that cannot be read is an error that names the key, where Apache keeps the default without a word.
@@ -21,9 +21,11 @@ that cannot be read is an error that names the key, where Apache keeps the defau
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from rucola.errors import ConfigError
@@ -116,6 +118,8 @@ def _value(key: str, text: str, hint: Any) -> Any:
             return int(text)
         if isinstance(hint, type) and issubclass(hint, Enum):
             return hint[text]
+        if hint is Path or hint == Path | None:
+            return Path(os.path.expanduser(os.path.expandvars(text)))
         return text
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "a whole number"}.get(hint) or "one of " + ", ".join(hint.__members__)

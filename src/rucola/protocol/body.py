@@ -38,8 +38,13 @@ def decode_body(body_type: type[B], data: bytes) -> B:
         return typed
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # not plain JSON, or a null in the place of a default
+    return to_body(body_type, fastjson.loads(data))
+
+
+def to_body(body_type: type[B], value: Any) -> B:
+    """The struct of a JSON value that was read already, such as a config file's."""
     try:
-        return msgspec.convert(_plain(fastjson.loads(data)), body_type, strict=False, str_keys=True)
+        return msgspec.convert(_plain(value), body_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError(f"body {body_type.__name__}: {error}") from None
 
