@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -71,6 +71,7 @@ class Progress(RuleBasedStateMachine):
 
 
 TestProgress = Progress.TestCase
+TestProgress.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_room_ends_with_the_count_and_comes_back() -> None:

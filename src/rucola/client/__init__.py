@@ -8,10 +8,15 @@ from rucola.client.instance import ClientInstance
 from rucola.client.producer import Producer, SendResult, SendStatus
 from rucola.client.pull import PullConsumer, PullResult, PullStatus
 from rucola.client.push import ConsumeFromWhere, PushConsumer
+from rucola.message import Message, MessageExt
+from rucola.protocol.queue import MessageQueue
 
 __all__ = [
     "ClientInstance",
     "ConsumeFromWhere",
+    "Message",
+    "MessageExt",
+    "MessageQueue",
     "Producer",
     "PullConsumer",
     "PullResult",

@@ -172,6 +172,7 @@ class PushConsumer(GroupClient):
         self._background = Background()
         self._listening = Background()
         self._rebalance_due = asyncio.Event()
+        self._rebalanced = asyncio.Event()
         self.subscribe(self._retry_topic)
 
     # What an application calls.
@@ -194,6 +195,10 @@ class PushConsumer(GroupClient):
     def queues(self) -> frozenset[MessageQueue]:
         """This member's share at the moment, the retry topic's queue not counted."""
         return frozenset(queue for queue in self._queues if queue.topic != self._retry_topic)
+
+    async def rebalanced(self) -> None:
+        """Wait until the share was next looked at; afterwards `queues` may be the same or another."""
+        await self._rebalanced.wait()
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` with each message, `concurrency` calls at a time; one that raises gives the message back."""
@@ -322,6 +327,8 @@ class PushConsumer(GroupClient):
         for own in list(self._queues.values()):
             if own.queue.topic not in self._subscriptions:
                 await self._give_up(own)
+        rebalanced, self._rebalanced = self._rebalanced, asyncio.Event()
+        rebalanced.set()
         return balanced
 
     async def _rebalance_topic(self, topic: str) -> bool:

@@ -32,6 +32,8 @@ from rucola.message import Message, MessageExt
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
 
+__all__ = ["Message", "Producer", "PullConsumer", "PushConsumer"]
+
 C = TypeVar("C", bound=GroupClient)
 T = TypeVar("T")
 

@@ -1,0 +1,576 @@
+"""Consuming as a group: everything at least once, shared among members, resumed where it was left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Cluster, Tally, cluster
+from rucola.broker.broker import Broker
+from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
+from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
+from rucola.message import Message, MessageInner, properties
+from rucola.message.record import encode
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody, HeartbeatData, UnregisterClientRequestHeader
+from rucola.protocol.offset import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
+from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.remoting.connection import Connection, Reply
+
+FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
+
+
+@asynccontextmanager
+async def filled(path: Path, bodies: Iterable[int] = (), queues: int = 4) -> AsyncIterator[tuple[Cluster, Broker]]:
+    """A cluster with one broker and a topic T that holds `bodies`."""
+    async with cluster(path) as running:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", queues)
+        await send(running, bodies)
+        yield running, broker
+
+
+async def send(running: Cluster, bodies: Iterable[int], **fields: Any) -> None:
+    async with Producer("g", running.namesrv) as producer:
+        async for _ in producer.send_many(Message("T", b"%d" % body, **fields) for body in bodies):
+            pass
+
+
+def consumer_of(running: Cluster, group: str = "c", expression: str = "*", **options: Any) -> PushConsumer:
+    consumer = PushConsumer(group, running.namesrv, **{"consume_from": FIRST, **options})
+    consumer.subscribe("T", expression)
+    return consumer
+
+
+async def take(consumer: PushConsumer, count: int) -> list[int]:
+    """The bodies of the next messages, all of them done."""
+    bodies: list[int] = []
+    async with asyncio.timeout(20):
+        async for message in consumer:
+            bodies.append(int(message.body))
+            if len(bodies) == count:
+                consumer.ack(message)
+                break
+    return bodies
+
+
+async def committed(running: Cluster, group: str = "c") -> int:
+    """The sum of what the group has committed."""
+    async with PullConsumer(group, running.namesrv) as reader:
+        return sum([await reader.committed(queue) or 0 for queue in await reader.queues("T")])
+
+
+def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(200)) as (running, _):
+            async with consumer_of(running) as consumer:
+                assert len(consumer.queues) == 4
+                first = await take(consumer, 120)
+            assert await committed(running) <= 120
+            async with consumer_of(running) as consumer:
+                rest = await take(consumer, 200 - await committed(running))
+            assert set(first) | set(rest) == set(range(200))
+            assert await committed(running) == 200
+            await send(running, range(200, 210))
+            async with consumer_of(running) as consumer:
+                assert sorted(await take(consumer, 10)) == list(range(200, 210))
+
+    asyncio.run(run())
+
+
+def test_messages_that_come_later_wake_the_consumer(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path) as (running, _), consumer_of(running) as consumer:
+            taking = asyncio.create_task(take(consumer, 20))
+            await send(running, range(20))
+            assert sorted(await taking) == list(range(20))
+
+    asyncio.run(run())
+
+
+def test_only_wanted_tags_come_and_the_others_count_as_done(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path) as (running, _):
+            for body, tag in enumerate(["Aa", "BB", "C"] * 10):  # "Aa" and "BB" have one hash
+                await send(running, [body], tags=tag)
+            async with consumer_of(running, expression="Aa || C") as consumer:
+                taken = await take(consumer, 20)
+                assert {body % 3 for body in taken} == {0, 2}
+                assert [message async for message in consumer.messages(idle_timeout_ms=50)] == []
+            assert await committed(running) == 30
+
+    asyncio.run(run())
+
+
+def test_what_is_in_hand_is_not_done(tmp_path: Path) -> None:
+    """Messages left by `break` come again; a message acknowledged, or followed by another, does not."""
+
+    async def run() -> None:
+        async with filled(tmp_path, range(3), queues=1) as (running, _):
+            async with consumer_of(running) as consumer:
+                async for message in consumer:
+                    if message.body == b"1":
+                        break
+            assert await committed(running) == 1
+            async with consumer_of(running) as consumer:
+                assert await take(consumer, 2) == [1, 2]
+            assert await committed(running) == 3
+
+    asyncio.run(run())
+
+
+def test_an_error_in_the_loop_leaves_the_message_for_the_next(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(2), queues=1) as (running, _):
+
+            async def fail_on_the_first() -> None:
+                async with consumer_of(running) as consumer:
+                    async for message in consumer:
+                        1 / int(message.body)
+
+            with pytest.raises(ZeroDivisionError):
+                await fail_on_the_first()
+            assert await committed(running) == 0
+
+    asyncio.run(run())
+
+
+def test_several_iterations_share_the_messages(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(100)) as (running, _), consumer_of(running) as consumer:
+
+            async def drain() -> list[int]:
+                return [int(message.body) async for message in consumer.messages(idle_timeout_ms=500)]
+
+            shares = await asyncio.gather(*(drain() for _ in range(3)))
+            assert sorted(body for share in shares for body in share) == list(range(100))
+
+    asyncio.run(run())
+
+
+def test_closing_ends_an_iteration(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(5)) as (running, _):
+            consumer = consumer_of(running)
+            await consumer.open()
+            seen: Tally[MessageExt] = Tally()
+
+            async def drain() -> None:
+                async for message in consumer:
+                    seen.add(message)
+
+            iterations = [asyncio.create_task(drain()) for _ in range(2)]
+            await seen.reach(5)
+            await consumer.close()
+            await asyncio.gather(*iterations)
+            assert [message async for message in consumer] == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "partial", "thread"])
+def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
+    async def run() -> None:
+        seen: Tally[int] = Tally()
+        loop = asyncio.get_running_loop()
+
+        async def listen(message: MessageExt) -> None:
+            await asyncio.sleep(0)
+            seen.add(int(message.body))
+
+        def listen_in_a_thread(message: MessageExt) -> None:
+            loop.call_soon_threadsafe(seen.add, int(message.body))
+
+        listeners = {"coroutine": listen, "partial": partial(listen), "thread": listen_in_a_thread}
+        async with filled(tmp_path, range(100)) as (running, _):
+            consumer = consumer_of(running)
+            consumer.listen(listeners[kind])
+            async with consumer:
+                assert sorted(await seen.reach(100)) == list(range(100))
+            assert await committed(running) == 100
+
+    asyncio.run(run())
+
+
+def test_a_listener_at_work_may_finish_when_the_consumer_closes(tmp_path: Path) -> None:
+    async def run() -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def listen(message: MessageExt) -> None:
+            begun.set()
+            await may_end.wait()
+
+        async with filled(tmp_path, [1], queues=1) as (running, _):
+            consumer = consumer_of(running)
+            await consumer.open()
+            consumer.listen(listen)
+            await begun.wait()
+            closing = asyncio.create_task(consumer.close())
+            may_end.set()
+            await closing
+            assert await committed(running) == 1
+
+    asyncio.run(run())
+
+
+def test_two_members_share_the_queues_and_one_takes_over(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, queues=5) as (running, _):
+            by_member: Tally[tuple[int, int]] = Tally()
+
+            async def collect(number: int, consumer: PushConsumer) -> None:
+                async for message in consumer:
+                    by_member.add((number, int(message.body)))
+
+            first = consumer_of(running)
+            await first.open()
+            assert len(first.queues) == 5
+            second = consumer_of(running)
+            await second.open()
+            collecting = [asyncio.create_task(collect(number, c)) for number, c in enumerate((first, second))]
+            async with asyncio.timeout(20):
+                while len(first.queues) + len(second.queues) != 5 or not second.queues:
+                    await first.rebalanced()
+            assert sorted([len(first.queues), len(second.queues)]) == [2, 3]
+            assert not first.queues & second.queues
+            await send(running, range(100))
+            await by_member.reach(lambda items: {body for _, body in items} == set(range(100)))
+            assert {number for number, _ in by_member.items} == {0, 1}
+            await first.close()
+            async with asyncio.timeout(20):
+                while len(second.queues) < 5:
+                    await second.rebalanced()
+            await send(running, range(100, 200))
+            await by_member.reach(lambda items: {body for _, body in items} == set(range(200)))
+            await second.close()
+            await asyncio.gather(*collecting)
+            assert await committed(running) == 200
+
+    asyncio.run(run())
+
+
+def test_a_topic_that_comes_later_is_taken_up(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = await running.start_broker()
+            async with consumer_of(running) as consumer:
+                assert not consumer.queues
+                await running.create_topic(broker, "T", queues=2)
+                await send(running, range(4))
+                assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
+
+    asyncio.run(run())
+
+
+def test_subscriptions_come_and_go_while_open(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(4)) as (running, _):
+            async with PushConsumer("c", running.namesrv, consume_from=FIRST) as consumer:
+                consumer.subscribe("T")
+                assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
+                consumer.unsubscribe("T")
+                async with asyncio.timeout(20):
+                    while consumer.queues:
+                        await consumer.rebalanced()
+            assert await committed(running) == 4
+            with pytest.raises(InvalidMessage):
+                consumer.subscribe("no topic")
+
+    asyncio.run(run())
+
+
+def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
+            assert sorted(await take(consumer, 10)) == list(range(10))
+            await broker.stop()
+            await running.start_broker(port=broker.config.listen_port)
+            await send(running, range(10, 20))
+            seen: set[int] = set()
+            async with asyncio.timeout(20):
+                async for message in consumer:
+                    seen.add(int(message.body))
+                    if seen >= set(range(10, 20)):
+                        break
+
+    asyncio.run(run())
+
+
+def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
+    """On queues that are no longer young: what the broker answers for those decides nothing."""
+
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker(committed=None, max_offset=70)
+            await broker.start(running)
+            now_ms = time.time_ns() // 1_000_000
+            for consume_from, begin in [
+                (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 70),
+                (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, 0),
+                (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 33),
+            ]:
+                broker.committed, broker.pulled = None, Tally()
+                async with consumer_of(running, consume_from=consume_from, consume_timestamp_ms=now_ms):
+                    assert (await broker.pulled.reach(1))[0].queue_offset == begin
+            broker.committed, broker.pulled = 12, Tally()
+            async with consumer_of(running):
+                assert (await broker.pulled.reach(1))[0].queue_offset == 12
+
+    asyncio.run(run())
+
+
+def test_an_offset_outside_the_queue_is_corrected_and_committed(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")], committed=99)
+            await broker.start(running)
+            async with consumer_of(running) as consumer:
+                assert await take(consumer, 2) == [0, 1]
+                assert [header.queue_offset for header in broker.pulled.items[:2]] == [99, 0]
+                assert broker.updates == [0]
+            assert broker.updates == [0, 2]
+
+    asyncio.run(run())
+
+
+class ScriptedBroker:
+    """A peer that serves one queue from a list of records and writes down what it is asked."""
+
+    def __init__(self, records: list[bytes] | None = None, committed: int | None = 0, max_offset: int = 0) -> None:
+        self.records = records or []
+        self.committed = committed
+        self.max_offset = max_offset
+        self.pulled: Tally[PullMessageRequestHeader] = Tally()
+        self.given_back: Tally[ConsumerSendMsgBackRequestHeader] = Tally()
+        self.send_back_code = ResponseCode.SUCCESS
+        self.left: list[str | None] = []
+        self.updates: list[int] = []
+        self.members: dict[Connection, str] = {}
+
+    async def start(self, running: Cluster) -> None:
+        await running.scripted_broker(
+            "broker-a",
+            "T",
+            {
+                RequestCode.HEART_BEAT: self.heart_beat,
+                RequestCode.UNREGISTER_CLIENT: self.unregister,
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+                RequestCode.QUERY_CONSUMER_OFFSET: self.query_offset,
+                RequestCode.UPDATE_CONSUMER_OFFSET: self.update_offset,
+                RequestCode.GET_MAX_OFFSET: lambda _, c: c.response(0, OffsetResponseHeader(offset=self.max_offset)),
+                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda _, c: c.response(0, OffsetResponseHeader(offset=33)),
+                RequestCode.PULL_MESSAGE: self.pull,
+                RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back,
+            },
+        )
+
+    def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
+        self.members[connection] = decode_body(HeartbeatData, command.body).client_id
+        return command.response(ResponseCode.SUCCESS)
+
+    def unregister(self, connection: Connection, command: RemotingCommand) -> Reply:
+        self.left.append(command.decode_header(UnregisterClientRequestHeader).consumer_group)
+        del self.members[connection]
+        return command.response(ResponseCode.SUCCESS)
+
+    def consumer_list(self, connection: Connection, command: RemotingCommand) -> Reply:
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=list(self.members.values()))
+        return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+
+    def query_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
+        if self.committed is None:
+            return command.response(ResponseCode.QUERY_NOT_FOUND)
+        return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=self.committed))
+
+    def update_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
+        self.committed = command.decode_header(UpdateConsumerOffsetRequestHeader).commit_offset
+        self.updates.append(self.committed)
+        return command.response(ResponseCode.SUCCESS)
+
+    def pull(self, connection: Connection, command: RemotingCommand) -> Reply:
+        header = command.decode_header(PullMessageRequestHeader)
+        self.pulled.add(header)
+        end = len(self.records)
+        places = PullMessageResponseHeader(
+            suggest_which_broker_id=0, next_begin_offset=end, min_offset=0, max_offset=end
+        )
+        if header.queue_offset > end > 0:
+            places.next_begin_offset = 0
+            return command.response(ResponseCode.PULL_OFFSET_MOVED, places)
+        body = b"".join(self.records[header.queue_offset :])
+        return command.response(ResponseCode.SUCCESS, places, body) if body else None  # held for ever
+
+    def send_back(self, connection: Connection, command: RemotingCommand) -> Reply:
+        self.given_back.add(command.decode_header(ConsumerSendMsgBackRequestHeader))
+        return command.response(self.send_back_code, remark="as told")
+
+
+def record_of(queue_offset: int, body: bytes, topic: str = "T", reconsume_times: int = 0, **texts: str) -> bytes:
+    inner = MessageInner(
+        topic, 0, body, properties.join(texts), 0, 0, 0, HOST, reconsume_times=reconsume_times
+    )  # fmt: skip
+    return encode(inner, queue_offset, 1000 + queue_offset, 0, HOST)
+
+
+def test_a_message_given_back_is_done_here(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker([record_of(0, b"0", UNIQ_KEY="KEY0"), record_of(1, b"1")])
+            await broker.start(running)
+            seen: Tally[bytes] = Tally()
+
+            async def listen(message: MessageExt) -> None:
+                seen.add(message.body)
+                if message.body == b"0":
+                    raise ValueError("not today")
+
+            consumer = consumer_of(running, max_reconsume_times=5)
+            consumer.listen(listen)
+            async with consumer:
+                await seen.reach(2)
+                (header,) = await broker.given_back.reach(1)
+            assert (header.offset, header.group, header.delay_level) == (1000, "c", 0)
+            assert (header.origin_msg_id, header.origin_topic, header.max_reconsume_times) == ("KEY0", "T", 5)
+            assert broker.committed == 2
+            assert broker.left == ["c"]
+            assert sorted(seen.items) == [b"0", b"1"]
+
+    asyncio.run(run())
+
+
+def test_a_message_that_cannot_be_given_back_is_tried_here_and_holds_the_offset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
+            broker.send_back_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            await broker.start(running)
+            tries: Tally[int] = Tally()
+
+            async def listen(message: MessageExt) -> None:
+                if message.body == b"0":
+                    tries.add(message.reconsume_times)
+                    raise ValueError("never")
+
+            consumer = consumer_of(running, local_retry_ms=1)
+            consumer.listen(listen)
+            async with consumer:
+                assert (await tries.reach(4))[:4] == [0, 1, 2, 3]
+            assert broker.committed == 0
+
+    caplog.set_level(logging.ERROR)
+    asyncio.run(run())
+
+
+def test_an_iteration_gives_back_with_a_delay_level_of_its_choice(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
+            await broker.start(running)
+            async with consumer_of(running) as consumer:
+                async for message in consumer:
+                    if message.body == b"1":
+                        consumer.ack(message)
+                        consumer.ack(message)
+                        break
+                    await consumer.reconsume_later(message, 4)
+                    await consumer.reconsume_later(message, 4)
+            assert [header.delay_level for header in broker.given_back.items] == [4]
+            assert broker.committed == 2
+
+    asyncio.run(run())
+
+
+def test_a_message_from_the_retry_topic_has_its_own_topic_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            filled(tmp_path) as (running, _),
+            Producer("g", running.namesrv) as producer,
+            consumer_of(running) as consumer,
+        ):
+            await producer.send(Message("%RETRY%c", b"7", properties={"RETRY_TOPIC": "T"}))
+            async with asyncio.timeout(20):
+                message = await anext(consumer.messages())
+            assert (message.topic, message.body) == ("T", b"7")
+            assert all(queue.topic == "T" for queue in consumer.queues)
+
+    asyncio.run(run())
+
+
+def test_pulling_waits_while_too_much_is_held(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            count = 1001
+            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(count)])
+            await broker.start(running)
+            async with consumer_of(running) as consumer:
+                messages = consumer.messages()
+                first, second = await anext(messages), await anext(messages)
+                assert (first.body, second.body) == (b"0", b"1")
+                assert len(broker.pulled.items) == 1  # 1,000 are held: no other pull
+                await anext(messages)
+                await broker.pulled.reach(2)
+                assert broker.pulled.items[1].queue_offset == count
+                assert broker.pulled.items[1].commit_offset == 2
+                await messages.aclose()
+
+    asyncio.run(run())
+
+
+def test_one_instance_carries_several_groups_but_each_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(3)) as (running, _), AsyncExitStack() as stack:
+            instance = await stack.enter_async_context(ClientInstance(running.namesrv))
+            producer = await stack.enter_async_context(Producer("g", instance=instance))
+            for group in ("c", "d"):
+                consumer = PushConsumer(group, instance=instance, consume_from=FIRST)
+                consumer.subscribe("T")
+                await stack.enter_async_context(consumer)
+                assert sorted(await take(consumer, 3)) == [0, 1, 2]
+            await producer.send(Message("T", b"3"))
+            again = PushConsumer("c", instance=instance)
+            with pytest.raises(ConfigError, match="group c has a consumer"):
+                await again.open()
+            with pytest.raises(ConfigError, match="group g has a producer"):
+                await Producer("g", instance=instance).open()
+            assert await take(consumer, 1) == [3]
+
+    asyncio.run(run())
+
+
+def test_opening_without_a_name_server_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        consumer = PushConsumer("c", "127.0.0.1:1")
+        consumer.subscribe("T")
+        with pytest.raises(RemotingConnectError, match="no name server answers"):
+            await consumer.open()
+        assert not consumer.is_open
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(20)) as (running, _):
+            before = asyncio.all_tasks()
+            async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
+                consumer.listen(lambda message: None)
+                await producer.send(Message("T", b"x"))
+            left = asyncio.all_tasks() - before
+            assert left == set()
+
+    asyncio.run(run())

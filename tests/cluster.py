@@ -1,0 +1,117 @@
+"""Name servers and brokers on free ports of this machine, for tests that talk to real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.route import RegisterBrokerBody, RegisterBrokerRequestHeader, encode_registration
+from rucola.protocol.topic import CreateTopicRequestHeader, TopicConfig, TopicConfigSerializeWrapper
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Processor
+from rucola.remoting.server import RemotingServer
+from rucola.store.config import StoreConfig
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+SMALL_FILES = {
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 1000,
+    "max_index_num": 4000,
+}
+
+
+class Cluster:
+    """A name server and what a test starts beside it. Everything still running ends with the cluster."""
+
+    def __init__(self, path: Path, namesrv: Namesrv, stack: AsyncExitStack) -> None:
+        self.path = path
+        self.first_namesrv = namesrv
+        self.namesrv = f"{HOST}:{namesrv.port}"
+        self.remoting = RemotingClient()
+        self._stack = stack
+
+    async def add_namesrv(self) -> Namesrv:
+        """Another name server; brokers that start later register with both."""
+        namesrv = await self._stack.enter_async_context(Namesrv(HOST, 0))
+        self.namesrv += f";{HOST}:{namesrv.port}"
+        return namesrv
+
+    async def start_broker(self, name: str = "broker-a", port: int = 0, **settings: Any) -> Broker:
+        """A broker; under a name used before, on the same store."""
+        config = BrokerConfig(
+            broker_name=name,
+            broker_ip1=HOST,
+            bind_address=HOST,
+            listen_port=port,
+            namesrv_addr=self.namesrv,
+            **settings,
+        )
+        broker = Broker(config, StoreConfig(store_path_root_dir=str(self.path / name), **SMALL_FILES))
+        return await self._stack.enter_async_context(broker)
+
+    async def create_topic(self, broker: Broker, topic: str, queues: int = 4, perm: int = 6) -> None:
+        header = CreateTopicRequestHeader(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self.remoting.invoke_ok(broker.address, request)
+
+    async def scripted_broker(self, name: str, topic: str, processors: dict[int, Processor]) -> RemotingServer:
+        """A peer that calls itself a broker with one queue of `topic`, and answers as the test says."""
+        server = RemotingServer(HOST, 0, processors)
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+        table = {topic: TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)}
+        wrapper = TopicConfigSerializeWrapper(topic_config_table=table)
+        body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+        header = RegisterBrokerRequestHeader(
+            broker_name=name,
+            broker_addr=f"{HOST}:{server.port}",
+            cluster_name="c",
+            broker_id=0,
+            body_crc32=zlib.crc32(body),
+        )
+        request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+        for namesrv in self.namesrv.split(";"):
+            await self.remoting.invoke_ok(namesrv, request)
+        return server
+
+
+@asynccontextmanager
+async def cluster(path: Path) -> AsyncIterator[Cluster]:
+    """A cluster with one name server and no broker yet."""
+    async with AsyncExitStack() as stack:
+        namesrv = await stack.enter_async_context(Namesrv(HOST, 0))
+        running = Cluster(path, namesrv, stack)
+        stack.push_async_callback(running.remoting.close)
+        yield running
+
+
+class Tally(Generic[T]):
+    """What has happened so far, and a way to wait until there is enough of it."""
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self._changed = asyncio.Event()
+
+    def add(self, item: T) -> None:
+        self.items.append(item)
+        self._changed.set()
+
+    async def reach(self, condition: int | Callable[[list[T]], bool]) -> list[T]:
+        """Wait for so many items, or until the condition holds of them. TimeoutError after 20 s."""
+        async with asyncio.timeout(20):
+            while not (len(self.items) >= condition if isinstance(condition, int) else condition(self.items)):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.items
