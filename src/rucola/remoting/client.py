@@ -74,7 +74,12 @@ class RemotingClient:
         if task is None:
             task = self._connecting[address] = asyncio.ensure_future(self._open(address))
             task.add_done_callback(lambda task: self._connected(address, task))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise RemotingConnectError(f"cannot connect to {address}: this client was closed") from None
+            raise
 
     def open_connection(self, address: str) -> Connection | None:
         """The connection to an address, where one is open now."""
@@ -101,13 +106,15 @@ class RemotingClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self._processors, self._buffer, self._max_frame_size, None, self._on_close),
+                    lambda: Connection(
+                        self._processors, self._buffer, self._max_frame_size, False, None, self._on_close
+                    ),
                     host.strip("[]"),
                     int(port),
                 )
         except TimeoutError:
             raise RemotingConnectError(f"cannot connect to {address}: no answer in {CONNECT_TIMEOUT_MS} ms") from None
-        except ValueError:
+        except (ValueError, OverflowError):
             raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
         except OSError as error:
             raise RemotingConnectError(f"cannot connect to {address}: {error.strerror or error}") from None

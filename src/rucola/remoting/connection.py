@@ -14,9 +14,12 @@ requests are processed and never answered.
 Work is done per read, not per message: all frames of a read are decoded and processed, then their replies leave
 in one write. All connections of one event loop receive into one buffer, so an idle connection costs no buffer.
 
-A peer that does not read its answers is not read from any more once `WRITE_LIMIT` bytes wait for it: memory per
-connection stays bounded, and reading goes on when it has caught up. A stream that is no sequence of frames is
-closed with one line in the log, after the commands before the bad bytes have been answered.
+A server stops reading from a peer that does not read its answers once `WRITE_LIMIT` bytes wait for it: memory per
+connection stays bounded, and reading goes on when the peer has caught up. A client never stops reading, for if both
+sides did, two that have much to say to each other would wait for ever; what it has under way bounds its memory.
+
+A stream that is no sequence of frames is closed with one line in the log, after the commands before the bad bytes
+have been answered. Closing lets what was written go out, for `CLOSE_TIMEOUT_S` at most.
 
 Answers to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
 """
@@ -25,13 +28,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
-from inspect import isawaitable
 from typing import Any, TypeAlias, cast
 
 from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
 
 READ_SIZE = 256 * 1024
 WRITE_LIMIT = 4 * 1024 * 1024
+CLOSE_TIMEOUT_S = 3.0
 
 
 class ReceiveBuffer:
@@ -60,7 +64,8 @@ class ReceiveBuffer:
 class Connection(asyncio.BufferedProtocol):
     """One socket. Made by RemotingServer and RemotingClient, not by users.
 
-    `peer` is "ip:port" of the other side. `closed` is set when the socket is gone.
+    `is_accepted` tells a server's connection from a client's. `peer` is "ip:port" of the other side. `closed` is set
+    when the socket is gone.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         processors: Mapping[int, Processor],
         buffer: ReceiveBuffer,
         max_frame_size: int,
+        is_accepted: bool,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -76,11 +82,13 @@ class Connection(asyncio.BufferedProtocol):
         self._processors = processors
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
+        self._is_accepted = is_accepted
         self._on_open = on_open
         self._on_close = on_close
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._later: set[asyncio.Future[Answer]] = set()
         self._outgoing: list[bytes] = []
+        self._abort: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
     # What users of a connection call.
@@ -125,9 +133,7 @@ class Connection(asyncio.BufferedProtocol):
             answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed"))
             return answer
         self._waiting[command.opaque] = answer
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._write_posted)
-        self._outgoing.append(command.encode())
+        self._write_soon(command.encode())
         return answer
 
     def forget(self, command: RemotingCommand) -> None:
@@ -136,23 +142,27 @@ class Connection(asyncio.BufferedProtocol):
             answer.cancel()
 
     def close(self) -> None:
-        """Close once what was written is sent."""
-        if self._transport is not None:
-            self._write_posted()
+        """Close once what was written is sent, or when the peer does not take it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._write_outgoing()
             self._transport.close()
+            self._abort = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         name = transport.get_extra_info("peername")
-        self.peer = _address(name) if name else "?"
+        self.peer = address_of(name) if name else "?"
         if self._on_open:
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._abort is not None:
+            self._abort.cancel()
         if not self._decoder.is_between_frames:
             logger.info("%s: closed in the middle of a frame", self.peer)
         for answer in self._waiting.values():
@@ -164,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_close(self)
 
     def pause_writing(self) -> None:
-        if self._transport is not None:
+        if self._is_accepted and self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -184,17 +194,12 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._process(commands)
 
-    def _write_posted(self) -> None:
-        frames, self._outgoing = self._outgoing, []
-        if frames and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(frames))
-
     # The way of a read.
 
     def _process(self, commands: list[RemotingCommand]) -> None:
         replies: list[bytes] = []
         for command in commands:
-            if command.flag & 1:
+            if command.flag & FLAG_RESPONSE:
                 answer = self._waiting.pop(command.opaque, None)
                 if answer is not None and not answer.done():
                     answer.set_result(command)
@@ -209,25 +214,28 @@ class Connection(asyncio.BufferedProtocol):
         """The encoded answer to a request, or None where there is none yet or none at all."""
         processor = self._processors.get(command.code)
         if processor is None:
-            answer: Reply = command.response(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
+            return self._encoded(
+                command,
+                command.response(
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
+                ),
             )
-        else:
-            try:
-                answer = processor(self, command)
-            except Exception as error:
-                answer = self._failure(command, error)
-        if isawaitable(answer):
-            self._answer_later(command, answer)
-            return None
-        return self._encoded(command, answer)
+        try:
+            answer = processor(self, command)
+            if answer is None or isinstance(answer, (bytes, RemotingCommand)):
+                return self._encoded(command, answer)
+        except Exception as error:
+            return self._encoded(command, self._failure(command, error))
+        self._answer_later(command, answer)
+        return None
 
     def _encoded(self, command: RemotingCommand, answer: Answer) -> bytes | None:
-        if answer is None or command.flag & 2:
+        if answer is None or command.flag & FLAG_ONEWAY:
             return None
         return answer if isinstance(answer, bytes) else answer.encode()
 
     def _answer_later(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
+        """Send the answer when it is there, in one write with others that become ready in the same turn."""
         future = asyncio.ensure_future(answer)
         self._later.add(future)
 
@@ -238,21 +246,33 @@ class Connection(asyncio.BufferedProtocol):
             error = future.exception()
             reply = self._encoded(command, self._failure(command, error) if error else future.result())
             if reply is not None:
-                self.send(reply)
+                self._write_soon(reply)
 
         future.add_done_callback(done)
+
+    def _write_soon(self, frame: bytes) -> None:
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._write_outgoing)
+        self._outgoing.append(frame)
+
+    def _write_outgoing(self) -> None:
+        frames, self._outgoing = self._outgoing, []
+        if frames and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
 
     def _failure(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
         """The answer that tells of a processor's error: the text of ours, only the kind of anything else."""
         if isinstance(error, MQError):
             remark = str(error)
+            if command.is_oneway:
+                logger.warning("%s: one-way %s failed: %s", self.peer, name_of(command.code), error)
         else:
             logger.error("%s: %s failed", self.peer, name_of(command.code), exc_info=error)
             remark = f"{name_of(command.code)} failed inside the server ({type(error).__name__}); its log says more"
         return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)
 
 
-def _address(name: tuple[Any, ...]) -> str:
-    """ "ip:port" of a socket name, an IPv6 address in brackets."""
+def address_of(name: tuple[Any, ...]) -> str:
+    """A socket name as text: `ip:port`, an IPv6 address in brackets."""
     host, port = name[0], name[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

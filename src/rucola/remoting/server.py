@@ -39,6 +39,7 @@ class RemotingServer:
         self._on_close = on_close
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._is_stopped = False
 
     def bind(self) -> None:
         """Take the address, without listening yet; with port 0, `port` then holds the one the system chose.
@@ -58,33 +59,44 @@ class RemotingServer:
         self._socket = bound
 
     async def start(self) -> None:
-        """Begin to listen, on the address that `bind` took or takes now."""
+        """Begin to listen, on the address that `bind` took or takes now. RemotingError when it is taken."""
         if self._socket is None:
             self.bind()
+        assert self._socket is not None
+        self._is_stopped = False
         buffer = ReceiveBuffer()
 
         def connection() -> Connection:
-            return Connection(self.processors, buffer, self._max_frame_size, self._opened, self._closed)
+            return Connection(self.processors, buffer, self._max_frame_size, True, self._opened, self._closed)
 
-        self._server = await asyncio.get_running_loop().create_server(connection, sock=self._socket, backlog=1024)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(connection, sock=self._socket, backlog=1024)
+        except OSError as error:  # another bound the same address and listened first
+            self._socket.close()
+            self._socket = None
+            raise RemotingError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
 
     async def stop(self) -> None:
-        """Listen no more and close every connection once its answers are sent."""
-        if self._server is not None:
-            self._server.close()
-        elif self._socket is not None:
-            self._socket.close()
+        """Listen no more and close every connection once its answers are sent, or when its peer does not take them."""
+        self._is_stopped = True
+        server, self._server = self._server, None
+        bound, self._socket = self._socket, None
+        if server is not None:
+            server.close()
+        elif bound is not None:
+            bound.close()
         connections = list(self.connections)
         for connection in connections:
             connection.close()
         for connection in connections:
             await connection.closed.wait()
-        self._socket = self._server = None
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)
         if self._on_open:
             self._on_open(connection)
+        if self._is_stopped:
+            connection.close()  # it was accepted before `stop` and made after it
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
