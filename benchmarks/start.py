@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,9 +28,9 @@ def measure(options: Options) -> list[Figure]:
     starts: list[tuple[float, dict[str, float]]] = []
     floors: list[tuple[float, dict[str, float]]] = []
     for _ in range(options.rounds):
-        floors.append(_start(lambda: echo(len(request), answer), request))
+        floors.append(_start(partial(echo, len(request), answer), request))
         with TemporaryDirectory(prefix="rucola-bench-") as folder:
-            starts.append(_start(lambda store=Path(folder): standalone(store), request))
+            starts.append(_start(partial(standalone, Path(folder)), request))
     loaded, seconds = _imports()
     return [
         Figure(
