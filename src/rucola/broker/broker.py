@@ -1,0 +1,142 @@
+"""Broker: puts the parts together, starts and stops them in the right order.
+
+Start: open the store, read the tables, listen, register. Stop: leave the name servers, answer the held pulls, stop
+listening, finish the work that clients were told is done, flush, write the tables, close the store. A broker that
+cannot start leaves nothing behind.
+
+Answers to `BrokerController` of Apache RocketMQ 4.9.8; the parts get what they need and do not know this class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+from rucola.broker.clients import Clients
+from rucola.broker.clockwork import Clockwork, Reput
+from rucola.broker.config import BrokerConfig
+from rucola.broker.flush import Flush
+from rucola.broker.processors.heartbeat import HeartbeatProcessor
+from rucola.broker.processors.offset import OffsetProcessor
+from rucola.broker.processors.pull import PullProcessor
+from rucola.broker.processors.query import QueryProcessor
+from rucola.broker.processors.send import SendProcessor
+from rucola.broker.processors.topic import TopicProcessor
+from rucola.broker.pull_hold import PullRequestHold
+from rucola.broker.registration import Registration
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Processor
+from rucola.remoting.server import RemotingServer
+from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """One broker over one store directory. Use `start` and `stop`, or `async with`.
+
+    With `listen_port` 0 the system chooses a port; `address` tells it after the start.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, store_config: StoreConfig, *, clock: Callable[[], int] = wall_clock_ms
+    ) -> None:
+        self.config = config
+        self.store_config = store_config
+        self._clock = clock
+        self._running = AsyncExitStack()
+
+    @property
+    def address(self) -> str:
+        """Where clients reach this broker, "ip:port"."""
+        return f"{self.config.broker_ip1}:{self.config.listen_port}"
+
+    async def start(self) -> None:
+        """Open the store and begin to serve. StoreError, ConfigError or RemotingError say why that cannot be."""
+        async with AsyncExitStack() as starting:
+            await self._start(starting)
+            self._running = starting.pop_all()
+
+    async def stop(self) -> None:
+        """Stop serving and leave the store clean. Everything that was acknowledged is on disk afterwards."""
+        await self._running.aclose()
+
+    async def __aenter__(self) -> Broker:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _start(self, running: AsyncExitStack) -> None:
+        """Start part after part, noting for each how it ends; they end in the opposite order."""
+        config, clock = self.config, self._clock
+        processors: dict[int, Processor] = {}
+        clients = Clients()
+        hold = PullRequestHold()
+        server = RemotingServer(config.bind_address, config.listen_port, processors, on_close=clients.closed)
+        server.bind()
+        running.push_async_callback(server.stop)
+        config.listen_port = server.port
+        self.store_config.store_host = config.store_host
+
+        store = MessageStore(
+            self.store_config, on_arrive=lambda topic, queue_id, end, _: hold.arrived(topic, queue_id, end)
+        )
+        await asyncio.to_thread(store.open, clock())
+        running.push_async_callback(asyncio.to_thread, store.close)
+        flush = Flush(store)
+        running.push_async_callback(flush.stop)
+
+        client = RemotingClient()
+        running.push_async_callback(client.close)
+        directory = Path(self.store_config.store_path_root_dir) / "config"
+        topics = TopicConfigTable(directory / "topics.json", config, lambda: registration.changed())
+        groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config)
+        offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
+        registration = Registration(config, topics, client)
+        topics.load(clock())
+        groups.load()
+        offsets.load()
+        running.callback(offsets.persist)
+        running.callback(groups.persist)
+        running.callback(topics.persist)
+
+        reput = Reput(store, hold)
+        processors |= SendProcessor(
+            config, self.store_config, store, topics, registration, flush, clock, reput.on_put
+        ).table()
+        processors |= PullProcessor(config, store, topics, groups, offsets, clients, hold, clock).table()
+        processors |= QueryProcessor(config, store).table()
+        processors |= OffsetProcessor(store, offsets).table()
+        processors |= HeartbeatProcessor(clients, topics, groups, clock).table()
+        processors |= TopicProcessor(config, store, topics, groups, offsets, clients, registration, clock).table()
+
+        clockwork = Clockwork()
+        running.push_async_callback(clockwork.stop)
+        clockwork.every(100, "answer held pulls", lambda: hold.expire(clock()))
+        clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
+        clockwork.every(100, "touch pages ahead", lambda: asyncio.to_thread(store.warm))
+        clockwork.every(1000, "checkpoint", flush.checkpoint)
+        clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", offsets.persist)
+        clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
+        clockwork.every(config.register_name_server_period, "register", registration.register)
+
+        await server.start()
+        running.push_async_callback(server.stop)
+        running.callback(hold.release_all)
+        await registration.register()
+        running.push_async_callback(registration.unregister)

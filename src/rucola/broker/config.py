@@ -1,0 +1,101 @@
+"""BrokerConfig: what a broker is told, by the keys of Apache's broker.conf.
+
+A field's name is the key in snake case (`broker_cluster_name` for `brokerClusterName`). Keys that belong to the
+store are fields of `rucola.store.StoreConfig`; `from_properties` gives each key to the one that has it. Keys of
+Apache's that mean nothing here (thread pools, buffer pools) are accepted and reported as unused, so that an
+existing broker.conf works as it is.
+
+Answers to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rucola import settings
+from rucola.message.host import encode_host
+from rucola.protocol.topic import PERM_READ, PERM_WRITE
+from rucola.store.config import StoreConfig
+
+
+@dataclass(slots=True)
+class BrokerConfig:
+    """A broker's name, addresses and habits. Times are in milliseconds.
+
+    `broker_ip1` is the address that clients are told; where it is empty, the address that the broker is bound to,
+    or one of this machine's that others may reach.
+    """
+
+    broker_cluster_name: str = "DefaultCluster"
+    broker_name: str = dataclasses.field(default_factory=socket.gethostname)
+    broker_id: int = 0
+    broker_ip1: str = dataclasses.field(default="", metadata={"key": "brokerIP1"})
+    bind_address: str = "0.0.0.0"
+    listen_port: int = 10911
+    ha_listen_port: int = 10912
+    namesrv_addr: str = ""
+    broker_permission: int = PERM_READ | PERM_WRITE
+    default_topic_queue_nums: int = 8
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    cluster_topic_enable: bool = True
+    broker_topic_enable: bool = True
+    trace_topic_enable: bool = False
+    msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
+    trace_on: bool = True
+    region_id: str = "DefaultRegion"
+    long_polling_enable: bool = True
+    short_polling_time_mills: int = 1000
+    notify_consumer_ids_changed_enable: bool = True
+    flush_consumer_offset_interval: int = 5000
+    register_name_server_period: int = 30_000
+    register_broker_timeout_mills: int = 6000
+    max_msgs_num_batch: int = 64
+    default_query_max_num: int = 32
+
+    def __post_init__(self) -> None:
+        if not self.broker_ip1:
+            self.broker_ip1 = own_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
+
+    @property
+    def namesrv_addresses(self) -> list[str]:
+        """The name servers, as written in `a:9876;b:9876`."""
+        return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
+
+    @property
+    def store_host(self) -> bytes:
+        """Where clients reach this broker, as it stands in every record and offsetMsgId."""
+        return encode_host(f"{self.broker_ip1}:{self.listen_port}")
+
+
+def own_address() -> str:
+    """An IPv4 address of this machine that others may reach; the loopback address where there is none.
+
+    Nothing is sent: the route of an unsent datagram names the address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[BrokerConfig, StoreConfig, list[str]]:
+    """The two configurations that the keys of a broker.conf give, and the keys that neither uses.
+
+    `defaults` are fields of either by name, for what the properties leave open. ConfigError names a key whose value
+    cannot be read.
+    """
+    broker = settings.fill(BrokerConfig, properties, **_of(BrokerConfig, defaults))
+    store = settings.fill(StoreConfig, properties, **_of(StoreConfig, defaults))
+    return broker, store, settings.unknown((BrokerConfig, StoreConfig), properties)
+
+
+def _of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: fields[field.name] for field in dataclasses.fields(kind) if field.name in fields}

@@ -1,0 +1,73 @@
+"""Clients: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38).
+
+The first heartbeat of a consumer group makes the group and its retry topic, so that the group can subscribe to it.
+
+Answers to `ClientManageProcessor` and a part of `ConsumerManageProcessor` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rucola.broker.clients import Clients
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.message.topics import retry_topic
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import (
+    GetConsumerListByGroupRequestHeader,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    UnregisterClientRequestHeader,
+)
+from rucola.remoting.connection import Connection, Processor, Reply
+
+
+class HeartbeatProcessor:
+    """Keeps the list of clients."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        topics: TopicConfigTable,
+        groups: SubscriptionGroupTable,
+        clock: Callable[[], int],
+    ) -> None:
+        self._clients = clients
+        self._topics = topics
+        self._groups = groups
+        self._clock = clock
+
+    def table(self) -> dict[int, Processor]:
+        return {
+            RequestCode.HEART_BEAT: self.heart_beat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister_client,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.get_consumer_list_by_group,
+        }
+
+    def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
+        heartbeat = decode_body(HeartbeatData, command.body)
+        now_ms = self._clock()
+        for consumer in heartbeat.consumer_data_set:
+            group = self._groups.find(consumer.group_name, now_ms)
+            if group is not None:
+                self._topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms)
+        self._clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
+        return command.response(ResponseCode.SUCCESS)
+
+    def unregister_client(self, connection: Connection, command: RemotingCommand) -> Reply:
+        header = command.decode_header(UnregisterClientRequestHeader)
+        self._clients.unregister(connection, header.producer_group, header.consumer_group)
+        return command.response(ResponseCode.SUCCESS)
+
+    def get_consumer_list_by_group(self, connection: Connection, command: RemotingCommand) -> Reply:
+        header = command.decode_header(GetConsumerListByGroupRequestHeader)
+        group = self._clients.consumers.get(header.consumer_group)
+        if group is None:
+            return command.response(
+                ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {header.consumer_group}"
+            )
+        body = encode_body(GetConsumerListByGroupResponseBody(consumer_id_list=group.client_ids))
+        return command.response(ResponseCode.SUCCESS, body=body)

@@ -1,0 +1,75 @@
+"""Consumer groups of a broker: `config/subscriptionGroup.json`.
+
+A group comes into being when an operator creates it or, where `autoCreateSubscriptionGroup` allows it, when it is
+first heard of. Answers to `SubscriptionGroupManager` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rucola.broker.config import BrokerConfig
+from rucola.message.topics import check_group
+from rucola.protocol.body import to_body
+from rucola.protocol.topic import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.store import config_files
+
+SYSTEM_GROUPS = (
+    ("TOOLS_CONSUMER", False),
+    ("FILTERSRV_CONSUMER", False),
+    ("SELF_TEST_C_GROUP", False),
+    ("CID_ONS-HTTP-PROXY", True),
+    ("CID_ONSAPI_PULL", True),
+    ("CID_ONSAPI_PERMISSION", True),
+    ("CID_ONSAPI_OWNER", True),
+)
+"""Groups that every broker has, and whether they may consume by broadcast."""
+
+
+class SubscriptionGroupTable:
+    """The groups by name, with their data version."""
+
+    def __init__(self, path: Path, config: BrokerConfig) -> None:
+        self._path = path
+        self._config = config
+        self.data_version = DataVersion()
+        self._table: dict[str, SubscriptionGroupConfig] = {}
+
+    def load(self) -> None:
+        """Read what was written, then add the system's own groups. StoreCorrupt where the file cannot be read."""
+        value = config_files.read_config(self._path)
+        if value:
+            stored = to_body(SubscriptionGroupWrapper, value)
+            self._table = stored.subscription_group_table
+            self.data_version = stored.data_version
+        for name, broadcast in SYSTEM_GROUPS:
+            if name not in self._table:
+                self._table[name] = SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)
+
+    def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
+        """The group, made now where that is allowed; None for an unknown one. InvalidMessage for an illegal name."""
+        config = self._table.get(group)
+        if config is None and self._config.auto_create_subscription_group:
+            check_group(group)
+            config = SubscriptionGroupConfig(group_name=group)
+            self.put(config, now_ms)
+        return config
+
+    def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
+        """Create the group or replace its settings."""
+        self._table[config.group_name] = config
+        self.data_version = self.data_version.next(now_ms)
+        self.persist()
+
+    def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
+        return iter(self._table.values())
+
+    def wrapper(self) -> SubscriptionGroupWrapper:
+        """Everything, as GET_ALL_SUBSCRIPTIONGROUP_CONFIG carries it."""
+        return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
+
+    def persist(self) -> None:
+        config_files.write_config(self._path, msgspec.to_builtins(self.wrapper()))

@@ -1,0 +1,77 @@
+"""How far each group has come in each queue: `config/consumerOffset.json`.
+
+The offset is the queue offset of the next message to consume. Consumers commit often, so the table is written every
+`flushConsumerOffsetInterval` and at the end, not at every commit: after a crash, groups go back by what they
+consumed in that time. A negative offset counts as none, since some clients commit -1 for "unknown".
+
+Answers to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rucola.errors import StoreCorrupt
+from rucola.store import config_files
+
+_SEPARATOR = "@"
+
+
+class ConsumerOffsetTable:
+    """Queue offsets by topic, group and queue id."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._table: dict[str, dict[int, int]] = {}
+        self._is_changed = False
+
+    def load(self) -> None:
+        """Read what was written. StoreCorrupt where the file cannot be read."""
+        value = config_files.read_config(self._path)
+        if value:
+            self._table = _offsets(self._path, value)
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """The committed offset, or -1 where there is none."""
+        return self._table.get(topic + _SEPARATOR + group, {}).get(queue_id, -1)
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Note the group's progress; forward or, after a reset, backward."""
+        queues = self._table.setdefault(topic + _SEPARATOR + group, {})
+        if queues.get(queue_id) != queue_offset:
+            queues[queue_id] = queue_offset
+            self._is_changed = True
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics on which the group has committed."""
+        return [topic for topic, _, owner in map(_split, self._table) if owner == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed on the topic."""
+        return [owner for name, _, owner in map(_split, self._table) if name == topic]
+
+    def table(self) -> Mapping[str, Mapping[int, int]]:
+        """Everything, as GET_ALL_CONSUMER_OFFSET and the file carry it: by `topic@group`, then queue id."""
+        return self._table
+
+    def persist(self) -> None:
+        """Write the table where it has changed since the last time."""
+        if self._is_changed:
+            config_files.write_config(self._path, {"offsetTable": self._table})
+            self._is_changed = False
+
+
+def _split(key: str) -> tuple[str, str, str]:
+    return key.partition(_SEPARATOR)
+
+
+def _offsets(path: Path, document: Any) -> dict[str, dict[int, int]]:
+    try:
+        return {
+            key: {int(queue_id): int(queue_offset) for queue_id, queue_offset in queues.items()}
+            for key, queues in document["offsetTable"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StoreCorrupt(path, 0, f"no table of consumer offsets ({error!r})") from None

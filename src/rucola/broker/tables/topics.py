@@ -1,0 +1,126 @@
+"""Topics of a broker: `config/topics.json`.
+
+A topic comes into being when an operator creates it, when a producer sends to it and AUTO_CREATE_TOPIC (TBW102)
+may be inherited from, or when the system needs it (retry and dead letter topics, system topics at the start). Every
+change raises the data version, is written to disk at once, and is told to `on_change`, which registers it with the
+name servers.
+
+Answers to `TopicConfigManager` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from rucola.broker.config import BrokerConfig
+from rucola.message import topics
+from rucola.protocol.body import to_body
+from rucola.protocol.topic import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from rucola.store import config_files
+
+SCHEDULE_QUEUE_NUMS = 18
+BENCHMARK_QUEUE_NUMS = 1024
+
+
+class TopicConfigTable:
+    """The topics by name, with their data version."""
+
+    def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
+        self._path = path
+        self._config = config
+        self._on_change = on_change
+        self.data_version = DataVersion()
+        self._table: dict[str, TopicConfig] = {}
+
+    def load(self, now_ms: int) -> None:
+        """Read what was written, then add the system's own topics. StoreCorrupt where the file cannot be read."""
+        value = config_files.read_config(self._path)
+        if value:
+            stored = to_body(TopicConfigSerializeWrapper, value)
+            self._table = stored.topic_config_table
+            self.data_version = stored.data_version
+        for topic in self._system_topics():
+            self._table.setdefault(topic.topic_name, topic)
+        if not value:
+            self.data_version = DataVersion(timestamp=now_ms)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(self._table.values())
+
+    def put(self, topic: TopicConfig, now_ms: int) -> None:
+        """Create the topic or replace its settings."""
+        self._table[topic.topic_name] = topic
+        self.data_version = self.data_version.next(now_ms)
+        self.persist()
+        self._on_change()
+
+    def create_from_default(
+        self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int, now_ms: int
+    ) -> TopicConfig | None:
+        """The topic that a first message brings into being, or None where `default_topic` cannot be inherited."""
+        default = self._table.get(default_topic)
+        if default is None or not default.perm & PERM_INHERIT:
+            return None
+        queue_nums = max(0, min(queue_nums, default.write_queue_nums))
+        created = TopicConfig(
+            topic_name=topic,
+            perm=default.perm & ~PERM_INHERIT,
+            read_queue_nums=queue_nums,
+            write_queue_nums=queue_nums,
+            topic_filter_type=default.topic_filter_type,
+            topic_sys_flag=topic_sys_flag,
+        )
+        self.put(created, now_ms)
+        return created
+
+    def ensure(self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0) -> TopicConfig:
+        """The topic, readable and writeable, made now where it is missing: for retry and dead letter topics."""
+        config = self._table.get(topic)
+        if config is None:
+            config = TopicConfig(
+                topic_name=topic,
+                read_queue_nums=queue_nums,
+                write_queue_nums=queue_nums,
+                topic_sys_flag=topic_sys_flag,
+            )
+            self.put(config, now_ms)
+        return config
+
+    def wrapper(self) -> TopicConfigSerializeWrapper:
+        """Everything, as a registration and GET_ALL_TOPIC_CONFIG carry it."""
+        return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
+
+    def persist(self) -> None:
+        config_files.write_config(self._path, msgspec.to_builtins(self.wrapper()))
+
+    def _system_topics(self) -> Iterator[TopicConfig]:
+        config = self._config
+        read_write = PERM_READ | PERM_WRITE
+
+        def topic(name: str, queue_nums: int = 1, perm: int = read_write) -> TopicConfig:
+            return TopicConfig(topic_name=name, read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=perm)
+
+        yield topic(topics.SELF_TEST_TOPIC)
+        if config.auto_create_topic_enable:
+            yield topic(topics.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | read_write)
+        yield topic(topics.BENCHMARK_TOPIC, BENCHMARK_QUEUE_NUMS)
+        yield topic(config.broker_cluster_name, 16, PERM_INHERIT | (read_write if config.cluster_topic_enable else 0))
+        yield topic(config.broker_name, 1, PERM_INHERIT | (read_write if config.broker_topic_enable else 0))
+        yield topic(topics.OFFSET_MOVED_EVENT)
+        yield topic(topics.SCHEDULE_TOPIC, SCHEDULE_QUEUE_NUMS)
+        if config.trace_topic_enable:
+            yield topic(config.msg_trace_topic_name)
+        yield topic(topics.reply_topic(config.broker_cluster_name))
