@@ -170,14 +170,12 @@ class ConsumeQueue:
 
     def cut(self, queue_offset: int) -> None:
         """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there."""
-        if queue_offset >= self.max_offset:
-            return
-        self._files.cut(queue_offset * UNIT_SIZE)
         if queue_offset <= self.min_offset:
             while self._files.files:
                 self._files.files.pop().delete()
             self.min_offset = self.max_offset = 0
-        else:
+        elif queue_offset < self.max_offset:
+            self._files.cut(queue_offset * UNIT_SIZE)
             self.max_offset = queue_offset
         self._last = self._files.files[-1] if self._files.files else None
 

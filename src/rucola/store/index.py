@@ -114,7 +114,12 @@ class IndexFile:
                 raise StoreCorrupt(path, size, f"an index file of {size} bytes; say how many slots it has")
         room = size - HEADER_SIZE - slot_count * SLOT_SIZE
         if room < 0 or room % ENTRY_SIZE:
-            raise StoreCorrupt(path, size, f"an index file of {size} bytes cannot have {slot_count} slots")
+            raise StoreCorrupt(
+                path,
+                size,
+                f"an index file of {size} bytes cannot have {slot_count} slots; set maxHashSlotNum and maxIndexNum to "
+                "what they were when it was made",
+            )
         return cls(MappedFile.open(path, writable=writable), slot_count)
 
     @property
@@ -285,7 +290,12 @@ class Index:
     @classmethod
     def open(cls, directory: Path, slot_count: int = 0, max_count: int = 0, *, writable: bool = False) -> Index:
         """Map all files. `slot_count` and `max_count` say how new ones are made and what the old ones must be."""
-        files = [IndexFile.open(path, slot_count, writable=writable) for path in index_paths(directory)]
+        files = []
+        for path in index_paths(directory):
+            if path.stat().st_size:
+                files.append(IndexFile.open(path, slot_count, writable=writable))
+            elif writable:
+                path.unlink()  # a crash in the moment of its making
         return cls(directory, slot_count, max_count, files)
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = (1 << 63) - 1) -> list[int]:
@@ -351,24 +361,30 @@ class Index:
         self.files.append(new)
         return new
 
-    def flush_full_files(self) -> int:
-        """Wait until all full files are on disk and return the end time of the last of them; 0 without any."""
-        full = [file for file in self.files if file.is_full]
-        for file in full[self._flushed_files :]:
+    @property
+    def flushed_timestamp(self) -> int:
+        """Up to this store time everything is in full files that `flush_full_files` brought to disk; 0 without any."""
+        return self.files[self._flushed_files - 1].end_timestamp if self._flushed_files else 0
+
+    def flush_full_files(self) -> None:
+        """Wait until all files that are full are on disk. For any thread, one at a time."""
+        for file in self.files[self._flushed_files :]:
+            if not file.is_full:
+                break
             file.file.flush()
-        self._flushed_files = len(full)
-        return full[-1].end_timestamp if full else 0
+            self._flushed_files += 1
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
         self.flush_full_files()
-        if self.files:
-            self.files[-1].file.flush()
+        for file in self.files[self._flushed_files :]:
+            file.file.flush()
 
     def drop(self, first: int) -> None:
         """Delete the files from number `first` on; their messages must be indexed again."""
         while len(self.files) > first:
             self.files.pop().file.delete()
+        self._flushed_files = min(self._flushed_files, first)
 
     def close(self) -> None:
         """Close all files."""

@@ -42,7 +42,7 @@ class MappedFile:
     empty one is an empty buffer.
     """
 
-    __slots__ = ("_populates", "_reserved", "_warmed", "begin", "fd", "map", "path", "size", "writable")
+    __slots__ = ("_populates", "_warmed", "begin", "fd", "map", "path", "reserved", "size", "writable")
 
     map: mmap.mmap
 
@@ -55,7 +55,8 @@ class MappedFile:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         # Only the read-only side meets files of no size, and an anonymous page says as little as they do.
         self.map = mmap.mmap(fd, self.size, access=access) if self.size else mmap.mmap(-1, PAGE_SIZE)
-        self._reserved = 0
+        self.reserved = 0
+        """Up to this position the file is known to have blocks."""
         self._warmed = 0
         self._populates = True
 
@@ -90,11 +91,11 @@ class MappedFile:
 
         Raises OSError (ENOSPC, EDQUOT) where the disk has no room; then nothing was written and nothing is lost.
         """
-        if end > self._reserved:
+        if end > self.reserved:
             upto = min(max(end, end + window - end % window), self.size)
-            begin = self._reserved if self._reserved else max(end - window, 0)
+            begin = self.reserved if self.reserved else max(end - window, 0)
             os.posix_fallocate(self.fd, begin, upto - begin)
-            self._reserved = upto
+            self.reserved = upto
 
     def warm(self, begin: int, end: int) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
@@ -119,7 +120,7 @@ class MappedFile:
         if any_nonzero(self.map, position, self.size):
             os.ftruncate(self.fd, position)
             os.ftruncate(self.fd, self.size)
-            self._reserved = self._warmed = 0
+            self.reserved = self._warmed = 0
 
     def flush(self) -> None:
         """Wait until the file's bytes are on disk. Lets other threads run; they may write meanwhile."""
@@ -166,7 +167,7 @@ class MappedFileQueue:
         paths = file_paths(directory)
         if paths and not file_size:
             file_size = max(path.stat().st_size for path in paths[:2])
-        for path, following in zip(paths, [*paths[1:], None], strict=True):
+        for path, following in zip(paths, [*paths[1:], None], strict=False):
             size = path.stat().st_size
             if following is None and size < file_size:
                 if writable:

@@ -1,0 +1,142 @@
+"""The CommitLog: every record of a broker, one behind the other, in order of arrival.
+
+    commitlog/<20 digits>       1 GiB each by default; a file name is the physical offset of its first byte
+
+The log runs from the first byte of its first file to `end`, where the next record goes. A record never spans two
+files: where it and the 8 bytes of a blank do not fit, a blank takes what is left,
+
+    position  bytes  field
+           0      4  size, of the rest of the file
+           4      4  0xCBD43194
+           8         anything
+
+and the record opens the next file. The layout of a record is told in `rucola.message.record`; that it lies at the
+address which it names is checked at every read.
+
+Answers to org.apache.rocketmq.store.CommitLog.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rucola.errors import InvalidMessage
+from rucola.message import sysflag
+from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, peek
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
+
+BLANK_SIZE: Final = FRAME.size
+_RESERVE_WINDOW: Final = 8 << 20
+_WARM_WINDOW: Final = 4 << 20
+
+
+class CommitLog:
+    """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
+
+    __slots__ = ("_file", "end", "files", "flushed_end", "safe_end")
+
+    def __init__(self, files: MappedFileQueue, end: int) -> None:
+        self.files = files
+        self.end = end
+        """The physical offset at which the next record will lie, unless it opens a new file."""
+        self.flushed_end = end
+        """Everything before this physical offset is on disk."""
+        self._file: MappedFile | None = files.find(end)
+        self.safe_end = 0
+        """Up to this physical offset records can be appended without `make_room`."""
+
+    @property
+    def begin(self) -> int:
+        """The physical offset of the first record that is still there."""
+        return self.files.begin
+
+    def make_room(self, size: int) -> int:
+        """Return the physical offset for a record of `size` bytes, after seeing to it that there is a place.
+
+        Closes a file that is too full with a blank and opens the next. Raises OSError where the disk has no room;
+        then the log is as it was, except that a blank may have closed its file.
+        """
+        file = self._file
+        if self.end + size > self.safe_end:
+            if file is not None and self.end + size + BLANK_SIZE > file.end:
+                # The next file first: a blank without one behind it would be an end that no put could get over.
+                following = self._following(file)
+                FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
+                self.end = file.end
+                file = self._file = following
+            elif file is None:
+                file = self._file = self.files.create_next(self.end)
+            file.reserve(self.end - file.begin + size + BLANK_SIZE, _RESERVE_WINDOW)
+            self.safe_end = self.end + size
+            reserved_end = file.begin + file.reserved
+            if reserved_end - BLANK_SIZE > self.safe_end:
+                self.safe_end = reserved_end - BLANK_SIZE
+        return self.end
+
+    def append(self, data: bytes) -> None:
+        """Write records for which `make_room` has just made a place, at `end`."""
+        file = self._file
+        assert file is not None
+        position = self.end - file.begin
+        end = position + len(data)
+        file.map[position:end] = data
+        self.end += len(data)
+
+    def _following(self, file: MappedFile) -> MappedFile:
+        """Return the file behind `file`, making it where it is not there."""
+        return self.files.find(file.end) or self.files.create_next()
+
+    def read(self, physical_offset: int, size: int) -> bytes | None:
+        """Return `size` bytes of the log, or None where they do not all lie in one file before `end`."""
+        file = self.files.find(physical_offset)
+        if file is None or size < 0 or physical_offset + size > min(self.end, file.end):
+            return None
+        position = physical_offset - file.begin
+        return file.map[position : position + size]
+
+    def record(self, physical_offset: int) -> bytes | None:
+        """Return the whole record that begins there, or None where none does."""
+        frame = self.read(physical_offset, HEAD_SIZE)
+        if frame is None:
+            return None
+        data = self.read(physical_offset, FRAME.unpack_from(frame)[0])
+        try:
+            if data is not None and peek(data).physical_offset == physical_offset:
+                return data
+        except InvalidMessage:
+            pass
+        return None
+
+    def store_timestamp(self, physical_offset: int) -> int:
+        """Return the store time of the record that begins there, or -1 where the log has none."""
+        head = self.read(physical_offset, HEAD_SIZE)
+        if head is None:
+            return -1
+        position = 56 + 12 * bool(int.from_bytes(head[36:40], "big") & sysflag.BORN_HOST_V6)
+        return int.from_bytes(head[position : position + 8], "big", signed=True)
+
+    def roll(self, physical_offset: int) -> int:
+        """Return where the file after that of `physical_offset` begins."""
+        return physical_offset + self.files.file_size - physical_offset % self.files.file_size
+
+    def flush(self) -> None:
+        """Wait until everything that was appended before this call is on disk. Raises OSError.
+
+        For any thread; appends may go on meanwhile.
+        """
+        end, begin = self.end, self.flushed_end
+        for file in list(self.files.files):
+            if file.begin < end and begin < file.end:
+                file.flush()
+        self.flushed_end = max(self.flushed_end, end)
+
+    def warm(self) -> None:
+        """Touch the pages that the next few megabytes of records will take. For a thread beside the writer's."""
+        file = self._file
+        if file is not None:
+            position = self.end - file.begin
+            file.warm(position, position + _WARM_WINDOW)
+
+    def close(self) -> None:
+        """Close all files."""
+        self.files.close()

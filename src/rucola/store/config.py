@@ -1,0 +1,112 @@
+"""What a broker says about its store, and what the store answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from rucola.message.delay import DEFAULT_DELAY_LEVELS
+from rucola.store.consume_queue import UNIT_SIZE
+
+
+class FlushDiskType(Enum):
+    """When a put is answered: at once, or after its bytes are on disk."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+@dataclass(slots=True)
+class StoreConfig:
+    """The settings of a store. Names and defaults are those of Apache's broker.conf, in snake_case.
+
+    `store_host` is the broker's address as it goes into every record, 8 or 20 bytes (`message.host.encode_host`); it
+    must be set before the store is opened. Times are in milliseconds.
+    """
+
+    store_path_root_dir: Path = Path("~/store")
+    store_host: bytes = b""
+    store_path_commit_log: Path | None = None
+    mapped_file_size_commit_log: int = 1024 * 1024 * 1024
+    mapped_file_size_consume_queue: int = 300_000 * UNIT_SIZE
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    message_index_enable: bool = True
+    max_msgs_num_batch: int = 64
+    max_message_size: int = 4 * 1024 * 1024
+    max_transfer_bytes_on_message_in_memory: int = 256 * 1024
+    max_transfer_count_on_message_in_memory: int = 32
+    flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
+    flush_interval_commit_log: int = 500
+    sync_flush_timeout: int = 5000
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
+
+    @property
+    def commit_log_directory(self) -> Path:
+        """Where the CommitLog lies: storePathCommitLog, or `commitlog` under the root."""
+        return Path(self.store_path_commit_log or Path(self.store_path_root_dir) / "commitlog")
+
+
+class PutMessageStatus(Enum):
+    """How a put went. The names are Apache's."""
+
+    PUT_OK = 0
+    FLUSH_DISK_TIMEOUT = 1
+    FLUSH_SLAVE_TIMEOUT = 2
+    SLAVE_NOT_AVAILABLE = 3
+    SERVICE_NOT_AVAILABLE = 4
+    """The store is closed or refuses writes; `MessageStore.refuses_writes` says why."""
+    CREATE_MAPEDFILE_FAILED = 5
+    """The disk has no room for the record."""
+    MESSAGE_ILLEGAL = 6
+    PROPERTIES_SIZE_EXCEEDED = 7
+    OS_PAGECACHE_BUSY = 8
+    UNKNOWN_ERROR = 9
+
+
+class GetMessageStatus(Enum):
+    """What a get found. The names are Apache's."""
+
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+
+
+class PutResult(NamedTuple):
+    """The outcome of one put. Only with PUT_OK do the numbers mean anything."""
+
+    status: PutMessageStatus
+    physical_offset: int = -1
+    queue_offset: int = -1
+    size: int = 0
+
+
+class GetResult(NamedTuple):
+    """The outcome of a get: whole records as bytes, in queue order, and where to go on."""
+
+    status: GetMessageStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    records: list[bytes]
+    size: int
+
+
+class QueryResult(NamedTuple):
+    """The outcome of a query by key: records whose key has the asked-for hash, oldest first.
+
+    The two index fields are those of the message that was indexed last, 0 where nothing was found.
+    """
+
+    records: list[bytes]
+    physical_offsets: list[int]
+    index_last_update_timestamp: int
+    index_last_update_physical_offset: int

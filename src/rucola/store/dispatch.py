@@ -1,0 +1,164 @@
+"""From a record to the units and entries that lead to it.
+
+A record is on its way to consumers when it has its unit in the ConsumeQueue of its topic and queue id; it is found by
+key when its keys are in the index: its unique key first, then each word of KEYS. Prepared and rolled-back
+transaction messages get no unit, rolled-back ones no entries either.
+
+Records are dispatched in the order of the log and in batches. From about eight on the keys of a batch are hashed and
+chained by numpy at once; below that one by one is faster.
+
+The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX, where it is the time at which the
+message is due.
+
+Answers to DefaultMessageStore.{CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex} and
+CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rucola.errors import InvalidMessage
+from rucola.message import MessageInner, properties, sysflag
+from rucola.message.delay import due_time_ms
+from rucola.message.hashing import index_hash, index_hashes, tags_code
+from rucola.message.record import Buffer, peek
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store.consume_queue import ConsumeQueue, pack_unit
+from rucola.store.index import Index, index_key
+from rucola.store.mapped_file import MappedFileQueue
+
+Pending = tuple[MessageInner, int, int, int, int]
+"""A message that was put: (message, queue offset, physical offset, size, store timestamp)."""
+
+Arrive = Callable[[str, int, int, list[int]], None]
+"""Is told of what arrived: (topic, queue id, max queue offset, tags codes of the new units)."""
+
+_BATCH_FROM: Final = 8
+
+
+class Queues(dict[tuple[str, int], ConsumeQueue]):
+    """All ConsumeQueues by (topic, queue id). Asking for one that is not there makes it, without a file yet."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        super().__init__()
+        self.directory = directory
+        self.file_size = file_size
+
+    def __missing__(self, name: tuple[str, int]) -> ConsumeQueue:
+        topic, queue_id = name
+        check_queue_name(topic, queue_id)
+        files = MappedFileQueue(self.directory / topic / str(queue_id), self.file_size, [])
+        queue = self[name] = ConsumeQueue(topic, queue_id, files)
+        return queue
+
+
+def check_queue_name(topic: str, queue_id: int) -> None:
+    """Raise InvalidMessage unless a queue of this name can have a directory."""
+    if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
+        raise InvalidMessage(f"there can be no queue {queue_id} of topic {topic!r}")
+
+
+class Dispatcher:
+    """Writes units and entries. `index` is None where the store keeps none."""
+
+    def __init__(self, queues: Queues, index: Index | None, delay_levels: Sequence[int]) -> None:
+        self.queues = queues
+        self.index = index
+        self.delay_levels = delay_levels
+
+    def dispatch(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> list[ConsumeQueue]:
+        """Write what leads to the records of `batch`, in order, and return the queues that got units.
+
+        Raises OSError where the disk has no room; then a part may be written, which only `recovery` sets right.
+        """
+        touched = self.add_units(batch, on_arrive)
+        if self.index is not None:
+            self.add_entries(batch)
+        return touched
+
+    def add_units(self, batch: Iterable[Pending], on_arrive: Arrive | None = None) -> list[ConsumeQueue]:
+        """Write the ConsumeQueue units of `batch`; see `dispatch`."""
+        groups: dict[tuple[str, int], tuple[int, list[bytes], list[int]]] = {}
+        for message, queue_offset, physical_offset, size, store_timestamp in batch:
+            if message.sys_flag & sysflag.TRANSACTION_PREPARED:
+                continue
+            code = message.tags_code
+            if message.topic == SCHEDULE_TOPIC:
+                code = self._due_time(message, store_timestamp)
+            name = (message.topic, message.queue_id)
+            group = groups.get(name)
+            if group is None:
+                groups[name] = (queue_offset, [pack_unit(physical_offset, size, code)], [code])
+            else:
+                group[1].append(pack_unit(physical_offset, size, code))
+                group[2].append(code)
+        touched = []
+        for name, (queue_offset, units, codes) in groups.items():
+            queue = self.queues[name]
+            queue.append(queue_offset, b"".join(units))
+            touched.append(queue)
+            if on_arrive is not None:
+                on_arrive(*name, queue.max_offset, codes)
+        return touched
+
+    def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:
+        """Write the index entries of `batch`, except the first `skip`, which are there already."""
+        assert self.index is not None
+        keys: list[str] = []
+        counts: list[int] = []
+        for message, *_ in batch:
+            before = len(keys)
+            if message.sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
+                topic = message.topic
+                if message.unique_key is not None:
+                    keys.append(index_key(topic, message.unique_key))
+                if message.keys:
+                    keys += [index_key(topic, key) for key in message.keys.split(" ") if key]
+            counts.append(len(keys) - before)
+        if len(batch) < _BATCH_FROM:
+            position = 0
+            for (_, _, physical_offset, _, store_timestamp), count in zip(batch, counts, strict=True):
+                hashes = [index_hash(key) for key in keys[max(position, skip) : position + count]]
+                self.index.put(hashes, physical_offset, store_timestamp)
+                position += count
+        elif len(keys) > skip:
+            physical_offsets = np.repeat(np.array([item[2] for item in batch], np.int64), counts)
+            store_timestamps = np.repeat(np.array([item[4] for item in batch], np.int64), counts)
+            self.index.put_many(index_hashes(keys)[skip:], physical_offsets[skip:], store_timestamps[skip:])
+
+    def _due_time(self, message: MessageInner, store_timestamp: int) -> int:
+        level = _level(properties.parse(message.properties).get(properties.DELAY, ""))
+        return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else message.tags_code
+
+
+def _level(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def pending_of(buffer: Buffer, position: int) -> Pending:
+    """Return a stored record as what was put when it was stored, without its body.
+
+    Raises InvalidMessage for what is no record.
+    """
+    outline = peek(buffer, position)
+    stored = bytes(buffer[outline.properties_begin : outline.properties_end])
+    parsed = properties.parse(stored)
+    message = MessageInner(
+        topic=outline.topic,
+        queue_id=outline.queue_id,
+        body=b"",
+        properties=stored,
+        flag=0,
+        sys_flag=outline.sys_flag,
+        born_timestamp=0,
+        born_host=b"",
+        tags_code=tags_code(parsed.get(properties.TAGS)),
+        unique_key=parsed.get(properties.UNIQ_KEY),
+        keys=parsed.get(properties.KEYS),
+    )
+    return message, outline.queue_offset, outline.physical_offset, outline.size, outline.store_timestamp

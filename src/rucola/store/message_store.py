@@ -1,0 +1,505 @@
+"""The engine: a directory that takes messages and gives them back.
+
+    <store>/commitlog/      the messages                                    commit_log
+           /consumequeue/   where the messages of each queue lie            consume_queue
+           /index/          where the messages with a key lie               index
+           /config/         the broker's small tables                       config_files
+           /checkpoint      up to when everything is on disk                checkpoint
+           /abort           there while the store is open, and after a crash
+           /lock            held by whoever serves the store                lock
+
+`put` writes a record into the mapped log and notes it as pending; `reput` writes the units and entries that lead to
+what is pending, many at once. Every read winds `reput` first, so that whoever was told of a message can read it.
+Nothing here waits for the disk but `flush` and `checkpoint`, which any thread may call while the owner's thread puts
+and reads; all other methods belong to one thread.
+
+A store that could not bring its bytes to disk cannot know what is there. After an error from fsync, or from a disk
+that fills up in the middle of a dispatch, it refuses writes until it is opened again, and leaves `abort` behind so
+that opening recovers. Reads go on.
+
+Answers to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differences: no record counts as being "in disk",
+so a get is limited by the limits for memory alone; an fsync error is never swallowed (apache/rocketmq#2706).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rucola.errors import InvalidMessage
+from rucola.message import MessageInner, sysflag
+from rucola.message.delay import parse_delay_levels
+from rucola.message.properties import MAX_PROPERTIES_SIZE
+from rucola.message.record import encode, encoded_size
+from rucola.store.checkpoint import Checkpoint
+from rucola.store.commit_log import BLANK_SIZE, CommitLog
+from rucola.store.config import (
+    GetMessageStatus,
+    GetResult,
+    PutMessageStatus,
+    PutResult,
+    QueryResult,
+    StoreConfig,
+)
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, queue_directories
+from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
+from rucola.store.index import Index
+from rucola.store.lock import DirectoryLock
+from rucola.store.mapped_file import MappedFileQueue, sync_directory
+from rucola.store.recovery import Recovery
+
+log = logging.getLogger(__name__)
+
+_OK = PutMessageStatus.PUT_OK
+_MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
+
+
+class MessageStore:
+    """A store, to be opened once and closed once; also a context manager, which opens at time 0.
+
+    `on_arrive(topic, queue_id, max_queue_offset, tags_codes)` is called by `reput` for every queue that got messages.
+    """
+
+    def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
+        self.config = config
+        self.refuses_writes: str | None = "the store is not open"
+        """Why puts are turned away; None while they are taken."""
+        self._root = Path(config.store_path_root_dir)
+        self._store_host = config.store_host
+        self._on_arrive = on_arrive
+        self._pending: list[Pending] = []
+        self._next_offsets: dict[tuple[str, int], int] = {}
+        self._put_timestamp = 0
+        self._dispatched_timestamp = 0
+        self._dirty: set[ConsumeQueue] = set()
+        self._dirty_lock = threading.Lock()
+        self._is_open = False
+
+    # -- opening and closing ------------------------------------------------------------------------------------------
+
+    def open(self, now_ms: int = 0) -> None:
+        """Take the directory, recover what a crash left and be ready for puts.
+
+        Raises StoreLocked where another broker has it, StoreCorrupt where the files contradict each other or the
+        configuration, and OSError.
+        """
+        config, root = self.config, self._root
+        root.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as resources:
+            resources.callback(DirectoryLock(root).release)
+            sync_directory(root.parent)
+            abort = root / "abort"
+            after_crash = abort.exists()
+            self._checkpoint = Checkpoint(root / "checkpoint")
+            files = MappedFileQueue.open(
+                config.commit_log_directory, writable=True, file_size=config.mapped_file_size_commit_log
+            )
+            resources.callback(files.close)
+            self._queues = Queues(root / "consumequeue", config.mapped_file_size_consume_queue)
+            resources.callback(self._close_queues)
+            self._open_queues()
+            index = None
+            if config.message_index_enable:
+                slots, entries = config.max_hash_slot_num, config.max_index_num
+                index = Index.open(root / "index", slots, entries, writable=True)
+                resources.callback(index.close)
+            abort.touch()
+            sync_directory(root)
+            self._dispatcher = Dispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
+            recovery = Recovery(files, self._dispatcher, self._checkpoint, after_crash=after_crash)
+            self._log = CommitLog(files, recovery.run())
+            self._resources = resources.pop_all()
+        self._log.flushed_end = self._log.begin if after_crash else self._log.end
+        for name, queue in self._queues.items():
+            self._next_offsets[name] = queue.max_offset
+            self._dirty.add(queue)
+            last_ms = self.store_time(*name, queue.max_offset - 1)
+            self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
+        self._is_open = True
+        self.refuses_writes = None
+
+    def _open_queues(self) -> None:
+        for topic, queue_id, directory in queue_directories(self._queues.directory):
+            files = MappedFileQueue.open(directory, writable=True, file_size=self._queues.file_size)
+            self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, files)
+
+    def _close_queues(self) -> None:
+        for queue in self._queues.values():
+            queue.files.close()
+
+    def close(self) -> None:
+        """Bring everything to disk and give the directory up. A store that refuses writes leaves `abort` behind.
+
+        Raises OSError where the last flush fails; the directory is given up all the same.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if self.refuses_writes is None:
+                self.reput()
+            if self.refuses_writes is None:
+                self.refuses_writes = "the store is closed"
+                self.checkpoint()
+                if self._dispatcher.index is not None:
+                    self._dispatcher.index.flush()
+                (self._root / "abort").unlink(missing_ok=True)
+                sync_directory(self._root)
+        finally:
+            self.refuses_writes = self.refuses_writes or "the store is closed"
+            self._resources.close()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- putting ------------------------------------------------------------------------------------------------------
+
+    def put(self, message: MessageInner, now_ms: int) -> PutResult:
+        """Append one message, stored at `now_ms`, to its queue.
+
+        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). The message is held until the
+        next `reput`; do not change it. The store never raises for what a message holds; it answers a status.
+        """
+        if self.refuses_writes is not None:
+            return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
+        if len(message.body) > self.config.max_message_size:
+            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
+        commit_log = self._log
+        name = (message.topic, message.queue_id)
+        takes_place = not message.sys_flag & sysflag.TRANSACTION_PREPARED
+        queue_offset = self._next_offsets.get(name, 0) if takes_place else 0
+        physical_offset = commit_log.end
+        try:
+            if not queue_offset:
+                check_queue_name(*name)
+            record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
+            size = len(record)
+            if physical_offset + size > commit_log.safe_end:
+                if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
+                    return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
+                place = commit_log.make_room(size)
+                if place != physical_offset:
+                    physical_offset = place
+                    record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
+            commit_log.append(record)
+        except InvalidMessage as error:
+            return self._illegal(message, error)
+        except OSError as error:
+            return self._no_room(error)
+        self._put_timestamp = now_ms
+        if takes_place:
+            self._next_offsets[name] = queue_offset + 1
+        self._pending.append((message, queue_offset, physical_offset, size, now_ms))
+        return PutResult(_OK, physical_offset, queue_offset, size)
+
+    def put_batch(self, messages: Sequence[MessageInner], now_ms: int) -> list[PutResult]:
+        """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
+
+        Returns one result for each; when the first is not PUT_OK all are as that, and nothing was stored. Transaction
+        messages cannot travel in a batch (MESSAGE_ILLEGAL).
+        """
+        if not messages:
+            return []
+        refused = self._refuse_batch(messages)
+        if refused is not None:
+            return [PutResult(refused)] * len(messages)
+        commit_log, host = self._log, self._store_host
+        name = (messages[0].topic, messages[0].queue_id)
+        queue_offset = self._next_offsets.get(name, 0)
+        try:
+            physical_offset = commit_log.make_room(sum([encoded_size(message, host) for message in messages]))
+            records, pending = [], []
+            for message in messages:
+                record = encode(message, queue_offset, physical_offset, now_ms, host)
+                records.append(record)
+                pending.append((message, queue_offset, physical_offset, len(record), now_ms))
+                queue_offset += 1
+                physical_offset += len(record)
+            commit_log.append(b"".join(records))
+        except InvalidMessage as error:
+            return [self._illegal(messages[0], error)] * len(messages)
+        except OSError as error:
+            return [self._no_room(error)] * len(messages)
+        self._put_timestamp = now_ms
+        self._next_offsets[name] = queue_offset
+        self._pending += pending
+        return [PutResult(_OK, item[2], item[1], item[3]) for item in pending]
+
+    def _refuse_batch(self, messages: Sequence[MessageInner]) -> PutMessageStatus | None:
+        if self.refuses_writes is not None:
+            return PutMessageStatus.SERVICE_NOT_AVAILABLE
+        name = (messages[0].topic, messages[0].queue_id)
+        if any(
+            (message.topic, message.queue_id) != name or message.sys_flag & sysflag.TRANSACTION_MASK
+            for message in messages
+        ):
+            return PutMessageStatus.MESSAGE_ILLEGAL
+        if sum([len(message.body) for message in messages]) > self.config.max_message_size:
+            return PutMessageStatus.MESSAGE_ILLEGAL
+        try:
+            check_queue_name(*name)
+            size = sum([encoded_size(message, self._store_host) for message in messages])
+        except InvalidMessage:
+            return PutMessageStatus.MESSAGE_ILLEGAL
+        if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
+            return PutMessageStatus.MESSAGE_ILLEGAL
+        return None
+
+    def _illegal(self, message: MessageInner, error: InvalidMessage) -> PutResult:
+        log.warning("a message for %s-%d was refused: %s", message.topic, message.queue_id, error)
+        if len(message.properties) > MAX_PROPERTIES_SIZE:
+            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
+        return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
+
+    def _no_room(self, error: OSError) -> PutResult:
+        log.error("no place for a record at %d: %s", self._log.end, error)
+        return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
+
+    def reput(self) -> int:
+        """Write the units and entries of everything that is pending, tell `on_arrive`, and return how many there were.
+
+        An error from the disk makes the store refuse writes from then on and is raised.
+        """
+        pending = self._pending
+        if not pending:
+            return 0
+        self._pending = []
+        try:
+            touched = self._dispatcher.dispatch(pending, self._on_arrive)
+        except OSError as error:
+            self._fail(f"a message could not be dispatched: {error}")
+            raise
+        with self._dirty_lock:
+            self._dirty.update(touched)
+            self._dispatched_timestamp = pending[-1][4]
+        return len(pending)
+
+    # -- to disk ------------------------------------------------------------------------------------------------------
+
+    @property
+    def max_physical_offset(self) -> int:
+        """The end of the log."""
+        return self._log.end
+
+    @property
+    def min_physical_offset(self) -> int:
+        """The beginning of the log."""
+        return self._log.begin
+
+    @property
+    def flushed_physical_offset(self) -> int:
+        """Every record that ends at or before this physical offset is on disk."""
+        return self._log.flushed_end
+
+    def flush(self) -> None:
+        """Wait until every put that was answered before this call is on disk. For any thread.
+
+        An error from fsync makes the store refuse writes from then on and is raised: the kernel may have dropped the
+        pages that it could not write, so asking again proves nothing.
+        """
+        timestamp = self._put_timestamp
+        self._sync(self._log.flush)
+        self._checkpoint.physic_timestamp = max(self._checkpoint.physic_timestamp, timestamp)
+
+    def checkpoint(self) -> None:
+        """Bring log, queues and full index files to disk, and then the checkpoint that vouches for them.
+
+        For any thread, one at a time. Errors as in `flush`.
+        """
+        self.flush()
+        with self._dirty_lock:
+            dirty, self._dirty = self._dirty, set()
+            timestamp = self._dispatched_timestamp
+        for queue in dirty:
+            self._sync(queue.flush)
+        point = self._checkpoint
+        point.logics_timestamp = max(point.logics_timestamp, timestamp)
+        index = self._dispatcher.index
+        if index is not None:
+            self._sync(index.flush_full_files)
+            point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
+        self._sync(point.write)
+
+    def warm(self) -> None:
+        """Touch the next few megabytes of the log, so that puts do not wait for pages. For any thread."""
+        self._log.warm()
+
+    def _sync(self, flush: Callable[[], object]) -> None:
+        try:
+            flush()
+        except OSError as error:
+            self._fail(f"the disk did not take what was stored: {error}")
+            raise
+
+    def _fail(self, why: str) -> None:
+        log.error("%s refuses writes: %s", self._root, why)
+        self.refuses_writes = why
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int,
+        *,
+        max_bytes: int | None = None,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> GetResult:
+        """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
+
+        `accepts` is asked with the tags code of each; those it refuses are passed over. Whatever comes back,
+        `next_begin_offset` is where to go on; for an offset outside the queue it is the nearest inside.
+        """
+        queue = self._queue(topic, queue_id)
+        if queue is None or queue.max_offset == 0:
+            return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0)
+        begin, end = queue.min_offset, queue.max_offset
+        status, correction = GetMessageStatus.NO_MATCHED_MESSAGE, -1
+        if queue_offset < begin:
+            status, correction = GetMessageStatus.OFFSET_TOO_SMALL, begin
+        elif queue_offset == end:
+            status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, end
+        elif queue_offset > end:
+            status, correction = GetMessageStatus.OFFSET_OVERFLOW_BADLY, end
+        if correction >= 0:
+            return GetResult(status, correction, begin, end, [], 0)
+        units = queue.units_in_file(queue_offset, max(_MIN_UNITS_LOOKED_AT, max_count))
+        if not units:
+            status = GetMessageStatus.OFFSET_FOUND_NULL
+            return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
+        if max_bytes is None:
+            max_bytes = self.config.max_transfer_bytes_on_message_in_memory
+        max_count = min(max_count, self.config.max_transfer_count_on_message_in_memory)
+        records: list[bytes] = []
+        total = looked_at = 0
+        goes_on_at = -1
+        for physical_offset, size, code in iter_units(units):
+            if physical_offset >= goes_on_at:
+                if records and (len(records) >= max_count or total + size > max_bytes):
+                    break
+                if accepts is None or accepts(code):
+                    record = self._log.read(physical_offset, size)
+                    if record is not None:
+                        records.append(record)
+                        total += size
+                        status = GetMessageStatus.FOUND
+                        goes_on_at = -1
+                    else:
+                        if not records:
+                            status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                        goes_on_at = self._log.roll(physical_offset)
+                elif not records:
+                    status = GetMessageStatus.NO_MATCHED_MESSAGE
+            looked_at += 1
+        return GetResult(status, queue_offset + looked_at, begin, end, records, total)
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """Return the whole record that begins there, or None where none does."""
+        return self._log.record(physical_offset)
+
+    def query(
+        self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = (1 << 63) - 1
+    ) -> QueryResult:
+        """Return records whose key has the hash of `key`, at most maxMsgsNumBatch (64), the latest where more do.
+
+        The caller compares the keys. The window is compared in whole seconds, see `index`.
+        """
+        self.reput()
+        index = self._dispatcher.index
+        offsets: list[int] = []
+        if index is not None:
+            offsets = index.query(topic, key, min(max_count, self.config.max_msgs_num_batch), begin_ms, end_ms)
+        if index is None or not offsets:
+            return QueryResult([], [], 0, 0)
+        found = [(offset, record) for offset in offsets if (record := self._log.record(offset)) is not None]
+        return QueryResult(
+            [record for _, record in found],
+            [offset for offset, _ in found],
+            index.end_timestamp,
+            index.end_physical_offset,
+        )
+
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue, half-open."""
+        self.reput()
+        return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Return the first queue offset that can be read; 0 for a queue without messages."""
+        queue = self._queue(topic, queue_id)
+        return queue.min_offset if queue is not None else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset that the next message will get; 0 for a queue without messages."""
+        queue = self._queue(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Return the store time of a message; -1 where the queue does not have it."""
+        queue = self._queue(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return -1
+        return self._log.store_timestamp(queue.unit(queue_offset)[0])
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Return the store time of the first message of a queue that can be read; -1 without one."""
+        return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Return the queue offset of the message that was stored nearest to that time.
+
+        Before the first that is the first, after the last the last; of two as near the earlier. Among messages of
+        the same millisecond it is the one that Apache's halving meets first. An empty queue answers 0.
+        """
+        queue = self._queue(topic, queue_id)
+        if queue is None or queue.max_offset == queue.min_offset:
+            return 0
+        low, high = self._file_of_time(queue, timestamp_ms)
+        left = right = -1
+        left_time = right_time = 0
+        while high >= low:
+            middle = (low + high) // 2
+            time_ms = self.store_time(topic, queue_id, middle)
+            if time_ms < 0:
+                return 0
+            if time_ms == timestamp_ms:
+                return middle
+            if time_ms > timestamp_ms:
+                high = middle - 1
+                right, right_time = middle, time_ms
+            else:
+                low = middle + 1
+                left, left_time = middle, time_ms
+        if left < 0 or right < 0:
+            return max(left, right)
+        return right if timestamp_ms - left_time > right_time - timestamp_ms else left
+
+    def _file_of_time(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
+        """Return the first and last queue offset of the first file that does not end before that time."""
+        for file in queue.files:
+            first = max(file.begin // UNIT_SIZE, queue.min_offset)
+            last = min(file.end // UNIT_SIZE, queue.max_offset) - 1
+            if last >= first and (
+                last == queue.max_offset - 1 or self._log.store_timestamp(queue.unit(last)[0]) >= timestamp_ms
+            ):
+                return first, last
+        return queue.min_offset, queue.max_offset - 1
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue that leads to everything that was put, or None where nothing ever was."""
+        if self._pending:
+            self.reput()
+        return self._queues.get((topic, queue_id))

@@ -1,0 +1,259 @@
+"""Opening a store: finding the end of the log, and leading to every record again.
+
+After a clean stop everything was dispatched and flushed. After a crash (`abort` is there) the tail of the log, the
+ConsumeQueues and the index can each have lost what the others kept. The log decides; all else is rebuilt from it:
+
+1. Where to begin. Up to the checkpoint everything is on disk, so the scan begins with the newest log file whose
+   first record is not younger than it, less three seconds. After a clean stop only the last file is scanned.
+2. Units that point behind that place are dropped, after a clean stop those that point behind the end of the log.
+   Index files that the checkpoint does not vouch for are dropped after a crash. The last index file that stays says
+   how far the index goes; a message of whose keys only some made it is recognised by its entries at the end.
+3. The log is read from the earlier of the two places. Every sound record gets the unit and the entries that it
+   lacks. The first record that is not sound is the end of the log: zeros, damage, or a queueOffset that does not go
+   on where its queue stopped. What lies behind is erased, so that no old record can ever come to light again.
+4. Where a queue lacks units from before the scan (a deleted folder, a store with nothing but its log), all queues are
+   rebuilt from the first record of the log.
+
+Damage before the place where the scan begins is no torn tail: it was on disk and has been changed since. It is left as
+it is, for `check` to report.
+
+A recovery that is interrupted starts again from the same facts, as `abort` is still there.
+
+Answers to CommitLog.{recoverNormally, recoverAbnormally} and ConsumeQueue.recover of org.apache.rocketmq.store.
+Apache rebuilds only from the checkpoint's file on, loses the last index file for good and leaves what it cuts off on
+disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from rucola.errors import StoreCorrupt
+from rucola.message import sysflag
+from rucola.store.checkpoint import Checkpoint
+from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
+from rucola.store.index import Index
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.scan import Run, Stop, scan, scan_file
+
+log = logging.getLogger(__name__)
+
+_NEVER: Final = 1 << 63
+"""A physical offset that no record reaches."""
+
+
+class _Gap(Exception):
+    """A queue lacks units from before the place where the scan began."""
+
+
+class Recovery:
+    """One opening of a store. `run` returns the physical offset at which the log ends."""
+
+    def __init__(
+        self, files: MappedFileQueue, dispatcher: Dispatcher, checkpoint: Checkpoint, *, after_crash: bool
+    ) -> None:
+        self._files = files
+        self._dispatcher = dispatcher
+        self._queues: Queues = dispatcher.queues
+        self._index: Index | None = dispatcher.index
+        self._checkpoint = checkpoint
+        self._after_crash = after_crash
+
+    def run(self) -> int:
+        """Set everything right and return the end of the log. Raises StoreCorrupt, and OSError on a full disk."""
+        if not self._files.files:
+            self._forget_everything()
+            return 0
+        scan_begin = self._scan_begin()
+        units_begin = self._units_begin(scan_begin)
+        try:
+            end = self._read(scan_begin, units_begin, *self._index_end())
+        except _Gap as gap:
+            log.warning("%s: %s; all ConsumeQueues are rebuilt from the log", self._files.directory, gap)
+            for queue in self._queues.values():
+                queue.cut(0)
+            end = self._read(scan_begin, self._files.begin, *self._index_end())
+        self._files.cut(end)
+        for queue in self._queues.values():
+            queue.cut(queue.first_at_or_after(end))
+            queue.raise_min_offset(self._files.begin)
+        self._index_again(end)
+        return end
+
+    def _index_again(self, end: int) -> None:
+        """Index files can have reached the disk before the log did. Drop those that lead beyond it, and make up for
+        the messages before its end that went with them."""
+        index = self._index
+        if index is not None and index.files and index.end_physical_offset >= end:
+            while index.files and index.end_physical_offset >= end:
+                index.drop(len(index.files) - 1)
+            self._read(end, _NEVER, *self._index_end())
+
+    # -- where to begin -----------------------------------------------------------------------------------------------
+
+    def _scan_begin(self) -> int:
+        """Return the physical offset from which on the log is believed only as far as it is sound."""
+        for file in reversed(self._files.files):
+            first = _first_timestamp(file)
+            if first is not None and (not self._after_crash or 0 < first <= self._checkpoint.min_timestamp):
+                return file.begin
+        return self._files.begin
+
+    def _units_begin(self, scan_begin: int) -> int:
+        """Drop units that cannot be relied on and return the physical offset from which on units are to be written."""
+        if self._after_crash:
+            for queue in self._queues.values():
+                queue.cut(queue.first_at_or_after(scan_begin))
+            begin = max([queue.max_physical_offset for queue in self._queues.values()], default=-1)
+            return scan_begin if begin >= 0 else self._files.begin
+        end = _end_of(self._files, scan_begin)
+        for queue in self._queues.values():
+            queue.cut(queue.first_at_or_after(end))
+        begin = max([queue.max_physical_offset for queue in self._queues.values()], default=-1)
+        return max(begin, self._files.begin)
+
+    def _index_end(self) -> tuple[int, int]:
+        """Drop index files that cannot be relied on; return the offset of the last message that is indexed, and how
+        many entries it has."""
+        index = self._index
+        if index is None:
+            return _NEVER, 0
+        if self._after_crash:
+            safe = self._checkpoint.index_timestamp
+            kept = 0
+            while kept < len(index.files) and index.files[kept].is_full and index.files[kept].end_timestamp <= safe:
+                kept += 1
+            index.drop(kept)
+        if not index.files or index.end_physical_offset < self._files.begin:
+            return self._files.begin, 0
+        last, there = index.end_physical_offset, 0
+        for file in reversed(index.files):
+            offsets = file.entries()["physical_offset"]
+            others = (offsets != last).nonzero()[0]
+            there += len(offsets) - (int(others[-1]) + 1 if len(others) else 0)
+            if len(others):
+                break
+        return last, there
+
+    def _forget_everything(self) -> None:
+        """A store whose log is gone has no messages, whatever else lies there."""
+        for queue in self._queues.values():
+            queue.cut(0)
+        if self._index is not None:
+            self._index.drop(0)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, scan_begin: int, units_begin: int, index_begin: int, entries_there: int) -> int:
+        """Dispatch what is missing and return the end of the log.
+
+        Units are written from `units_begin` on, entries from `index_begin` on, of which the first record has
+        `entries_there` already. Before `scan_begin` damage is passed over, from there on it is the end.
+        """
+        begin = min(units_begin, index_begin)
+        if begin < scan_begin:
+            # A file before the scan is read from its beginning when its units are, and from a record otherwise.
+            self._read_old(begin, scan_begin, units_begin, index_begin, entries_there)
+        entries_there = entries_there if index_begin >= scan_begin else 0
+        stop = None
+        for item in scan(self._files, scan_begin):
+            if isinstance(item, Stop):
+                stop = item
+                break
+            torn = self._dispatch(item, units_begin, index_begin, entries_there, tail=True)
+            if torn is not None:
+                stop = torn
+                break
+            if item.end > index_begin:
+                entries_there = 0
+        assert stop is not None
+        if stop.damage is not None:
+            log.warning("%s ends at %d: %s", self._files.directory, stop.physical_offset, stop.damage)
+        return stop.physical_offset
+
+    def _read_old(self, begin: int, end: int, units_begin: int, index_begin: int, entries_there: int) -> None:
+        """Dispatch from `begin` up to `end`, where a file begins. Nothing is cut here."""
+        offset = begin
+        while offset < end:
+            file = self._files.find(offset)
+            assert file is not None
+            for item in scan_file(file, offset - file.begin, check_crc=False):
+                if isinstance(item, Run):
+                    self._dispatch(item, units_begin, index_begin, entries_there, tail=False)
+                    if item.end > index_begin:
+                        entries_there = 0
+                elif item.physical_offset < file.end:
+                    if units_begin < end:
+                        raise StoreCorrupt(
+                            file.path,
+                            item.physical_offset - file.begin,
+                            f"{item.damage or 'the file ends here'}, but the log goes on in the next file, so the "
+                            "ConsumeQueues cannot be rebuilt; run `rucola store check` on the directory",
+                        )
+                    log.warning("%s is damaged at %d: %s", file.path, item.physical_offset, item.damage)
+            offset = file.end
+
+    def _dispatch(self, run: Run, units_begin: int, index_begin: int, entries_there: int, *, tail: bool) -> Stop | None:
+        """Write what the records of a run lack. Returns a Stop at the first whose queueOffset does not fit."""
+        units: list[Pending] = []
+        entries: list[Pending] = []
+        stop = None
+        expected: dict[tuple[str, int], int] = {}
+        begin = run.file.begin
+        for position in run.positions.tolist():
+            physical_offset = begin + position
+            if physical_offset < units_begin and physical_offset < index_begin:
+                continue
+            item = pending_of(run.file.map, position)
+            message, queue_offset = item[0], item[1]
+            if physical_offset >= units_begin and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
+                name = (message.topic, message.queue_id)
+                if name not in expected:
+                    expected[name] = self._expected(name, queue_offset, physical_offset, units_begin)
+                if queue_offset == 0 and expected[name] > 0:
+                    # The topic was deleted and made anew: its queue starts over.
+                    self._dispatcher.add_units(units)
+                    units.clear()
+                    self._queues[name].cut(0)
+                elif queue_offset != expected[name]:
+                    why = f"queueOffset is {queue_offset} where {name[0]}-{name[1]} goes on with {expected[name]}"
+                    if not tail:
+                        raise StoreCorrupt(run.file.path, position, f"{why}; run `rucola store check` on the directory")
+                    stop = Stop(physical_offset, why)
+                    break
+                expected[name] = queue_offset + 1
+                units.append(item)
+            if physical_offset >= index_begin:
+                entries.append(item)
+        self._dispatcher.add_units(units)
+        if self._index is not None and entries:
+            self._dispatcher.add_entries(entries, entries_there if entries[0][2] == index_begin else 0)
+        return stop
+
+    def _expected(self, name: tuple[str, int], queue_offset: int, physical_offset: int, units_begin: int) -> int:
+        """Return the queue offset that the next record of a queue must have."""
+        queue = self._queues.get(name)
+        if queue is not None and queue.files.files:
+            if queue_offset > queue.max_offset and units_begin > self._files.begin:
+                raise _Gap(f"{name[0]}-{name[1]} lacks units from {queue.max_offset} to {queue_offset}")
+            return queue.max_offset
+        if units_begin > self._files.begin and queue_offset > 0:
+            raise _Gap(f"{name[0]}-{name[1]} lacks its first {queue_offset} units")
+        # What came before the first record of the log is gone, so a queue may begin anywhere.
+        return queue_offset if self._files.begin > 0 else 0
+
+
+def _first_timestamp(file: MappedFile) -> int | None:
+    """Return the store time of the record with which a file begins, or None where none does."""
+    for item in scan_file(file, 0, check_crc=False):
+        if isinstance(item, Run):
+            return int(item.store_timestamps[0])
+    return None
+
+
+def _end_of(files: MappedFileQueue, begin: int) -> int:
+    """Return the physical offset at which the log ends, scanning from `begin`."""
+    *_, stop = scan(files, begin)
+    assert isinstance(stop, Stop)
+    return stop.physical_offset
