@@ -1,0 +1,291 @@
+"""Every invariant of a store directory, walked from end to end.
+
+    the log       files follow each other; every record is sound (sizes, magic, CRC, own offset); every file but the
+                  last ends with a blank or to the byte; behind the end there are only zeros
+    a queue       unit k points at a whole record of that topic and queue whose queueOffset is k; every record of the
+                  log that belongs into a queue has its unit; nothing lies behind the last unit
+    the index     slots and chains lead to smaller entries of their own slot; every entry points at a record; counts
+                  agree with what is there
+    the rest      the checkpoint vouches for nothing younger than the log; no temporary or unknown files; whether the
+                  store was closed in order
+
+The store must be closed, or a copy: what a running broker is just writing would look like damage. Nothing is written.
+
+The idea is bbolt's `check`, which ends each of its tests; so it does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
+from rucola.message import sysflag
+from rucola.message.record import peek
+from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
+from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
+from rucola.store.mapped_file import MappedFileQueue, any_nonzero, is_file_name
+from rucola.store.scan import Run, scan_file
+
+MAX_FINDINGS: Final = 1000
+"""A store with more than that wrong with it is not described further."""
+
+_KNOWN: Final = {"abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
+
+
+class Finding(NamedTuple):
+    """Something that should not be: in which file, at which byte, and what."""
+
+    path: Path
+    position: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path} at byte {self.position}: {self.what}"
+
+
+class _Log:
+    """What a walk through the log found: its end, and every record that has a place in a queue."""
+
+    def __init__(self, files: MappedFileQueue) -> None:
+        self.files = files
+        self.end = files.begin
+        self.last_timestamp = 0
+        self.offsets: list[int] = []
+        self.belongs: dict[tuple[str, int], dict[int, int]] = {}
+        """{(topic, queue id): {queue offset: physical offset}}"""
+
+
+def check(path: str | Path, *, index_slots: int = 0) -> list[Finding]:
+    """Return everything that is wrong with the store at `path`; an empty list for a sound one.
+
+    `index_slots` is as in `reader.StoreReader`. Raises StoreError when `path` is no directory.
+    """
+    store = Path(path)
+    if not store.is_dir():
+        raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
+    findings: list[Finding] = []
+    for finding in _check(store, index_slots):
+        findings.append(finding)
+        if len(findings) == MAX_FINDINGS:
+            findings.append(Finding(store, 0, f"there is more; only {MAX_FINDINGS} findings are given"))
+            break
+    return findings
+
+
+def _check(store: Path, index_slots: int) -> Iterator[Finding]:
+    yield from _check_names(store)
+    try:
+        files = MappedFileQueue.open(store / "commitlog")
+    except StoreCorrupt as error:
+        yield Finding(Path(error.path), error.position, error.why)
+        return
+    try:
+        log = _Log(files)
+        yield from _check_log(log)
+        for topic, queue_id, directory in queue_directories(store / "consumequeue"):
+            yield from _check_queue(log, topic, queue_id, directory)
+        for (topic, queue_id), places in sorted(log.belongs.items()):
+            offset = min(places.values())
+            yield _at(files, offset, f"{len(places)} records of {topic}-{queue_id} have no unit, this one first")
+        yield from _check_index(log, store / "index", index_slots)
+        yield from _check_checkpoint(log, store / "checkpoint")
+    finally:
+        files.close()
+
+
+def _at(files: MappedFileQueue, physical_offset: int, what: str) -> Finding:
+    file = files.find(physical_offset)
+    return Finding(file.path, physical_offset - file.begin, what) if file else Finding(files.directory, 0, what)
+
+
+def _check_names(store: Path) -> Iterator[Finding]:
+    for path in sorted(store.iterdir()):
+        if path.name not in _KNOWN:
+            yield Finding(path, 0, "nothing of this name belongs into a store")
+    if (store / "abort").exists():
+        yield Finding(store / "abort", 0, "the store is open, or was not closed in order; opening it will recover it")
+    for directory, belongs in (("commitlog", is_file_name), ("index", is_index_name)):
+        if (store / directory).is_dir():
+            for path in sorted((store / directory).iterdir()):
+                if not belongs(path.name):
+                    yield Finding(path, 0, f"nothing of this name belongs into {directory}/")
+    for path in sorted((store / "config").glob("*.tmp")):
+        yield Finding(path, 0, "a config file that was never finished")
+    for _, _, directory_path in queue_directories(store / "consumequeue"):
+        for path in sorted(directory_path.iterdir()):
+            if not is_file_name(path.name):
+                yield Finding(path, 0, "nothing of this name belongs into a ConsumeQueue")
+
+
+def _check_log(log: _Log) -> Iterator[Finding]:
+    ended = False
+    for file in log.files:
+        if ended:
+            if file.size and any_nonzero(file.map, 0, file.size):
+                yield Finding(file.path, 0, "the log has ended before this file, yet there is something in it")
+            continue
+        for item in scan_file(file, 0):
+            if isinstance(item, Run):
+                yield from _take_in(log, item)
+            elif item.damage is not None:
+                yield Finding(file.path, item.physical_offset - file.begin, item.damage)
+                ended = True
+            elif item.physical_offset < file.end:
+                ended = True
+                position = item.physical_offset - file.begin
+                if any_nonzero(file.map, position, file.size):
+                    yield Finding(file.path, position, "behind the end of the log there is something other than zeros")
+            else:
+                log.end = file.end
+
+
+def _take_in(log: _Log, run: Run) -> Iterator[Finding]:
+    log.end = run.end
+    log.last_timestamp = max(log.last_timestamp, int(run.store_timestamps.max()))
+    for position in run.positions.tolist():
+        outline = peek(run.file.map, position)
+        log.offsets.append(outline.physical_offset)
+        if sysflag.is_dispatched(outline.sys_flag):
+            places = log.belongs.setdefault((outline.topic, outline.queue_id), {})
+            if outline.queue_offset == 0 and places:
+                places.clear()  # the topic was deleted and made anew
+            elif places and outline.queue_offset - 1 not in places:
+                yield Finding(
+                    run.file.path,
+                    position,
+                    f"queueOffset is {outline.queue_offset}, but the record before it in "
+                    f"{outline.topic}-{outline.queue_id} has {max(places)}",
+                )
+            places[outline.queue_offset] = outline.physical_offset
+
+
+def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Iterator[Finding]:
+    places = log.belongs.pop((topic, queue_id), {})
+    try:
+        files = MappedFileQueue.open(directory)
+    except StoreCorrupt as error:
+        yield Finding(Path(error.path), error.position, error.why)
+        return
+    try:
+        queue = ConsumeQueue(topic, queue_id, files)
+        for queue_offset in range(queue.min_offset, queue.max_offset):
+            physical_offset, size, _ = queue.unit(queue_offset)
+            if physical_offset < log.files.begin:
+                continue
+            expected = places.pop(queue_offset, None)
+            what = None
+            if size == FILLER_SIZE:
+                what = f"unit {queue_offset} is a filler behind the first unit"
+            elif expected is None:
+                what = f"unit {queue_offset} points at {physical_offset}, but the log has no such message"
+            elif expected != physical_offset or size != _size_at(log.files, physical_offset):
+                what = (
+                    f"unit {queue_offset} points at {size} bytes from {physical_offset}; the record lies at {expected}"
+                )
+            if what is not None:
+                file = files.find(queue_offset * UNIT_SIZE)
+                assert file is not None
+                yield Finding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
+        for queue_offset, physical_offset in sorted(places.items()):
+            yield _at(log.files, physical_offset, f"message {queue_offset} of {topic}-{queue_id} has no unit")
+        yield from _check_behind(files, queue.max_offset * UNIT_SIZE)
+    finally:
+        files.close()
+
+
+def _check_behind(files: MappedFileQueue, end: int) -> Iterator[Finding]:
+    for file in files:
+        position = max(end - file.begin, 0)
+        if position < file.size and any_nonzero(file.map, position, file.size):
+            yield Finding(file.path, position, "behind the last unit there is something other than zeros")
+
+
+def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
+    file = files.find(physical_offset)
+    try:
+        return peek(file.map, physical_offset - file.begin).size if file is not None else -1
+    except InvalidMessage:
+        return -1
+
+
+def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[Finding]:
+    offsets = np.array(log.offsets, np.int64)
+    files: list[IndexFile] = []
+    try:
+        for path in index_paths(directory):
+            try:
+                files.append(IndexFile.open(path, slot_count))
+            except StoreCorrupt as error:
+                yield Finding(path, error.position, error.why)
+                continue
+            yield from _check_index_file(files[-1], offsets, log.files.begin)
+    finally:
+        Index(directory, slot_count, 0, files).close()
+
+
+def _check_index_file(
+    index: IndexFile, offsets: np.ndarray[tuple[int], np.dtype[np.int64]], begin: int
+) -> Iterator[Finding]:
+    path = index.file.path
+    if not 1 <= index.count <= index.max_count:
+        yield Finding(path, 36, f"indexCount is {index.count}; the file has room for {index.max_count}")
+        return
+    entries, slots = index.entries(), index.slots().astype(np.int64)
+    entries_at = HEADER_SIZE + 4 * index.slot_count
+    numbers = np.arange(1, index.count)
+    previous = entries["previous"].astype(np.int64)
+    hashes = entries["hash"].astype(np.int64)
+    used = np.flatnonzero(slots)
+    if len(used) != index.slots_used:
+        yield Finding(path, 32, f"hashSlotCount is {index.slots_used}, but {len(used)} slots are in use")
+    outside = (slots < 0) | (slots >= index.count)
+    for slot in np.flatnonzero(outside)[:10].tolist():
+        yield Finding(path, HEADER_SIZE + 4 * slot, f"the slot leads to entry {slots[slot]} of {index.count - 1}")
+    if outside.any() or not len(entries):
+        return
+    wrong = (previous < 0) | (previous >= numbers)
+    reached = np.zeros(index.count, np.int64)
+    np.add.at(reached, slots[used], 1)
+    np.add.at(reached, previous[~wrong], 1)
+    reached[0] = 1
+    other_slot = np.zeros(len(entries), bool)
+    linked = (previous > 0) & ~wrong
+    other_slot[linked] = hashes[linked] % index.slot_count != hashes[previous[linked] - 1] % index.slot_count
+    for bad, what in (
+        (wrong, "the chain does not lead back"),
+        (other_slot, "the chain leads into another slot"),
+        (reached[1:] != 1, "the entry is in no chain, or in two"),
+        (hashes < 0, "the hash is negative"),
+        (entries["seconds"] < 0, "the time difference is negative"),
+        (
+            (entries["physical_offset"] >= begin) & ~np.isin(entries["physical_offset"], offsets),
+            "the entry points at no record of the log",
+        ),
+    ):
+        for k in np.flatnonzero(bad)[:10].tolist():
+            yield Finding(path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
+    last = int(entries["physical_offset"][-1])
+    if index.end_physical_offset != last:
+        yield Finding(path, 24, f"endPhyOffset is {index.end_physical_offset}, but the last entry has {last}")
+
+
+def _check_checkpoint(log: _Log, path: Path) -> Iterator[Finding]:
+    if not path.exists():
+        if log.offsets:
+            yield Finding(path, 0, "there is no checkpoint")
+        return
+    if path.stat().st_size != CHECKPOINT_SIZE:
+        yield Finding(path, 0, f"a checkpoint has {CHECKPOINT_SIZE} bytes, not {path.stat().st_size}")
+    point = Checkpoint(path)
+    times = (point.physic_timestamp, point.logics_timestamp, point.index_timestamp)
+    names = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
+    for position, (name, time_ms) in enumerate(zip(names, times, strict=True)):
+        if time_ms > log.last_timestamp:
+            yield Finding(
+                path, 8 * position, f"{name} is {time_ms}, but the log's last message has {log.last_timestamp}"
+            )

@@ -1,0 +1,92 @@
+"""A store as JSON lines: one object a message, in the order of the log.
+
+    commitLogOffset topic queueId queueOffset storeSize msgId offsetMsgId storeTimestamp bornTimestamp bornHost
+    storeHost sysFlag flag bodyCRC reconsumeTimes preparedTransactionOffset properties bodyLength bodySha256
+    storedBodyLength storedBodySha256 tagsCode cq
+
+Properties are ordered by name. The body's length and SHA-256 are given twice: after decompression, and as stored.
+tagsCode and cq ("topic|queueId|queueOffset") come from the ConsumeQueue unit that points at the record; both are null
+where none does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rucola.errors import InvalidMessage, StoreCorrupt
+from rucola.message import MessageExt
+from rucola.message.compression import decompress
+from rucola.message.record import decode
+from rucola.store.reader import StoreReader
+from rucola.store.scan import Stop
+
+
+def dump(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield every message of the store at `path` as a dict with the fields above, in that order.
+
+    Raises StoreCorrupt where the log is damaged before its end, after all messages before the damage.
+    """
+    with StoreReader(path) as reader:
+        units = _units_by_record(reader)
+        for item in reader.runs():
+            if isinstance(item, Stop):
+                if item.damage is not None:
+                    file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
+                    raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
+                return
+            for position in item.positions.tolist():
+                try:
+                    message = decode(item.file.map, position, decompress=False, check_crc=False)
+                    yield _row(message, units.get(item.file.begin + position))
+                except InvalidMessage as error:
+                    raise StoreCorrupt(item.file.path, position, str(error)) from error
+
+
+def dump_lines(path: str | Path) -> Iterator[str]:
+    """Yield `dump` as lines of compact JSON, without line ends."""
+    for row in dump(path):
+        yield json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def _units_by_record(reader: StoreReader) -> dict[int, tuple[str, int]]:
+    """Return {physical offset: (cq, tags code)} of every unit in the store."""
+    found: dict[int, tuple[str, int]] = {}
+    for (topic, queue_id), (begin, end) in reader.queues().items():
+        units = reader.units(topic, queue_id, begin, end)
+        offsets, codes = units["physical_offset"].tolist(), units["tags_code"].tolist()
+        for queue_offset, (physical_offset, code) in enumerate(zip(offsets, codes, strict=True), begin):
+            found[physical_offset] = (f"{topic}|{queue_id}|{queue_offset}", code)
+    return found
+
+
+def _row(message: MessageExt, unit: tuple[str, int] | None) -> dict[str, Any]:
+    body = decompress(message.body, message.sys_flag)
+    return {
+        "commitLogOffset": message.physical_offset,
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "storeSize": message.store_size,
+        "msgId": message.msg_id,
+        "offsetMsgId": message.offset_msg_id,
+        "storeTimestamp": message.store_timestamp,
+        "bornTimestamp": message.born_timestamp,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "sysFlag": message.sys_flag,
+        "flag": message.flag,
+        "bodyCRC": message.body_crc,
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        "properties": dict(sorted(message.properties.items())),
+        "bodyLength": len(body),
+        "bodySha256": hashlib.sha256(body).hexdigest(),
+        "storedBodyLength": message.stored_size,
+        "storedBodySha256": hashlib.sha256(message.body).hexdigest(),
+        "tagsCode": unit[1] if unit else None,
+        "cq": unit[0] if unit else None,
+    }
