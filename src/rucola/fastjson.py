@@ -14,8 +14,9 @@ reader below. A key is an `int` exactly where it stood unquoted, so callers that
 space after the colon, and a closing brace on its own line, as fastjson's PrettyFormat does; maps keyed by
 integers keep their entries on one line.
 
-Answers to `com.alibaba.fastjson.JSON` as RocketMQ 4.9 uses it. Deliberate difference: nesting deeper than
-`MAX_DEPTH` is refused, where fastjson ends in a stack overflow.
+Answers to `com.alibaba.fastjson.JSON` as RocketMQ 4.9 uses it. Deliberate differences: nesting deeper than
+`MAX_DEPTH` is refused, where fastjson ends in a stack overflow; half of a surrogate pair is read as U+FFFD, since no
+UTF-8 can carry it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from rucola.errors import RemoteProtocolError
 MAX_DEPTH = 64
 """Deepest nesting that the tolerant reader follows; RocketMQ itself never goes beyond six."""
 
+MAX_DIGITS = 400
+"""Longest number that the tolerant reader takes; the largest double has 309 digits."""
+
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.]*")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 
 
 class ObjectKey(tuple[tuple[str, Any], ...]):
@@ -114,6 +118,8 @@ class _Reader:
         if first in ('"', "'") and first:
             return self.string(first)
         if match := _NUMBER.match(self.text, self.at):
+            if match.end() - match.start() > MAX_DIGITS:
+                self.fail(f"a number of more than {MAX_DIGITS} digits")
             self.at = match.end()
             return float(match[0]) if match[1] or match[2] else int(match[0])
         if (match := _WORD.match(self.text, self.at)) and match[0] in _WORDS:
@@ -162,6 +168,8 @@ class _Reader:
                 self.fail("an object that is a key holds members that cannot be compared")
             return key
         if match := _NUMBER.match(self.text, self.at):
+            if match.end() - match.start() > MAX_DIGITS:
+                self.fail(f"a number of more than {MAX_DIGITS} digits")
             self.at = match.end()
             return match[0] if match[1] or match[2] else int(match[0])
         if match := _WORD.match(self.text, self.at):
@@ -189,7 +197,7 @@ class _Reader:
 
 def _unescape(raw: str) -> str:
     text = _ESCAPE.sub(lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else _ESCAPED.get(m[1], m[1]), raw)
-    return _SURROGATES.sub(lambda m: m[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+    return _SURROGATES.sub(lambda m: m[0].encode("utf-16", "surrogatepass").decode("utf-16", "replace"), text)
 
 
 def _scalar(value: Any) -> str:
