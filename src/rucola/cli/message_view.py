@@ -1,0 +1,72 @@
+"""One stored message as people and programs see it: mqadmin's lines, or JSON by the names of Apache's MessageExt."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from rucola.admin import MessageExt
+from rucola.cli.output import time_text
+
+
+def message_json(message: MessageExt) -> dict[str, Any]:
+    """All fields. `body` where it is UTF-8 text, `bodyBase64` where it is not."""
+    fields: dict[str, Any] = {
+        "topic": message.topic,
+        "msgId": message.msg_id,
+        "offsetMsgId": message.offset_msg_id,
+        "tags": message.tags,
+        "keys": message.keys,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "commitLogOffset": message.physical_offset,
+        "storeSize": message.store_size,
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "reconsumeTimes": message.reconsume_times,
+        "sysFlag": message.sys_flag,
+        "flag": message.flag,
+        "bodyCRC": message.body_crc,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        "properties": message.properties,
+    }
+    text = _text_of(message.body)
+    if text is None:
+        fields["bodyBase64"] = base64.b64encode(message.body).decode("ascii")
+    else:
+        fields["body"] = text
+    return fields
+
+
+def message_text(message: MessageExt) -> str:
+    """mqadmin's lines; the body follows them instead of going to a file."""
+    body = _text_of(message.body)
+    lines = {
+        "OffsetID": message.offset_msg_id,
+        "Message ID": message.msg_id,
+        "Topic": message.topic,
+        "Tags": f"[{message.tags or ''}]",
+        "Keys": f"[{message.keys or ''}]",
+        "Queue ID": message.queue_id,
+        "Queue Offset": message.queue_offset,
+        "CommitLog Offset": message.physical_offset,
+        "Reconsume Times": message.reconsume_times,
+        "Born Timestamp": time_text(message.born_timestamp),
+        "Store Timestamp": time_text(message.store_timestamp),
+        "Born Host": message.born_host,
+        "Store Host": message.store_host,
+        "System Flag": message.sys_flag,
+        "Properties": "{" + ", ".join(f"{name}={value}" for name, value in message.properties.items()) + "}",
+        "Message Body": f"{len(message.body)} bytes that are no text" if body is None else body,
+    }
+    return "\n".join(f"{name + ':':<20} {value}" for name, value in lines.items())
+
+
+def _text_of(body: bytes) -> str | None:
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if all(character.isprintable() or character in "\t\r\n" for character in text) else None

@@ -1,0 +1,44 @@
+"""What all commands print alike: tables for people, JSON for programs, times as mqadmin writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, indented."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
+    """Rows under column names, numbers to the right; with `footer` the last row is a sum, under a line.
+
+    A terminal gives the width. Elsewhere nothing is cut or wrapped, since a program may be reading.
+    """
+    from rich.console import Console  # here, so that commands without a table do not wait for it
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    lines = [list(row) for row in rows]
+    for number, column in enumerate(columns):
+        numeric = any(isinstance(line[number], int | float) for line in lines)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for count, line in enumerate(lines, 1):
+        table.add_row(*map(str, line), end_section=footer and count == len(lines) - 1)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=100_000)
+    console.print(table)
+
+
+def time_text(timestamp_ms: int) -> str:
+    """`2013-01-01 05:15:00,000` in local time; empty for 0 and less, which stand for "never"."""
+    if timestamp_ms <= 0:
+        return ""
+    seconds, milliseconds = divmod(timestamp_ms, 1000)
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"

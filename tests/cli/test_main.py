@@ -1,0 +1,66 @@
+"""The door: help, exit codes, and what is not loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rucola.cli.main import COMMANDS, main
+from servers import run
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with the words that call it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def test_every_command_explains_itself_with_examples() -> None:
+    for path, command in commands(main):
+        result = CliRunner().invoke(main, [*path, "--help"])
+        assert result.exit_code == 0, path
+        if not isinstance(command, click.Group):
+            assert "Examples:" in result.output, path
+            assert f"rucola {' '.join(path)}" in result.output, path
+
+
+def test_the_table_of_commands_is_what_help_shows() -> None:
+    result = CliRunner().invoke(main, ["-h"])
+    assert result.exit_code == 0
+    for name, (_, line) in COMMANDS.items():
+        assert name in result.output
+        assert line in result.output
+
+
+def test_help_loads_no_room() -> None:
+    program = "import sys, rucola.cli.main\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    own = {name for name in loaded if name.startswith("rucola")}
+    assert own == {"rucola", "rucola.cli", "rucola.cli.main", "rucola.errors"}
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["admin", "nonsense"], ["admin", "topicStatus", "-n", "a:1"]])
+def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_is_one_line_and_ends_with_1() -> None:
+    result = run("admin", "topicStatus", "-n", "nowhere", "-t", "Orders")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert "nowhere" in line

@@ -1,0 +1,147 @@
+"""The servers as processes: the line that says they serve, signals, configuration files, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from rucola.cli.serve import move_store
+from servers import run, server
+
+FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_standalone_serves_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    store = tmp_path / "store"
+    with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
+        namesrv, broker = standalone.addresses()
+        created = run("admin", "updateTopic", "-n", namesrv, "-b", broker, "-t", "Orders", "-r", "2", "-w", "2")
+        assert created.returncode == 0, created.stderr
+        assert created.stdout.startswith(f"create topic to {broker} success.\n")
+        assert (store / "abort").exists()
+        assert standalone.stop(number) == 0
+    assert not (store / "abort").exists()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert run("store", "check", store).returncode == 0
+    with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
+        namesrv, _ = standalone.addresses()
+        status = run("admin", "topicStatus", "-n", namesrv, "-t", "Orders", "--json")
+        assert [queue["queueId"] for queue in json.loads(status.stdout)] == [0, 1]
+        assert standalone.stop() == 0
+
+
+def test_a_signal_that_comes_twice_changes_nothing(tmp_path: Path) -> None:
+    with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as standalone:
+        standalone.addresses()
+        standalone.process.send_signal(signal.SIGTERM)
+        assert standalone.stop() == 0
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_a_store_that_is_served_already(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
+        standalone.addresses()
+        second = run("standalone", "--store", store, *FREE_PORTS)
+        assert second.returncode == 1
+        assert second.stdout == ""
+        assert str(store) in second.stderr
+        assert "Traceback" not in second.stderr
+        assert standalone.stop() == 0
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("standalone", "--store", tmp_path, "--namesrv-port", "0", "--broker-port", str(port))
+    assert result.returncode == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "abort").exists()
+
+
+def test_standalone_takes_apaches_broker_conf_and_store(tmp_path: Path, golden: Path) -> None:
+    store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
+    conf = golden / "g1-clean" / "broker.conf"
+    with server("standalone", "--store", store, *FREE_PORTS, "-c", conf, log=tmp_path / "log") as standalone:
+        namesrv, broker = standalone.addresses()
+        (entry,) = json.loads(run("admin", "clusterList", "--json", NAMESRV_ADDR=namesrv).stdout)
+        assert (entry["clusterName"], entry["brokerName"], entry["brokerAddr"]) == (
+            "DefaultCluster",
+            "broker-a",
+            broker,
+        )
+        assert standalone.stop() == 0
+    assert run("store", "check", store).returncode == 0
+
+
+def test_namesrv_and_broker_as_two_processes(tmp_path: Path) -> None:
+    namesrv_conf, broker_conf = tmp_path / "namesrv.conf", tmp_path / "broker.conf"
+    namesrv_conf.write_text("bindAddress=127.0.0.1\nlistenPort=0\n")
+    with server("namesrv", "-c", namesrv_conf, log=tmp_path / "namesrv.log") as namesrv:
+        assert namesrv.first_line.startswith("The Name Server boot success. ")
+        address = namesrv.first_line.split()[-1]
+        broker_conf.write_text(
+            f"# a broker\nbrokerName = two\nbrokerIP1=127.0.0.1\nlistenPort=0\nstorePathRootDir={tmp_path / 'store'}\n"
+        )
+        with server("broker", "-n", address, "-c", broker_conf, log=tmp_path / "broker.log") as broker:
+            assert broker.first_line.startswith("The broker[two, 127.0.0.1:")
+            assert broker.first_line.endswith(f"] boot success. and name server is {address}\n")
+            listed = run("admin", "clusterList", "-n", address)
+            assert "two" in listed.stdout
+            assert broker.stop() == 0
+        assert namesrv.stop() == 0
+
+
+def test_settings_are_printed_and_nothing_is_started(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"brokerName=printed\nstorePathRootDir={tmp_path / 'store'}\nflushDiskType=SYNC_FLUSH\n")
+    result = run("broker", "-c", conf, "-p", "-n", "a:9876")
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert {"brokerName=printed", "flushDiskType=SYNC_FLUSH", "namesrvAddr=a:9876", "listenPort=10911"} <= set(lines)
+    assert not (tmp_path / "store").exists()
+    assert "listenPort=9876" in run("namesrv", "-p").stdout.splitlines()
+
+
+def test_a_value_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("listenPort=many\n")
+    result = run("standalone", "--store", tmp_path / "store", "-c", conf)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert str(conf) in line
+    assert "listenPort=many" in line
+
+
+def test_keys_without_a_use_are_told(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("sendMessageThreadPoolNums=16\n")
+    result = run("broker", "-c", conf, "-p")
+    assert result.returncode == 0
+    assert "sendMessageThreadPoolNums" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "log_after"),
+    [
+        ({}, None),
+        ({"storePathRootDir": "/old"}, None),
+        ({"storePathRootDir": "/old", "storePathCommitLog": "/old/commitlog"}, "/new/commitlog"),
+        ({"storePathRootDir": "/old", "storePathCommitLog": "/disk/log"}, "/disk/log"),
+        ({"storePathCommitLog": "/disk/log"}, "/disk/log"),
+    ],
+)
+def test_the_store_of_the_command_line_takes_its_commit_log_along(
+    before: dict[str, str], log_after: str | None
+) -> None:
+    properties = dict(before)
+    move_store(properties, Path("/new"))
+    assert properties["storePathRootDir"] == "/new"
+    assert properties.get("storePathCommitLog") == log_after
