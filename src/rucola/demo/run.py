@@ -29,13 +29,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rucola.admin.client import AdminClient
+from rucola.admin import AdminClient, TopicConfig
 from rucola.client import ConsumeFromWhere, Producer, PushConsumer
 from rucola.demo import flights
 from rucola.demo.chart import draw
 from rucola.errors import MQError
 from rucola.message import MessageExt
-from rucola.protocol.topic import TopicConfig
 from rucola.spark.jobs import archive
 from rucola.spark.session import local_session
 from rucola.store.check import check
