@@ -160,20 +160,22 @@ class MappedFileQueue:
     def open(cls, directory: Path, *, writable: bool = False, file_size: int = 0) -> MappedFileQueue:
         """Map all files of a directory. A missing directory is an empty one.
 
-        With `file_size` 0 the size is that of the first file. A last file that is empty or short, as a crash in the
-        moment of its making leaves it, gets its size when `writable`. Raises StoreCorrupt for a file of another size
-        and for a gap between two files. Names that are no 20 digits are not looked at.
+        With `file_size` 0 the size is that of the first file. A last file that is empty, or shorter than those before
+        it, as a crash in the moment of its making leaves it, gets its size when `writable`. Raises StoreCorrupt for
+        a file of another size and for a gap between two files. Names that are no 20 digits are not looked at.
         """
         paths = file_paths(directory)
         if paths and not file_size:
             file_size = max(path.stat().st_size for path in paths[:2])
         for path, following in zip(paths, [*paths[1:], None], strict=False):
             size = path.stat().st_size
-            if following is None and size < file_size:
+            if following is None and size < file_size and (len(paths) > 1 or not size):
                 if writable:
                     os.truncate(path, file_size)
             elif size != file_size:
-                raise StoreCorrupt(path, size, f"the file has {size} bytes where {file_size} are configured")
+                raise StoreCorrupt(
+                    path, size, f"the file has {size} bytes; others have, or are set to have, {file_size}"
+                )
             if following is not None and int(following.name) != int(path.name) + file_size:
                 raise StoreCorrupt(
                     following, 0, f"the file should begin at {int(path.name) + file_size}; a file before it is missing"

@@ -257,7 +257,7 @@ class MessageStore:
         return None
 
     def _illegal(self, message: MessageInner, error: InvalidMessage) -> PutResult:
-        log.warning("a message for %s-%d was refused: %s", message.topic, message.queue_id, error)
+        log.debug("a message for %s-%d was refused: %s", message.topic, message.queue_id, error)
         if len(message.properties) > MAX_PROPERTIES_SIZE:
             return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
         return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)

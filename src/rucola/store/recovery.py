@@ -10,7 +10,8 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
    how far the index goes; a message of whose keys only some made it is recognised by its entries at the end.
 3. The log is read from the earlier of the two places. Every sound record gets the unit and the entries that it
    lacks. The first record that is not sound is the end of the log: zeros, damage, or a queueOffset that does not go
-   on where its queue stopped. What lies behind is erased, so that no old record can ever come to light again.
+   on where its queue stopped. A last record whose properties end in zeros was torn. What lies behind the end is
+   erased, so that no old record can ever come to light again.
 4. Where a queue lacks units from before the scan (a deleted folder, a store with nothing but its log), all queues are
    rebuilt from the first record of the log.
 
@@ -31,6 +32,7 @@ from typing import Final
 
 from rucola.errors import StoreCorrupt
 from rucola.message import sysflag
+from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
 from rucola.store.index import Index
@@ -207,6 +209,9 @@ class Recovery:
                 continue
             item = pending_of(run.file.map, position)
             message, queue_offset = item[0], item[1]
+            if tail and self._after_crash and _is_torn(run.file, position, item):
+                stop = Stop(physical_offset, "the last record ends in zeros where its properties should end")
+                break
             if physical_offset >= units_begin and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
                 name = (message.topic, message.queue_id)
                 if name not in expected:
@@ -242,6 +247,12 @@ class Recovery:
             raise _Gap(f"{name[0]}-{name[1]} lacks its first {queue_offset} units")
         # What came before the first record of the log is gone, so a queue may begin anywhere.
         return queue_offset if self._files.begin > 0 else 0
+
+
+def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
+    """Tell whether the last bytes of a record never came. Its CRC ends with the body and does not tell."""
+    message, _, _, size, _ = item
+    return message.properties.endswith(b"\0") and not any(file.map[position + size : position + size + FRAME.size])
 
 
 def _first_timestamp(file: MappedFile) -> int | None:

@@ -1,0 +1,446 @@
+"""The engine: what is put can be got, found and read, on and over the edges of files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rucola.errors import ConfigError, StoreCorrupt, StoreLocked
+from rucola.message import MessageInner, sysflag
+from rucola.message.hashing import string_hash
+from rucola.message.record import decode
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store.check import check
+from rucola.store.config import GetMessageStatus, PutMessageStatus
+from rucola.store.mapped_file import MappedFile
+from rucola.store.message_store import MessageStore
+from rucola.store.reader import StoreReader
+from stores import OpenStore, config, crashed_copy, inner
+
+
+def bodies(records: list[bytes]) -> list[bytes]:
+    return [decode(record).body for record in records]
+
+
+def queue_bodies(store: MessageStore, queue_id: int = 0, topic: str = "T") -> list[bytes]:
+    """The bodies of a whole queue, page by page: a get looks into one ConsumeQueue file only."""
+    found: list[bytes] = []
+    begin = store.min_offset(topic, queue_id)
+    while (page := store.get(topic, queue_id, begin, 7)).status is GetMessageStatus.FOUND:
+        found += bodies(page.records)
+        begin = page.next_begin_offset
+    assert page.status in (GetMessageStatus.OFFSET_OVERFLOW_ONE, GetMessageStatus.NO_MESSAGE_IN_QUEUE)
+    return found
+
+
+def test_what_is_put_can_be_got(open_store: OpenStore) -> None:
+    store = open_store()
+    results = [store.put(inner(body=b"%d" % k, queue_id=k % 2), 1000 + k) for k in range(6)]
+    assert [result.status for result in results] == [PutMessageStatus.PUT_OK] * 6
+    assert [result.queue_offset for result in results] == [0, 0, 1, 1, 2, 2]
+    assert results[1].physical_offset == results[0].size
+    got = store.get("T", 1, 0, 32)
+    assert (got.status, got.next_begin_offset, got.min_offset, got.max_offset) == (GetMessageStatus.FOUND, 3, 0, 3)
+    assert bodies(got.records) == [b"1", b"3", b"5"]
+    assert got.size == sum(map(len, got.records))
+    message = decode(got.records[1])
+    assert (message.store_timestamp, message.queue_offset, message.physical_offset) == (
+        1003,
+        1,
+        results[3].physical_offset,
+    )
+    assert store.record_at(results[3].physical_offset) == got.records[1]
+    assert store.queues() == {("T", 0): (0, 3), ("T", 1): (0, 3)}
+
+
+def test_files_roll_and_everything_stays_in_place(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    put = [
+        store.put(inner(body=bytes([k]) * (100 + 37 * k % 300), keys=f"k{k}", unique_key=f"u{k}"), k)
+        for k in range(100)
+    ]
+    assert all(result.status is PutMessageStatus.PUT_OK for result in put)
+    assert len(list((tmp_path / "store" / "commitlog").iterdir())) > 5
+    for result in put:
+        first, last = result.physical_offset // 4096, (result.physical_offset + result.size + 7) // 4096
+        assert first == last, "no record spans two files or leaves no room for a blank"
+    got = queue_bodies(store)
+    assert got == [bytes([k]) * (100 + 37 * k % 300) for k in range(100)]
+    assert [store.query("T", f"k{k}", 64).physical_offsets for k in (0, 50, 99)] == [
+        [put[k].physical_offset] for k in (0, 50, 99)
+    ]
+    assert store.query("T", "u99", 64).index_last_update_physical_offset == put[99].physical_offset
+    store.close()
+    with StoreReader(tmp_path / "store") as reader:
+        assert [message.body for message in reader.walk()] == got
+        assert [message.keys for message in reader.query("T", "k77")] == ["k77"]
+        assert reader.queues() == {("T", 0): (0, 100)}
+
+
+def test_a_closed_store_goes_on(open_store: OpenStore) -> None:
+    for k in range(5):
+        store = open_store()
+        assert store.put(inner(body=b"%d" % k, keys="key"), 1000 + k).queue_offset == k
+        store.close()
+        assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        store.close()
+    store = open_store()
+    assert bodies(store.get("T", 0, 0, 32).records) == [b"%d" % k for k in range(5)]
+    assert bodies(store.query("T", "key", 64).records) == [b"%d" % k for k in range(5)]
+    assert store.flushed_physical_offset == store.max_physical_offset
+
+
+# puts that are turned away -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (inner(topic="t" * 128), PutMessageStatus.MESSAGE_ILLEGAL),
+        (inner(topic=""), PutMessageStatus.MESSAGE_ILLEGAL),
+        (inner(topic="../x"), PutMessageStatus.MESSAGE_ILLEGAL),
+        (inner(queue_id=-1), PutMessageStatus.MESSAGE_ILLEGAL),
+        (inner(flag=1 << 40), PutMessageStatus.MESSAGE_ILLEGAL),
+        (inner(body=bytes(1001)), PutMessageStatus.MESSAGE_ILLEGAL),
+        (inner(properties=b"p" * 32768), PutMessageStatus.PROPERTIES_SIZE_EXCEEDED),
+        (inner(properties=b"p" * 4000), PutMessageStatus.MESSAGE_ILLEGAL),
+    ],
+)
+def test_illegal_messages_change_nothing(
+    open_store: OpenStore, tmp_path: Path, message: MessageInner, status: PutMessageStatus
+) -> None:
+    store = open_store(config(tmp_path / "store", max_message_size=1000))
+    store.put(inner(), 1)
+    end = store.max_physical_offset
+    assert store.put(message, 2).status is status
+    assert PutMessageStatus.PUT_OK not in [result.status for result in store.put_batch([message, message], 2)]
+    assert store.max_physical_offset == end
+    assert store.put(inner(), 3).queue_offset == 1
+
+
+def test_batches_are_contiguous_and_whole(open_store: OpenStore) -> None:
+    store = open_store()
+    assert store.put_batch([], 1) == []
+    store.put(inner(body=bytes(3000)), 1)
+    results = store.put_batch([inner(body=b"%d" % k, keys=f"k{k}") for k in range(10)], 2)
+    assert [result.queue_offset for result in results] == list(range(1, 11))
+    assert results[0].physical_offset == 4096, "the batch did not fit behind the first message"
+    assert all(b.physical_offset == a.physical_offset + a.size for a, b in pairwise(results))
+    assert queue_bodies(store)[1:] == [b"%d" % k for k in range(10)]
+    for bad in (
+        inner(topic="Other"),
+        inner(queue_id=1),
+        inner(sys_flag=sysflag.TRANSACTION_PREPARED),
+        inner(body=bytes(5000)),
+    ):
+        refused = store.put_batch([inner(), bad], 3)
+        assert [result.status for result in refused] == [PutMessageStatus.MESSAGE_ILLEGAL] * 2
+    assert store.max_offset("T", 0) == 11
+
+
+def test_transactions_take_no_place(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(inner(body=b"plain"), 1)
+    half = store.put(inner(body=b"half", keys="h", sys_flag=sysflag.TRANSACTION_PREPARED), 2)
+    back = store.put(inner(body=b"back", keys="r", sys_flag=sysflag.TRANSACTION_ROLLBACK), 3)
+    done = store.put(
+        inner(body=b"done", keys="c", sys_flag=sysflag.TRANSACTION_COMMIT, prepared_transaction_offset=7), 4
+    )
+    assert (half.queue_offset, back.queue_offset, done.queue_offset) == (0, 0, 1)
+    assert bodies(store.get("T", 0, 0, 32).records) == [b"plain", b"done"]
+    assert [len(store.query("T", key, 64).records) for key in "hrc"] == [1, 0, 1]
+
+
+def test_delayed_messages_keep_when_they_are_due(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    store.put(inner(topic=SCHEDULE_TOPIC, queue_id=2, properties=b"DELAY\x013\x02TAGS\x01A"), 5_000)
+    store.put(inner(topic=SCHEDULE_TOPIC, queue_id=17, properties=b"DELAY\x0199"), 5_000)
+    store.put(inner(topic=SCHEDULE_TOPIC, queue_id=17, tags="A"), 5_000)
+    store.close()
+    with StoreReader(tmp_path / "store") as reader:
+        assert reader.units(SCHEDULE_TOPIC, 2)["tags_code"].tolist() == [15_000]
+        assert reader.units(SCHEDULE_TOPIC, 17)["tags_code"].tolist() == [7_205_000, string_hash("A")]
+    with pytest.raises(ConfigError, match="messageDelayLevel"):
+        MessageStore(config(tmp_path / "other", message_delay_level="soon")).open(1)
+
+
+# dispatch ------------------------------------------------------------------------------------------------------------
+
+
+def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None:
+    arrived: list[tuple[str, int, int, list[int]]] = []
+    store = open_store(on_arrive=lambda *what: arrived.append(what))
+    for k in range(3):
+        store.put(inner(queue_id=k % 2, tags="A" if k else None), 1)
+    assert arrived == []
+    assert store.max_offset("T", 0) == 2
+    assert arrived == [("T", 0, 2, [0, 65]), ("T", 1, 1, [65])]
+    assert store.reput() == 0
+    store.put(inner(topic="U"), 1)
+    assert store.reput() == 1
+    assert arrived[2:] == [("U", 0, 1, [0])]
+
+
+messages = st.lists(
+    st.tuples(
+        st.sampled_from(["A", "Bb", "Ünder"]),
+        st.integers(0, 2),
+        st.binary(max_size=200),
+        st.sampled_from(["", "k1", "k1 k2", "Aa BB  Aa", "polygenelubricants"]),
+        st.booleans(),
+        st.integers(0, 20_000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(messages, st.lists(st.integers(1, 30), min_size=1, max_size=5))
+def test_batched_dispatch_is_the_same_as_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, put: list[tuple[str, int, bytes, str, bool, int]], batches: list[int]
+) -> None:
+    root = tmp_path_factory.mktemp("dispatch")
+    stores = []
+    for name, sizes in (("one", [1]), ("many", batches)):
+        store = MessageStore(config(root / name))
+        store.open(1)
+        now_ms, left = 1_000_000, 0
+        for number, (topic, queue_id, body, keys, unique, later) in enumerate(put):
+            now_ms += later
+            unique_key = f"U{number}" if unique else None
+            store.put(inner(topic, queue_id, body, keys=keys or None, unique_key=unique_key), now_ms)
+            if not left:
+                store.reput()
+                left = sizes[number % len(sizes)]
+            left -= 1
+        store.close()
+        assert check(root / name) == []
+        stores.append(
+            {
+                str(path.relative_to(root / name)): path.read_bytes()
+                for path in (root / name).rglob("*")
+                if path.is_file()
+            }
+        )
+    assert stores[0] == stores[1]
+
+
+# reading -------------------------------------------------------------------------------------------------------------
+
+
+def test_get_answers_as_apache_does(open_store: OpenStore) -> None:
+    store = open_store()
+    assert store.get("T", 0, 5, 32)[:4] == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+    for k in range(12):
+        store.put(inner(tags="odd" if k % 2 else "even", body=b"%d" % k), k)
+    assert store.get("T", 0, -1, 32)[:2] == (GetMessageStatus.OFFSET_TOO_SMALL, 0)
+    assert store.get("T", 0, 12, 32)[:2] == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 12)
+    assert store.get("T", 0, 13, 32)[:2] == (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 12)
+    odd = string_hash("odd")
+    page = store.get("T", 0, 0, 2, accepts=lambda code: code == odd)
+    assert (bodies(page.records), page.next_begin_offset) == ([b"1", b"3"], 4)
+    page = store.get("T", 0, 4, 32, accepts=lambda code: code == 1)
+    assert page[:2] == (GetMessageStatus.NO_MATCHED_MESSAGE, 10), "no further than the file of ten units"
+    size = len(store.get("T", 0, 0, 1).records[0])
+    assert len(store.get("T", 0, 0, 32, max_bytes=3 * size).records) == 3
+    assert len(store.get("T", 0, 0, 32, max_bytes=1).records) == 1, "one always goes"
+    assert len(store.get("T", 0, 0, 0).records) == 1
+
+
+def test_times(open_store: OpenStore) -> None:
+    store = open_store()
+    assert (store.offset_by_time("T", 0, 5), store.earliest_store_time("T", 0), store.store_time("T", 0, 0)) == (
+        0,
+        -1,
+        -1,
+    )
+    for now_ms in range(1000, 1000 + 25 * 10, 10):
+        store.put(inner(), now_ms)
+    assert store.earliest_store_time("T", 0) == 1000
+    assert [store.store_time("T", 0, k) for k in (0, 24, 25, -1)] == [1000, 1240, -1, -1]
+    expected = {0: 0, 1000: 0, 1004: 0, 1005: 0, 1006: 1, 1100: 10, 1239: 24, 1240: 24, 9999: 24}
+    assert {time_ms: store.offset_by_time("T", 0, time_ms) for time_ms in expected} == expected
+
+
+def test_records_by_address(open_store: OpenStore) -> None:
+    store = open_store()
+    result = store.put(inner(), 1)
+    assert store.record_at(result.physical_offset) is not None
+    for offset in (-1, 1, result.size, 5000, 1 << 50):
+        assert store.record_at(offset) is None
+
+
+# to disk -------------------------------------------------------------------------------------------------------------
+
+
+def test_flush_says_how_far(open_store: OpenStore) -> None:
+    store = open_store()
+    assert store.flushed_physical_offset == 0
+    for k in range(50):
+        store.put(inner(body=bytes(200)), k)
+    assert store.flushed_physical_offset == 0
+    end = store.max_physical_offset
+    thread = threading.Thread(target=store.flush)
+    thread.start()
+    store.put(inner(), 99)
+    thread.join()
+    assert end <= store.flushed_physical_offset <= store.max_physical_offset
+    store.flush()
+    assert store.flushed_physical_offset == store.max_physical_offset
+
+
+def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MessageStore(config(tmp_path / "store"))
+    store.open(1)
+    store.put(inner(body=b"before"), 1)
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            store.flush()
+    assert "Input/output" in str(store.refuses_writes)
+    assert store.flushed_physical_offset == 0
+    assert store.put(inner(), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert store.put_batch([inner()], 2)[0].status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert bodies(store.get("T", 0, 0, 32).records) == [b"before"]
+    store.close()
+    assert (tmp_path / "store" / "abort").exists(), "the next opening must not trust the disk"
+
+
+def test_a_full_disk_refuses_and_recovers(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    store.put(inner(body=bytes(3000)), 1)
+
+    def full(file: MappedFile, end: int, window: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedFile, "reserve", full)
+        assert store.put(inner(body=bytes(2000)), 2).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        assert store.put_batch([inner(body=bytes(2000))], 2)[0].status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+    assert store.put(inner(body=bytes(2000)), 3).queue_offset == 1
+    assert len(store.get("T", 0, 0, 32).records) == 2
+
+
+def test_warm_changes_nothing(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(config(tmp_path / "store", mapped_file_size_commit_log=1 << 20))
+    store.warm()
+    for k in range(20):
+        store.put(inner(body=bytes([k]) * 1000), k)
+        store.warm()
+    assert queue_bodies(store) == [bytes([k]) * 1000 for k in range(20)]
+
+
+# one broker a directory ----------------------------------------------------------------------------------------------
+
+
+def test_a_second_store_is_turned_away(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    with pytest.raises(StoreLocked):
+        MessageStore(config(tmp_path / "store")).open(1)
+    program = (
+        "import sys; from rucola.store.lock import DirectoryLock; from pathlib import Path; "
+        "DirectoryLock(Path(sys.argv[1]))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store")], capture_output=True, text=True, check=False
+    )
+    assert "StoreLocked" in other.stderr, "not even after the attempt within this process"
+    store.close()
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=False).returncode == 0
+
+
+def test_other_sizes_than_configured_are_named(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    store.put(inner(keys="k"), 1)
+    store.put(inner(body=bytes(3900)), 1)
+    store.close()
+    for setting in ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num"):
+        with pytest.raises(StoreCorrupt, match="2000"):
+            MessageStore(config(tmp_path / "store", **{setting: 2000})).open(1)
+    assert queue_bodies(open_store()) == [b"body", bytes(3900)]
+
+
+# crashes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_loses_nothing_that_the_kernel_has(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for k in range(60):
+        store.put(inner(body=b"%d" % k, queue_id=k % 3, keys=f"k{k} all"), 10_000 * k)
+        if k == 30:
+            store.checkpoint()
+        if k % 7 == 0:
+            store.reput()
+    after = crashed_copy(store, tmp_path / "crashed")
+    assert check(tmp_path / "crashed") != []
+    after.open(700_000)
+    assert after.queues() == {("T", k): (0, 20) for k in range(3)}
+    assert queue_bodies(after, 1) == [b"%d" % k for k in range(1, 60, 3)]
+    assert len(after.query("T", "all", 64).records) == 60
+    assert [len(after.query("T", f"k{k}", 64).records) for k in range(60)] == [1] * 60
+    assert after.put(inner(queue_id=2), 700_000).queue_offset == 20
+    after.close()
+    assert check(tmp_path / "crashed") == []
+
+
+def test_a_log_cut_at_any_byte_gives_back_all_before(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    results = [store.put(inner(body=b"%d" % k, keys=f"k{k}"), 1000 * k) for k in range(3)]
+    store.reput()
+    log = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    whole = log.read_bytes()
+    last = results[-1]
+    for cut in range(last.physical_offset, last.physical_offset + last.size):
+        after = crashed_copy(store, tmp_path / f"cut{cut}")
+        (tmp_path / f"cut{cut}" / "commitlog" / log.name).write_bytes(whole[:cut].ljust(len(whole), b"\0"))
+        after.open(9000)
+        assert after.max_physical_offset == last.physical_offset
+        assert after.queues() == {("T", 0): (0, 2)}
+        assert after.put(inner(body=b"new"), 9000).queue_offset == 2
+        after.close()
+        assert check(tmp_path / f"cut{cut}") == []
+
+
+def test_stale_records_behind_a_cut_never_come_back(open_store: OpenStore, tmp_path: Path) -> None:
+    """Five records of one size, the second damaged: what lies behind must not continue a new second one."""
+    store = open_store()
+    results = [store.put(inner(body=b"old %d" % k), 1000 * k) for k in range(5)]
+    after = crashed_copy(store, tmp_path / "crashed")
+    log = tmp_path / "crashed" / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[results[1].physical_offset + 90] ^= 1
+    log.write_bytes(data)
+    after.open(9000)
+    assert after.put(inner(body=b"new 1"), 9000).size == results[1].size
+    again = crashed_copy(after, tmp_path / "again")
+    again.open(9001)
+    assert bodies(again.get("T", 0, 0, 32).records) == [b"old 0", b"new 1"]
+    for one in (after, again):
+        one.close()
+    assert check(tmp_path / "crashed") == check(tmp_path / "again") == []
+
+
+def test_a_topic_made_anew_starts_over(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for k in range(30):
+        store.put(inner(body=b"%d" % k), k)
+    store.close()
+    for file in (tmp_path / "store" / "consumequeue" / "T" / "0").iterdir():
+        file.unlink()
+    (tmp_path / "store" / "consumequeue" / "T" / "0").rmdir()
+    (tmp_path / "store" / "consumequeue" / "T").rmdir()
+    store = open_store()
+    assert store.queues() == {("T", 0): (0, 30)}, "the log remembers"

@@ -1,0 +1,76 @@
+"""Messages, settings and copies for tests of the store: files so small that a few messages roll them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rucola.message import MessageInner, properties
+from rucola.message.hashing import tags_code
+from rucola.message.host import encode_host
+from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
+
+HOST = encode_host("127.0.0.1:10911")
+GOLDEN_DELAYS = "1s " * 17 + "2s"
+
+OpenStore = Callable[..., MessageStore]
+
+
+def inner(
+    topic: str = "T",
+    queue_id: int = 0,
+    body: bytes = b"body",
+    tags: str | None = None,
+    keys: str | None = None,
+    unique_key: str | None = None,
+    **more: Any,
+) -> MessageInner:
+    """A message as a broker would put it."""
+    names = {properties.TAGS: tags, properties.KEYS: keys, properties.UNIQ_KEY: unique_key}
+    joined = properties.join({name: value for name, value in names.items() if value})
+    message = MessageInner(
+        topic=topic,
+        queue_id=queue_id,
+        body=body,
+        properties=joined,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=1,
+        born_host=HOST,
+        tags_code=tags_code(tags),
+        keys=keys,
+        unique_key=unique_key,
+    )
+    return replace(message, **more)
+
+
+def config(path: Path, **settings: Any) -> StoreConfig:
+    """Settings with files so small that a few messages roll them."""
+    small = {
+        "mapped_file_size_commit_log": 4096,
+        "mapped_file_size_consume_queue": 200,
+        "max_hash_slot_num": 10,
+        "max_index_num": 40,
+    }
+    return StoreConfig(path, HOST, **{**small, **settings})
+
+
+def golden_config(path: Path, name: str) -> StoreConfig:
+    """The settings with which the golden stores were made."""
+    if name == "g1-clean":
+        sizes = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 1000, "max_index_num": 4000}
+    else:
+        sizes = {"mapped_file_size_commit_log": 1 << 16, "max_hash_slot_num": 100, "max_index_num": 400}
+    queue_file = next(iter(path.glob("consumequeue/*/*/*")), None)
+    size = queue_file.stat().st_size if queue_file is not None else 20_000
+    return config(path, mapped_file_size_consume_queue=size, message_delay_level=GOLDEN_DELAYS, **sizes)
+
+
+def crashed_copy(store: MessageStore, to: Path) -> MessageStore:
+    """What a kill -9 would leave of an open store, in another directory: its files as the kernel has them."""
+    shutil.copytree(store.config.store_path_root_dir, to)
+    return MessageStore(replace(store.config, store_path_root_dir=to), None)
