@@ -1,0 +1,224 @@
+"""Recorded requests against a live broker: its answers have the codes, fields and body shapes of Apache's.
+
+Before each request the broker is brought into the state that the recorded answer tells of: a queue that then ended at
+16 is filled to 16, a key that was found is stored, a group that had members gets them. The requests themselves go out
+as they were recorded, in their order; only an address of a message is replaced by one that exists here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import (
+    ConsumerData,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    SubscriptionData,
+    subscription,
+)
+from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader
+from rucola.protocol.send import SendMessageRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, decode_consume_stats, decode_topic_stats
+from rucola.remoting.client import RemotingClient
+from rucola.store.config import StoreConfig
+from wire import Exchange, decode, exchanges, shape
+
+RECORDED_PORT = 10921
+ANSWERED = {
+    RequestCode.SEND_MESSAGE,
+    RequestCode.PULL_MESSAGE,
+    RequestCode.QUERY_MESSAGE,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.GET_MIN_OFFSET,
+    RequestCode.GET_EARLIEST_MSG_STORETIME,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+    RequestCode.HEART_BEAT,
+    RequestCode.UNREGISTER_CLIENT,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_TOPIC_STATS_INFO,
+    RequestCode.GET_CONSUME_STATS,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    9999,
+}
+EQUAL_FIELDS = {
+    RequestCode.PULL_MESSAGE: {"suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset"},
+    RequestCode.GET_MAX_OFFSET: {"offset"},
+    RequestCode.GET_MIN_OFFSET: {"offset"},
+    RequestCode.SEND_MESSAGE: {"queueId", "MSG_REGION", "TRACE_ON"},
+    RequestCode.SEND_MESSAGE_V2: {"queueId", "MSG_REGION", "TRACE_ON"},
+    RequestCode.SEND_BATCH_MESSAGE: {"queueId", "MSG_REGION", "TRACE_ON"},
+}
+
+
+class Stage:
+    """A broker under test, and what brings it into a recorded state."""
+
+    def __init__(self, address: str, client: RemotingClient) -> None:
+        self.address = address
+        self._client = client
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand:
+        return await self._client.invoke(self.address, command)
+
+    async def tell(self, command: RemotingCommand) -> None:
+        await self._client.invoke_oneway(self.address, command)
+
+    async def prepare(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+        """Bring the broker where the recorded answer is the right one."""
+        fields = request.ext_fields
+        match request.code:
+            case RequestCode.PULL_MESSAGE if "maxOffset" in answer.ext_fields or answer.code == 25:
+                end = int(answer.ext_fields.get("maxOffset", 0))
+                await self.fill(fields["topic"], int(fields["queueId"]), end)
+                if not int(fields["sysFlag"]) & 4:
+                    await self.subscribe(fields, answer.code)
+            case RequestCode.GET_MAX_OFFSET if answer.code == ResponseCode.SUCCESS:
+                await self.fill(fields["topic"], int(fields["queueId"]), int(answer.ext_fields["offset"]))
+            case RequestCode.SEARCH_OFFSET_BY_TIMESTAMP | RequestCode.GET_EARLIEST_MSG_STORETIME:
+                await self.fill(fields["topic"], int(fields["queueId"]), 1)
+            case RequestCode.QUERY_MESSAGE if answer.code == ResponseCode.SUCCESS:
+                await self.send(fields["topic"], 0, f"KEYS\x01{fields['key']}")
+            case RequestCode.VIEW_MESSAGE_BY_ID if answer.code == ResponseCode.SUCCESS:
+                sent = await self.send("WB", 0, "")
+                fields["offset"] = str(int(sent.ext_fields["msgId"][16:], 16))
+            case RequestCode.GET_CONSUMER_LIST_BY_GROUP if answer.code == ResponseCode.SUCCESS:
+                for client_id in decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list:
+                    await self.join(client_id, fields["consumerGroup"], [])
+            case RequestCode.QUERY_TOPIC_CONSUME_BY_WHO:
+                await self.join("someone", "W_g_tag", [subscription(fields["topic"], "*")])
+            case RequestCode.GET_TOPIC_STATS_INFO:
+                for queue, offsets in decode_topic_stats(answer.body).items():
+                    await self.create(queue.topic, queue.queue_id + 1)
+                    await self.fill(queue.topic, queue.queue_id, offsets.max_offset)
+            case RequestCode.GET_CONSUME_STATS:
+                for queue in decode_consume_stats(answer.body).offset_table:
+                    await self.create(queue.topic, queue.queue_id + 1)
+                    await self.join("someone", fields["consumerGroup"], [subscription(queue.topic, "*")])
+
+    async def fill(self, topic: str, queue_id: int, end: int) -> None:
+        """Send messages that match no recorded tag until the queue has `end` of them."""
+        await self.create(topic, queue_id + 1)
+        header = QueueRequestHeader(topic=topic, queue_id=queue_id)
+        there = await self.ask(RemotingCommand.request(RequestCode.GET_MAX_OFFSET, header))
+        for _ in range(there.decode_header(OffsetResponseHeader).offset, end):
+            await self.send(topic, queue_id, "TAGS\x01filling")
+
+    async def create(self, topic: str, queues: int) -> None:
+        """Have at least so many queues of a topic."""
+        self._queues[topic] = queues = max(queues, self._queues.get(topic, 0))
+        header = CreateTopicRequestHeader(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=6)
+        answer = await self.ask(RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))
+        assert answer.code == ResponseCode.SUCCESS, (topic, answer.remark)
+
+    _queues: dict[str, int] = {"WA": 4, "WB": 2}
+
+    async def send(self, topic: str, queue_id: int, properties: str) -> RemotingCommand:
+        header = SendMessageRequestHeader(
+            producer_group="stage", topic=topic, queue_id=queue_id, sys_flag=0, born_timestamp=1, flag=0,
+            properties=properties,
+        )  # fmt: skip
+        answer = await self.ask(RemotingCommand.request(RequestCode.SEND_MESSAGE, header, b"filling"))
+        assert answer.code == ResponseCode.SUCCESS, (topic, queue_id, answer.remark)
+        return answer
+
+    async def subscribe(self, fields: dict[str, str], code: int) -> None:
+        """A member of the pulling group whose subscription explains how the pull was answered."""
+        version = int(fields["subVersion"]) - (code == ResponseCode.SUBSCRIPTION_NOT_LATEST)
+        expression = "nothing-has-this-tag" if code == ResponseCode.PULL_RETRY_IMMEDIATELY else "*"
+        data = subscription(fields["topic"], expression, version=version)
+        await self.join("puller", fields["consumerGroup"], [data])
+
+    async def join(self, client_id: str, group: str, subscriptions: list[SubscriptionData]) -> None:
+        consumer = ConsumerData(group_name=group, subscription_data_set=subscriptions)
+        body = encode_body(HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
+        answer = await self.ask(RemotingCommand.request(RequestCode.HEART_BEAT, body=body))
+        assert answer.code == ResponseCode.SUCCESS
+
+
+def with_stage(path: Path, scenario: Callable[[Stage], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with Namesrv("127.0.0.1", 0) as namesrv:
+            config = BrokerConfig(
+                broker_name="broker-a",
+                broker_ip1="127.0.0.1",
+                bind_address="127.0.0.1",
+                listen_port=0,
+                namesrv_addr=f"127.0.0.1:{namesrv.port}",
+            )
+            store = StoreConfig(
+                store_path_root_dir=str(path),
+                mapped_file_size_commit_log=1 << 20,
+                mapped_file_size_consume_queue=20_000,
+                max_hash_slot_num=1000,
+                max_index_num=4000,
+                max_message_size=100_000,
+            )
+            async with Broker(config, store) as broker:
+                client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda connection, command: None})
+                await scenario(Stage(broker.address, client))
+                await client.close()
+
+    asyncio.run(run())
+
+
+def differences(exchange: Exchange, request: RemotingCommand, answer: RemotingCommand) -> list[str]:
+    """How an answer differs from the recorded one."""
+    assert exchange.answer is not None
+    expected = decode(exchange.answer)
+    found: list[str] = []
+
+    def compare(what: str, got: object, wanted: object) -> None:
+        if got != wanted:
+            found.append(f"{exchange} {request.ext_fields}: {what} {got!r}, Apache {wanted!r} ({answer.remark})")
+
+    compare("code", answer.code, expected.code)
+    compare("opaque", answer.opaque, expected.opaque)
+    compare("serialization", answer.serialize_type, expected.serialize_type)
+    compare("fields", sorted(answer.ext_fields), sorted(expected.ext_fields))
+    for name in EQUAL_FIELDS.get(RequestCode(exchange.code), ()) if exchange.code != 9999 else ():
+        compare(name, answer.ext_fields.get(name), expected.ext_fields.get(name))
+    compare("body", shape(answer.body), shape(expected.body))
+    return found
+
+
+@pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
+def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, serializer: str) -> None:
+    recorded = [
+        exchange
+        for exchange in exchanges(golden)
+        if exchange.port == RECORDED_PORT and exchange.serializer == serializer and exchange.code in ANSWERED
+    ]
+    found: list[str] = []
+
+    async def scenario(stage: Stage) -> None:
+        for exchange in recorded:
+            request = decode(exchange.request)
+            if exchange.answer is None:
+                await stage.tell(request)
+                continue
+            await stage.prepare(request, decode(exchange.answer))
+            found.extend(differences(exchange, request, await stage.ask(request)))
+
+    with_stage(tmp_path, scenario)
+    assert {exchange.code for exchange in recorded} == ANSWERED
+    assert found == [], "\n".join(found)
