@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from rucola.store.reader import StoreReader
 from rucola.store.scan import Stop
 
 TARGET_SIZE: Final = 64 * 1024 * 1024
-"""Bytes in a partition, unless more partitions are asked for: a task's start-up is lost in the time to read them."""
+"""Bytes in a partition, at most, unless the log is huge: a task's start-up is lost in the time to read them."""
 
 CLOCK_SLACK_MS: Final = 10 * 60 * 1000
 """How far the broker's clock may have been set back before messages are missed by time."""
@@ -115,10 +116,10 @@ def _first_at_or_after(
     return found
 
 
-def _target_size(size: int, options: Options) -> int:
-    """Return how many bytes a stretch should have, of `size` in one store."""
+def _count(size: int, options: Options) -> int:
+    """Return into how many stretches `size` bytes of one store should be cut."""
     wanted = -(-options.min_partitions // len(options.stores))
-    return max(1, min(max(TARGET_SIZE, size // _SLICES), -(-size // wanted)))
+    return max(wanted, min(-(-size // TARGET_SIZE), _SLICES), 1)
 
 
 def _whole_log(reader: StoreReader, broker_name: str, options: Options) -> Iterator[Stretch]:
@@ -132,12 +133,11 @@ def _whole_log(reader: StoreReader, broker_name: str, options: Options) -> Itera
         begin = options.starting_commit_log_offset
     if options.ending_commit_log_offset is not None:
         end = min(end, options.ending_commit_log_offset)
-    target = _target_size(end - begin, options)
-    while begin < end:
-        cut = _record_near(reader, begin + target) if begin + target < end else None
-        until = end if cut is None or cut >= end else cut
-        yield Stretch(broker_name, str(reader.path), begin, until)
-        begin = until
+    count = _count(end - begin, options)
+    near = [begin + (end - begin) * k // count for k in range(1, count)]
+    cuts = {cut for offset in near if (cut := _record_near(reader, offset)) is not None and begin < cut < end}
+    for first, last in pairwise(sorted({begin, *cuts, end})):
+        yield Stretch(broker_name, str(reader.path), first, last)
 
 
 def _record_near(reader: StoreReader, physical_offset: int) -> int | None:
@@ -163,7 +163,8 @@ def _by_queue(reader: StoreReader, broker_name: str, options: Options) -> Iterat
             counts[number] += np.bincount(slices, minlength=_SLICES)
 
     before = np.cumsum(sizes) - sizes
-    stretch_of_slice = before // _target_size(int(sizes.sum()), options)
+    total = int(sizes.sum())
+    stretch_of_slice = before * _count(total, options) // max(total, 1)
     passed = np.array([each.begin for each in ranges], np.int64)
     for group in np.split(np.arange(_SLICES), np.flatnonzero(np.diff(stretch_of_slice)) + 1):
         upto = passed + counts[:, group].sum(axis=1)
@@ -239,7 +240,7 @@ def _in_time(reader: StoreReader, stretches: list[Stretch], options: Options) ->
         return stretches
     stored = [_first_stored(reader, stretch) for stretch in stretches]
     kept = []
-    for stretch, first, following in zip(stretches, stored, [*stored[1:], None], strict=True):
+    for stretch, (first, following) in zip(stretches, pairwise([*stored, None]), strict=True):
         too_early = begin is not None and following is not None and following < begin - CLOCK_SLACK_MS
         too_late = end is not None and first is not None and first >= end + CLOCK_SLACK_MS
         if not too_early and not too_late:

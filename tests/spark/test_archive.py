@@ -1,0 +1,254 @@
+"""The archive job and the lake: each message once, whatever happens between."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rucola.errors import ConfigError, StoreError
+from rucola.message.topics import is_system_topic
+from rucola.spark import lake as lake_module
+from rucola.spark.jobs import archive
+from rucola.spark.lake import Lake, Progress, open_lake, read_lake
+from spark.small_store import SmallStore
+
+MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
+
+
+def archived(spark: SparkSession, lake: Path) -> list[int]:
+    return sorted(row.commitLogOffset for row in read_lake(spark, lake).select("commitLogOffset").collect())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
+def test_a_golden_store_is_archived_once(spark: SparkSession, golden: Path, tmp_path: Path, name: str) -> None:
+    store = golden / name / "store"
+    lines = (golden / name / "expected.jsonl").read_text().splitlines()
+    wanted = [row for row in map(json.loads, lines) if not is_system_topic(row["topic"])]
+    first = archive.run(spark, store, tmp_path / "lake")
+    second = archive.run(spark, store, tmp_path / "lake")
+    assert (first.rows, second.rows) == (len(wanted), 0)
+    assert first.size == sum(row["storeSize"] for row in wanted)
+    topics = [row["topic"] for row in wanted]
+    assert first.rows_by_topic == {topic: topics.count(topic) for topic in sorted(set(topics))}
+    assert first.end_physical_offset == second.begin_physical_offset == second.end_physical_offset
+    rows = {row.commitLogOffset: row for row in read_lake(spark, tmp_path / "lake").collect()}
+    assert len(rows) == read_lake(spark, tmp_path / "lake").count() == len(wanted)
+    for each in wanted:
+        row = rows[each["commitLogOffset"]]
+        assert (row.topic, row.msgId, row.properties) == (each["topic"], each["msgId"], each["properties"])
+        assert hashlib.sha256(row.body).hexdigest() == each["bodySha256"]
+
+
+@pytest.mark.spark
+def test_archiving_goes_on_where_it_ended(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    places = [small_store.put("007", n % 2, at_ms=MIDNIGHT_MS - 1 + n, TAGS="é") for n in range(6)]
+    first = archive.run(spark, small_store.path, lake, broker_name="broker-a")
+    assert [(q.topic, q.queue_id, q.begin_queue_offset, q.end_queue_offset) for q in first.queues] == [
+        ("007", 0, 0, 3),
+        ("007", 1, 0, 3),
+    ]
+    places += [small_store.put("%RETRY%g", at_ms=MIDNIGHT_MS + 9) for _ in range(40)]
+    places += [small_store.put("SCHEDULE_TOPIC_XXXX")]  # the system's own is passed over, and not looked at again
+    second = archive.run(spark, small_store.path, lake, broker_name="broker-a")
+    assert second.rows_by_topic == {"%RETRY%g": 40}
+    assert (first.begin_physical_offset, second.begin_physical_offset) == (0, first.end_physical_offset)
+    assert archived(spark, lake) == places[:-1]
+    assert archive.run(spark, small_store.path, lake, broker_name="broker-a").rows == 0
+    # Topics are text, also those that look like numbers; days are those of UTC.
+    days = {(row.topic, row.date) for row in read_lake(spark, lake).select("topic", "date").collect()}
+    assert days == {
+        ("007", date(2023, 11, 14)),
+        ("007", date(2023, 11, 15)),
+        ("%RETRY%g", date(2023, 11, 15)),
+    }
+    with open_lake(lake) as opened:
+        progress = opened.progress()["broker-a"]
+    assert progress.physical_offset == small_store.end
+    assert progress.queues == {"007": {"0": 3, "1": 3}, "%RETRY%g": {"0": 40}}
+
+
+@pytest.mark.spark
+def test_days_do_not_follow_the_time_zone_of_the_session(spark: SparkSession, small_store: SmallStore) -> None:
+    small_store.put(at_ms=MIDNIGHT_MS - 1)
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        messages = spark.read.format("rocketmq").option("storePath", str(small_store.path)).load()
+        assert [row.date for row in archive.archive(messages).select("date").collect()] == [date(2023, 11, 14)]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.spark
+def test_two_stores_share_a_lake(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    other = SmallStore(tmp_path / "other")
+    small_store.put("T", body=b"1")
+    other.put("T", body=b"2")
+    for store in (small_store, other, small_store):
+        summary = archive.run(spark, store.path, tmp_path / "lake")
+    assert summary.rows == 0
+    rows = read_lake(spark, tmp_path / "lake").select("brokerName", "body").collect()
+    assert sorted((row.brokerName, bytes(row.body)) for row in rows) == sorted(
+        [(str(small_store.path), b"1"), (str(other.path), b"2")]
+    )
+
+
+@pytest.mark.spark
+def test_damage_is_one_sentence_and_archives_nothing(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    places = [small_store.put() for _ in range(3)]
+    small_store.overwrite(places[1] + 88, b"X")
+    with pytest.raises(StoreError) as raised:
+        archive.run(spark, small_store.path, tmp_path / "lake")
+    path = small_store.path / "commitlog" / f"{0:020d}"
+    assert str(raised.value) == f"{path} at byte {places[1]}: the body does not match its CRC"
+    assert not list((tmp_path / "lake").glob("topic=*"))
+    assert archive.run(spark, small_store.path, tmp_path / "lake", corrupt_records="skip").rows == 2
+
+
+@pytest.mark.spark
+def test_another_store_in_the_same_place_is_noticed(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    for _ in range(3):
+        small_store.put(UNIQ_KEY="first")
+    archive.run(spark, small_store.path, lake)
+    shutil.rmtree(small_store.path)
+    another = SmallStore(small_store.path)
+    with pytest.raises(StoreError, match="messages of another store"):
+        archive.run(spark, another.path, lake)
+    for _ in range(5):
+        another.put(UNIQ_KEY="other")
+    with pytest.raises(StoreError, match="messages of another store"):
+        archive.run(spark, another.path, lake)
+    assert archive.run(spark, another.path, lake, broker_name="another").rows == 5
+
+
+@pytest.mark.spark
+def test_what_was_deleted_before_it_was_archived_is_an_error(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    small_store.put()
+    archive.run(spark, small_store.path, tmp_path / "lake")
+    for _ in range(100):
+        small_store.put()
+    (small_store.path / "commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(StoreError, match="the messages between are lost"):
+        archive.run(spark, small_store.path, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.touch()])
+def test_what_is_no_store_is_said_in_one_sentence(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    """Before Spark has anything to do: there is no session here."""
+    make(tmp_path / "store")
+    with pytest.raises(StoreError) as raised:
+        archive.run(None, tmp_path / "store", tmp_path / "lake")  # type: ignore[arg-type]
+    assert str(raised.value) == f"{tmp_path / 'store'} is no store directory: it holds no commitlog/"
+    assert not (tmp_path / "lake").exists()
+
+
+# -- the lake alone ---------------------------------------------------------------------------------------------------
+
+
+def stage(lake: Lake, count: int) -> None:
+    """Put files into staging as Spark would."""
+    for number in range(count):
+        directory = lake.staging / f"topic=T{number % 2}" / "date=2023-11-15"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"part-{number}.parquet").write_text(f"rows {number}")
+
+
+def contents(root: Path) -> list[str]:
+    return sorted(path.read_text() for path in root.glob("topic=*/*/*.parquet"))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Deadly:
+    """A function that kills at its n-th call, after doing its work or before."""
+
+    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
+        self.function, self.calls, self.after = function, calls, after
+        self.killed = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls -= 1
+        self.killed = self.calls == 0
+        if self.killed and not self.after:
+            raise Killed
+        result = self.function(*arguments, **named)
+        if self.killed:
+            raise Killed
+        return result
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        return lambda *arguments, **named: self(instance, *arguments, **named)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(lake_module, "replace_file"), (lake_module, "_sync"), (Path, "replace"), (Path, "unlink")]
+)
+def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
+) -> None:
+    """At every call that changes the disk: the run that follows finishes what counted, and drops what did not."""
+    once = ["rows 0", "rows 0", "rows 1", "rows 2", "rows 3"]
+    for calls in range(1, 100):
+        root = tmp_path / str(calls)
+        with open_lake(root) as lake:
+            stage(lake, 1)
+            lake.publish("a", 0, Progress(100))
+        deadly = Deadly(getattr(owner, name), calls, after=after)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, deadly)
+            try:
+                with open_lake(root) as lake:
+                    stage(lake, 4)
+                    lake.publish("a", 100, Progress(200))
+            except Killed:
+                pass
+        with open_lake(root) as lake:
+            reached = lake.progress()["a"].physical_offset
+            assert not lake.staging.exists()
+        assert (reached, contents(root)) in [(100, once[:1]), (200, once)]
+        if deadly.calls > 0:
+            assert reached == 200
+            break
+    assert calls > 1
+    assert deadly.calls > 0
+
+
+def test_a_lake_has_one_writer(tmp_path: Path) -> None:
+    with open_lake(tmp_path / "lake"), pytest.raises(StoreError, match="another run"), open_lake(tmp_path / "lake"):
+        pass
+    with open_lake(tmp_path / "lake"):
+        pass
+    descriptor = os.open(tmp_path / "lake" / "_rucola" / "lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path):
+        pass
+    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path / "file"):
+        pass
+    with pytest.raises(ConfigError, match="no local path"), open_lake("s3a://bucket/lake"):
+        pass

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rucola.errors import ConfigError
+from rucola.spark import options
+from rucola.spark.columns import SCHEMA
+from rucola.spark.options import parse
+from spark.small_store import SmallStore
+
+
+def test_names_ignore_case_and_defaults_read_everything(small_store: SmallStore) -> None:
+    parsed = parse({"storepath": str(small_store.path)})
+    assert parsed.stores == {str(small_store.path): str(small_store.path)}
+    assert parsed.columns == tuple(SCHEMA.names)
+    assert not parsed.by_queue
+    assert not parsed.include_system_topics
+    assert not parsed.skip_corrupt_records
+
+
+def test_every_option_is_understood(small_store: SmallStore) -> None:
+    parsed = parse(
+        {
+            "storePath": str(small_store.path),
+            "brokerName": "a",
+            "assign": json.dumps({"T": [0, 1], "U": {"a": [2]}}),
+            "includeSystemTopics": "True",
+            "startingOffsets": json.dumps({"T": {"a": {"0": 5, "1": -2}}}),
+            "endingOffsets": "latest",
+            "startingTimestamp": "1",
+            "endingTimestamp": "2",
+            "columns": "topic, body",
+            "corruptRecords": "skip",
+            "minPartitions": "3",
+        }
+    )
+    assert parsed.assigned == {("T", None, 0), ("T", None, 1), ("U", "a", 2)}
+    assert parsed.starting_offsets == {("T", "a", 0): 5, ("T", "a", 1): options.EARLIEST}
+    assert parsed.ending_offsets is None
+    assert (parsed.starting_timestamp, parsed.ending_timestamp) == (1, 2)
+    assert parsed.columns == ("topic", "body")
+    assert (parsed.include_system_topics, parsed.skip_corrupt_records, parsed.min_partitions) == (True, True, 3)
+    assert "body" not in parse({"storePath": str(small_store.path), "includeBody": "false"}).columns
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"storePaht": "x"}, "no option 'storepaht'; it has storePath, brokerName"),
+        ({"storePath": ""}, "it names nothing"),
+        ({"storePath": "/nowhere"}, "/nowhere is no store directory: it holds no commitlog/"),
+        ({"brokerName": "a,b"}, "names 1 stores"),
+        ({"subscribe": "A", "subscribePattern": "B"}, "subscribe and subscribePattern contradict"),
+        ({"subscribePattern": "("}, "subscribePattern"),
+        ({"assign": "[1]"}, "assign"),
+        ({"assign": '{"T":["x"]}'}, "assign"),
+        ({"subscribe": "A", "startingOffsets": "latest"}, "it must be earliest or JSON"),
+        ({"subscribe": "A", "endingOffsets": '{"A":{"b":{"0":-2}}}'}, "-2 is no queue offset"),
+        ({"startingOffsets": '{"A":{"b":{"0":1}}}'}, "need subscribe"),
+        ({"subscribe": "A", "startingCommitLogOffset": "0"}, "cannot be used with topics"),
+        ({"startingTimestamp": "2", "endingTimestamp": "1"}, "later than"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"minPartitions": "-1"}, "must not be negative"),
+        ({"columns": "topic,bdy"}, "names 'bdy'; the columns are topic, flag, body"),
+        ({"columns": "topic,topic"}, "twice"),
+        ({"columns": "topic,body", "includeBody": "false"}, "contradict"),
+        ({"includeBody": "no"}, "true or false"),
+        ({"corruptRecords": "drop"}, "fail or skip"),
+    ],
+)
+def test_what_is_wrong_is_said(small_store: SmallStore, given: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse({"storePath": str(small_store.path), **given})
+    assert says in str(raised.value)
+
+
+def test_every_option_is_documented() -> None:
+    for name in options.NAMES:
+        assert f"\n    {name} " in (options.__doc__ or "")
+
+
+def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_path: Path) -> None:
+    other = SmallStore(tmp_path / "other")
+    with pytest.raises(ConfigError, match="several"):
+        parse({"storePath": f"{small_store.path},{other.path}", "endingCommitLogOffset": "1"})
+
+
+def test_the_store_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="storePath is missing"):
+        parse({})

@@ -1,0 +1,277 @@
+"""What a read sees, from options to rows, without a Spark session: planning and reading are plain Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rucola.errors import ConfigError, MQError, StoreCorrupt
+from rucola.message.topics import TRANS_HALF_TOPIC, is_system_topic
+from rucola.spark import planning, source
+from rucola.spark.options import parse
+from rucola.spark.planning import plan
+from rucola.store.reader import StoreReader
+from spark.small_store import FILE_SIZE, SmallStore
+
+Row = dict[str, Any]
+
+
+def read(store: Path, **given: str) -> list[Row]:
+    """The rows of a read, in the order of its partitions; each partition goes through pickle as Spark sends it."""
+    options = parse({"storePath": str(store), **given})
+    stretches = pickle.loads(pickle.dumps(plan(options)))
+    batches = [batch for stretch in stretches for batch in source.read(stretch, options, options.columns)]
+    return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
+
+
+def offsets(rows: list[Row]) -> list[int]:
+    return [row["commitLogOffset"] for row in rows]
+
+
+def expected(golden: Path, name: str) -> list[Row]:
+    return [json.loads(line) for line in (golden / name / "expected.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def g1(golden: Path) -> Path:
+    return golden / "g1-clean" / "store"
+
+
+@pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
+def test_the_whole_log_is_read_in_order(golden: Path, name: str) -> None:
+    store = golden / name / "store"
+    wanted = expected(golden, name)
+    assert offsets(read(store, includeSystemTopics="true")) == [row["commitLogOffset"] for row in wanted]
+    users = [row["commitLogOffset"] for row in wanted if not is_system_topic(row["topic"])]
+    assert offsets(read(store)) == users
+    assert offsets(read(store, subscribePattern=".*", includeSystemTopics="true")) == [
+        row["commitLogOffset"] for row in wanted if row["tagsCode"] is not None
+    ]
+
+
+def test_what_is_not_dispatched_is_in_the_log_only(small_store: SmallStore) -> None:
+    first = small_store.put()
+    last = small_store.put(dispatch=False)
+    half = small_store.put(sys_flag=4, dispatch=False)
+    assert offsets(read(small_store.path)) == [first, last]
+    assert offsets(read(small_store.path, subscribe="T")) == [first]
+    assert half > last
+
+
+def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
+    half = [row["commitLogOffset"] for row in expected(golden, "g1-clean") if row["topic"] == TRANS_HALF_TOPIC]
+    assert len(half) == 20
+    assert not set(half) & set(offsets(read(g1)))
+    assert not set(half) & set(offsets(read(g1, subscribePattern=".*")))
+    assert offsets(read(g1, subscribe=TRANS_HALF_TOPIC)) == half
+    assert offsets(read(g1, assign=json.dumps({TRANS_HALF_TOPIC: [0]}))) == half
+
+
+TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_TRANS_HALF_TOPIC"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.DataObject) -> None:
+    store = golden / "g1-clean" / "store"
+    everything = expected(golden, "g1-clean")
+    given: dict[str, str] = {"columns": "commitLogOffset", "brokerName": "b"}
+    given["minPartitions"] = str(data.draw(st.integers(0, 40)))
+    moments = st.integers(everything[0]["storeTimestamp"] - 5, everything[-1]["storeTimestamp"] + 5)
+    wanted = everything
+    if data.draw(st.booleans()):
+        begin, end = sorted(data.draw(st.tuples(moments, moments)))
+        given |= {"startingTimestamp": str(begin), "endingTimestamp": str(end)}
+        wanted = [row for row in wanted if begin <= row["storeTimestamp"] < end]
+    if data.draw(st.booleans()):
+        topics = data.draw(st.sets(st.sampled_from(TOPICS), min_size=1))
+        given["subscribe"] = ",".join(topics)
+        wanted = [row for row in wanted if row["topic"] in topics]
+        with StoreReader(store) as reader:
+            queues = {queue: bounds for queue, bounds in reader.queues().items() if queue[0] in topics}
+        for option in ("startingOffsets", "endingOffsets"):
+            chosen: dict[str, dict[str, dict[str, int]]] = {}
+            for topic, queue_id in data.draw(st.sets(st.sampled_from(sorted(queues)))):
+                offset = data.draw(st.integers(*queues[topic, queue_id]))
+                chosen.setdefault(topic, {"b": {}})["b"][str(queue_id)] = offset
+                wanted = [
+                    row
+                    for row in wanted
+                    if (row["topic"], row["queueId"]) != (topic, queue_id)
+                    or (row["queueOffset"] >= offset) == (option == "startingOffsets")
+                ]
+            given[option] = json.dumps(chosen)
+    else:
+        wanted = [row for row in wanted if not is_system_topic(row["topic"])]
+        begins = data.draw(st.sampled_from(everything))["commitLogOffset"]
+        end = data.draw(st.integers(begins, 1_393_350))
+        given |= {"startingCommitLogOffset": str(begins), "endingCommitLogOffset": str(end)}
+        wanted = [row for row in wanted if begins <= row["commitLogOffset"] < end]
+    assert offsets(read(store, **given)) == [row["commitLogOffset"] for row in wanted]
+
+
+def test_time_drops_whole_stretches(small_store: SmallStore) -> None:
+    hour = 3_600_000
+    places = [small_store.put(at_ms=hour * n) for n in range(100)]
+    for choice in ({}, {"subscribe": "T"}):
+        given = {"storePath": str(small_store.path), "minPartitions": "20", **choice}
+        window = {"startingTimestamp": str(50 * hour), "endingTimestamp": str(52 * hour)}
+        assert len(plan(parse(given))) == 20
+        assert len(plan(parse(given | window))) <= 3
+        assert offsets(read(small_store.path, **choice, **window)) == places[50:52]
+
+
+def test_a_clock_that_was_set_back_loses_nothing(small_store: SmallStore) -> None:
+    minute = 60_000
+    times = [n * minute - (9 * minute if n == 50 else 0) for n in range(100)]
+    places = [small_store.put(at_ms=1_700_000_000_000 + time) for time in times]
+    for end in range(30, 70):
+        bound = 1_700_000_000_000 + end * minute
+        wanted = [place for place, time in zip(places, times, strict=True) if time < end * minute]
+        assert offsets(read(small_store.path, endingTimestamp=str(bound), minPartitions="50")) == wanted
+
+
+@pytest.mark.parametrize("choice", [{}, {"subscribePattern": "G.*"}])
+def test_partitions_are_near_equal_and_small(g1: Path, choice: dict[str, str]) -> None:
+    stretches = plan(parse({"storePath": str(g1), "minPartitions": "8", **choice}))
+    assert len(stretches) == 8
+    for earlier, later in pairwise(stretches):
+        assert earlier.end <= later.begin
+    sizes = [stretch.end - stretch.begin for stretch in stretches]
+    if not choice:
+        assert max(sizes) < 1.2 * min(sizes)
+    assert all(len(pickle.dumps(stretch)) < 2000 for stretch in stretches)
+
+
+def test_large_logs_are_cut_at_the_target_size(small_store: SmallStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "TARGET_SIZE", 5000)
+    places = [small_store.put(body=bytes(600)) for _ in range(60)]
+    stretches = plan(parse({"storePath": str(small_store.path)}))
+    assert [stretch.begin for stretch in stretches] == [0, *[stretch.end for stretch in stretches[:-1]]]
+    assert len(stretches) == -(-(places[-1] + 1) // 5000)
+    assert all(stretch.end - stretch.begin < 5000 + FILE_SIZE for stretch in stretches)
+    assert offsets(read(small_store.path)) == places
+
+
+def test_the_end_is_frozen_when_the_read_is_planned(small_store: SmallStore) -> None:
+    places = [small_store.put() for _ in range(3)]
+    for choice in ({}, {"subscribe": "T"}):
+        options = parse({"storePath": str(small_store.path), **choice})
+        stretches = plan(options)
+        small_store.put()
+        batches = [batch for stretch in stretches for batch in source.read(stretch, options, ["commitLogOffset"])]
+        assert [place for batch in batches for place in batch["commitLogOffset"].to_pylist()] == places
+        places = offsets(read(small_store.path))
+
+
+def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Path) -> None:
+    other = SmallStore(tmp_path / "other")
+    small_store.put("A", body=b"1")
+    other.put("A", body=b"2")
+    other.put("B", 3, body=b"3")
+    both = {"storePath": f"{small_store.path},{other.path}", "brokerName": "a,b"}
+    found = [(row["brokerName"], row["body"]) for row in read(small_store.path, **both)]
+    assert found == [("a", b"1"), ("b", b"2"), ("b", b"3")]
+    found = [
+        (row["brokerName"], row["body"]) for row in read(small_store.path, **both, assign='{"A":{"b":[0]},"B":[3]}')
+    ]
+    assert found == [("b", b"2"), ("b", b"3")]
+    skip = json.dumps({"A": {"b": {"0": 1}}})
+    found = [
+        (row["brokerName"], row["body"]) for row in read(small_store.path, **both, subscribe="A", startingOffsets=skip)
+    ]
+    assert found == [("a", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"subscribe": "Nowhere"}, "topic 'Nowhere' is not in"),
+        ({"assign": '{"T":[7]}'}, "queue 7 of topic 'T' is not in"),
+        ({"subscribe": "T", "startingOffsets": '{"T":{"x":{"0":0}}}'}, "offsets name broker 'x'"),
+        ({"subscribe": "T", "startingOffsets": '{"U":{"b":{"0":0}}}'}, "which this read has not"),
+        ({"subscribe": "T", "startingOffsets": '{"T":{"b":{"0":9}}}'}, "the queue holds 0 to 1"),
+        ({"startingCommitLogOffset": "9999"}, "holds 0 to "),
+    ],
+)
+def test_what_the_store_has_not_is_an_error(small_store: SmallStore, given: dict[str, str], says: str) -> None:
+    small_store.put("T")
+    with pytest.raises(ConfigError) as raised:
+        read(small_store.path, brokerName="b", **given)
+    assert says in str(raised.value)
+
+
+def test_an_empty_store_has_no_rows(small_store: SmallStore) -> None:
+    assert read(small_store.path) == []
+    assert read(small_store.path, subscribePattern=".*") == []
+
+
+def test_unicode_survives(small_store: SmallStore) -> None:
+    small_store.put("T", body="häßlich 😀".encode(), KEYS="ключ 鍵", TAGS="têtu", naïve="ﷺ")
+    ((row),) = read(small_store.path)
+    assert row["body"].decode() == "häßlich 😀"
+    assert row["keys"] == ["ключ", "鍵"]
+    assert row["tags"] == "têtu"
+    assert row["properties"] == {"KEYS": "ключ 鍵", "TAGS": "têtu", "naïve": "ﷺ"}
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", [{}, {"subscribe": "T"}])
+@pytest.mark.parametrize("position", [0, 4, 28, 84, 88])
+def test_a_damaged_record_ends_the_read_or_is_left_out(
+    small_store: SmallStore, choice: dict[str, str], position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = [small_store.put(body=b"%04d" % n * 100) for n in range(12)]
+    damaged = places[8]
+    small_store.overwrite(damaged + position, b"\x7f\x7f\x7f\x7f")
+    with pytest.raises(StoreCorrupt) as raised:
+        read(small_store.path, **choice)
+    assert damaged == int(Path(raised.value.path).name) + raised.value.position
+    with caplog.at_level(logging.WARNING, "rucola.spark.source"):
+        assert offsets(read(small_store.path, corruptRecords="skip", **choice)) == [p for p in places if p != damaged]
+    assert "left out 1 damaged records" in caplog.text
+    assert str(raised.value) in caplog.text
+
+
+def test_damage_in_a_body_that_is_not_wanted_is_not_met(small_store: SmallStore) -> None:
+    place = small_store.put(body=b"body")
+    small_store.overwrite(place + 88, b"X")
+    assert offsets(read(small_store.path, includeBody="false")) == [place]
+
+
+def test_units_that_point_at_others_messages_are_damage(small_store: SmallStore) -> None:
+    first, second, third = (small_store.put("T", queue_id) for queue_id in (0, 1, 0))
+    size = second - first
+    small_store.put("T", 0)
+    small_store.put_unit("T", 0, 1, second, size)
+    with pytest.raises(StoreCorrupt, match="two units"):
+        read(small_store.path, subscribe="T")
+    with pytest.raises(StoreCorrupt, match="another queue or place"):
+        read(small_store.path, assign='{"T":[0]}')
+    assert third not in offsets(read(small_store.path, assign='{"T":[0]}', corruptRecords="skip"))
+
+
+def test_damaged_stores_give_rows_or_an_error_of_ours(golden: Path, tmp_path: Path) -> None:
+    """The golden stores that a real broker had to recover: none may bring the reader down."""
+    variants = sorted(path.parent for path in (golden / "recovery").glob("*/store"))
+    assert len(variants) >= 10
+    for variant in variants:
+        copy = tmp_path / variant.name
+        shutil.copytree(variant / "store", copy)
+        for choice in ({}, {"subscribePattern": ".*"}):
+            try:
+                rows = read(copy, corruptRecords="skip", includeSystemTopics="true", **choice)
+            except MQError:
+                continue
+            assert len(set(offsets(rows))) == len(rows)
