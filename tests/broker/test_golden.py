@@ -93,6 +93,8 @@ def test_queues_one_after_the_other(golden: Path, tmp_path: Path, name: str) -> 
                     await ask_offset_by_time(ask, search)
             for pulled in of_queue(recorded["pulls"], queue):
                 await ask_pull(ask, pulled)
+                if queue["topic"] == OFFSET_MOVED_EVENT and pulled["code"] == ResponseCode.PULL_OFFSET_MOVED:
+                    break  # this pull made its own queue longer: at once here, a moment later in Apache's broker
 
     with_broker(golden / name, tmp_path, questions)
 
