@@ -79,6 +79,8 @@ def test_queues_take_turns_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
             results = [await producer.send(Message("T", b"x"), queue) for _ in range(3)]
             assert [result.queue for result in results] == [queue] * 3
             assert [result.queue_offset for result in results] == [3, 4, 5]
+            with pytest.raises(InvalidMessage, match="another topic"):
+                await producer.send(Message("U", b"x"), queue)
 
     asyncio.run(run())
 

@@ -308,6 +308,23 @@ def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: Path) 
     asyncio.run(run())
 
 
+def test_a_broker_that_was_started_again_learns_of_its_members_at_once(tmp_path: Path) -> None:
+    """It forgets them when it stops. A newcomer then shares with the old member instead of taking everything."""
+
+    async def run() -> None:
+        async with filled(tmp_path) as (running, broker), consumer_of(running) as old:
+            await broker.stop()
+            await running.start_broker(port=broker.config.listen_port)
+            async with consumer_of(running) as new, asyncio.timeout(20):
+                while not (len(old.queues) == len(new.queues) == 2 and not old.queues & new.queues):
+                    rebalanced = [asyncio.ensure_future(consumer.rebalanced()) for consumer in (old, new)]
+                    await asyncio.wait(rebalanced, return_when=asyncio.FIRST_COMPLETED)
+                    for waiting in rebalanced:
+                        waiting.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
     """On queues that are no longer young: what the broker answers for those decides nothing."""
 

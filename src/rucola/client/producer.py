@@ -202,11 +202,11 @@ class Producer(GroupClient):
         BrokerError for a refusal; SendFailed when every try failed; with a chosen `queue`, the error of the only try.
         """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        return (await self._deliver(self._parcel(message), queue, deadline, []))[0]
+        return (await self._deliver(self._parcel(message, queue), queue, deadline, []))[0]
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Send one message and wait for nothing. Whether it arrives, nobody says."""
-        parcel = self._parcel(message)
+        parcel = self._parcel(message, queue)
         queue = queue or await self._next_queue(parcel.topic)
         command = parcel.command(self.group, queue)
         command.flag |= FLAG_ONEWAY
@@ -222,7 +222,7 @@ class Producer(GroupClient):
         share a request (several topics, a delay, the retry topic).
         """
         results: list[SendResult] = []
-        for parcel in self._batch_parcels(list(messages)):
+        for parcel in self._batch_parcels(list(messages), queue):
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
             results += await self._deliver(parcel, queue, deadline, [])
         return results
@@ -252,15 +252,15 @@ class Producer(GroupClient):
 
     # From messages to parcels.
 
-    def _parcel(self, message: Message) -> _Parcel:
-        unique_key = self._prepare(message)
+    def _parcel(self, message: Message, chosen: MessageQueue | None = None) -> _Parcel:
+        unique_key = self._prepare(message, chosen)
         body, sys_flag = message.body, 0
         if len(body) >= self.compress_threshold:
             body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
         joined = properties.join(message.properties).decode()
         return _Parcel(RequestCode.SEND_MESSAGE_V2, message.topic, body, sys_flag, message.flag, joined, (unique_key,))
 
-    def _batch_parcels(self, messages: list[Message]) -> list[_Parcel]:
+    def _batch_parcels(self, messages: list[Message], chosen: MessageQueue | None = None) -> list[_Parcel]:
         """The requests for a batch, all checked and encoded before the first is sent."""
         if not messages:
             return []
@@ -279,7 +279,7 @@ class Producer(GroupClient):
 
         for message in messages:
             _check_batched(message, first, wait)
-            keys_of_message = self._prepare(message)
+            unique_key = self._prepare(message, chosen)
             encoded = encode_batch((message,))
             if len(encoded) > self.max_message_size:
                 raise InvalidMessage(
@@ -290,12 +290,12 @@ class Producer(GroupClient):
                 close_parcel()
                 bodies, keys, size = [], [], 0
             bodies.append(encoded)
-            keys.append(keys_of_message)
+            keys.append(unique_key)
             size += len(encoded)
         close_parcel()
         return parcels
 
-    def _prepare(self, message: Message) -> str:
+    def _prepare(self, message: Message, chosen: MessageQueue | None) -> str:
         """Check what can be checked here, and return the unique key, made where there is none."""
         self._must_be_open()
         body = message.body
@@ -310,6 +310,8 @@ class Producer(GroupClient):
             raise InvalidMessage(
                 f"a message for topic {message.topic} has a body of {size} bytes; {self.max_message_size} are allowed"
             )
+        if chosen is not None and chosen.topic != message.topic:
+            raise InvalidMessage(f"a message for topic {message.topic} cannot go to {chosen}, a queue of another topic")
         unique_key = message.properties.get(properties.UNIQ_KEY)
         if unique_key is None:
             unique_key = message.properties[properties.UNIQ_KEY] = unique_id()

@@ -249,6 +249,7 @@ class PushConsumer(GroupClient):
     # Coming and going.
 
     async def _join(self) -> None:
+        self._line = asyncio.Queue()
         await self._pulls.open()
         self.instance.add_consumer(self)
         for topic in self._subscriptions:
