@@ -64,7 +64,7 @@ def decode(frame: bytes) -> RemotingCommand:
 def shape(body: bytes) -> Any:
     """What a body is made of: names and kinds of a JSON document's members, else whether there are bytes at all.
 
-    Maps from data (topics, groups, queues, broker ids) count as the set of the shapes of their values, and a list as
+    Maps from data (topics, groups, queues, numbers) count as the set of the shapes of their values, and a list as
     the set of the shapes of its items, so that only differences of format show.
     """
     if not body:
@@ -83,7 +83,7 @@ MAPS_OF_DATA = {
 
 def _shape(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        if name in MAPS_OF_DATA:
+        if name in MAPS_OF_DATA or all(isinstance(key, int) for key in value):
             return "map", frozenset(_shape(member) for member in value.values())
         return "object", frozenset((key, _shape(member, key)) for key, member in value.items())
     if isinstance(value, list):

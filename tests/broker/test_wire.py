@@ -26,7 +26,8 @@ from rucola.protocol.heartbeat import (
     SubscriptionData,
     subscription,
 )
-from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader
+from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, UpdateConsumerOffsetRequestHeader
+from rucola.protocol.queue import MessageQueue
 from rucola.protocol.send import SendMessageRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, decode_consume_stats, decode_topic_stats
 from rucola.remoting.client import RemotingClient
@@ -34,6 +35,7 @@ from rucola.store.config import StoreConfig
 from wire import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 10921
+RECORDED_MS = 1795217560000  # when the recording began; time windows in the requests lie about it
 ANSWERED = {
     RequestCode.SEND_MESSAGE,
     RequestCode.PULL_MESSAGE,
@@ -114,6 +116,7 @@ class Stage:
                 for queue in decode_consume_stats(answer.body).offset_table:
                     await self.create(queue.topic, queue.queue_id + 1)
                     await self.join("someone", fields["consumerGroup"], [subscription(queue.topic, "*")])
+                    await self.commit(fields["consumerGroup"], queue)
 
     async def fill(self, topic: str, queue_id: int, end: int) -> None:
         """Send messages that match no recorded tag until the queue has `end` of them."""
@@ -148,6 +151,13 @@ class Stage:
         data = subscription(fields["topic"], expression, version=version)
         await self.join("puller", fields["consumerGroup"], [data])
 
+    async def commit(self, group: str, queue: MessageQueue) -> None:
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=0
+        )
+        answer = await self.ask(RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
+        assert answer.code == ResponseCode.SUCCESS
+
     async def join(self, client_id: str, group: str, subscriptions: list[SubscriptionData]) -> None:
         consumer = ConsumerData(group_name=group, subscription_data_set=subscriptions)
         body = encode_body(HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
@@ -173,7 +183,7 @@ def with_stage(path: Path, scenario: Callable[[Stage], Awaitable[None]]) -> None
                 max_index_num=4000,
                 max_message_size=100_000,
             )
-            async with Broker(config, store) as broker:
+            async with Broker(config, store, clock=lambda: RECORDED_MS) as broker:
                 client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda connection, command: None})
                 await scenario(Stage(broker.address, client))
                 await client.close()

@@ -130,7 +130,10 @@ class SendProcessor:
         put: Callable[[RemotingCommand, SendHeader, int, bytes], Reply],
     ) -> Answer:
         """Make the topic, let the name servers know it, then send: a consumer that starts now finds it."""
-        topics.check_topic(header.topic)
+        try:
+            topics.check_topic(header.topic)
+        except InvalidMessage as error:
+            return self._refusal(command, ResponseCode.SYSTEM_ERROR, str(error))
         created = self._topics.create_from_default(
             header.topic, header.default_topic, header.default_topic_queue_nums, 0, self._clock()
         )
