@@ -9,6 +9,9 @@ import click
 
 from rucola.demo.flights import COUNT
 
+WIDTH = 110
+"""Columns of the tables where the output is no terminal."""
+
 
 @click.command()
 @click.option("--flights", type=click.IntRange(1, COUNT), default=COUNT, show_default=True, help="How many flights.")
@@ -35,4 +38,7 @@ def demo(flights: int, out: Path) -> None:
         from rucola.demo.run import run  # needs the extras `spark` and `demo`
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error}: the demonstration needs `pip install 'rucola[demo]'`") from None
-    sys.exit(0 if run(flights, out, Console()) else 1)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    sys.exit(0 if run(flights, out, console) else 1)

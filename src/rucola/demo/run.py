@@ -36,6 +36,7 @@ from rucola.demo.chart import draw
 from rucola.errors import MQError
 from rucola.message import MessageExt
 from rucola.spark.jobs import archive
+from rucola.spark.lake import read_lake
 from rucola.spark.session import local_session
 from rucola.store.check import check
 
@@ -101,7 +102,7 @@ def _make_room(out: Path) -> None:
 async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
     """Every step that needs the broker, the archive among them: the store is read while it is served."""
     ledger = Ledger()
-    async with _standalone(out / "store") as (namesrv, ready_s):
+    async with _standalone(out) as (namesrv, ready_s):
         console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
         async with AdminClient(namesrv) as admin:
             address = (await admin.examine_cluster_info()).broker_addr_table.popitem()[1].broker_addrs[0]
@@ -117,17 +118,19 @@ async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
 
 
 @asynccontextmanager
-async def _standalone(store: Path) -> AsyncIterator[tuple[str, float]]:
+async def _standalone(out: Path) -> AsyncIterator[tuple[str, float]]:
     """Name server and broker in a process of their own; the name server's address and how long the start took."""
     begin = time.monotonic()
-    command = (sys.executable, "-m", "rucola", "standalone", "--store", store, "--namesrv-port", 0, "--broker-port", 0)
-    process = await asyncio.create_subprocess_exec(*map(str, command), stdout=asyncio.subprocess.PIPE)
+    command = [sys.executable, "-m", "rucola", "standalone", "--store", str(out / "store")]
+    command += ["--namesrv-port", "0", "--broker-port", "0"]
+    with (out / "broker.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
     assert process.stdout is not None
     try:
         line = (await process.stdout.readline()).decode()
         ready = re.match(r"rucola ready namesrv=(\S+) broker=\S+", line)
         if ready is None:
-            raise MQError(f"the broker did not start (exit code {await process.wait()}); it said why above")
+            raise MQError(f"the broker did not start (exit code {await process.wait()}); {out / 'broker.log'} says why")
         yield ready[1], time.monotonic() - begin
     finally:
         if process.returncode is None:
@@ -139,7 +142,7 @@ async def _standalone(store: Path) -> AsyncIterator[tuple[str, float]]:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise MQError(f"the broker ended with exit code {process.returncode}")
+        raise MQError(f"the broker ended with exit code {process.returncode}; {out / 'broker.log'} says why")
 
 
 @dataclass(slots=True)
@@ -275,7 +278,7 @@ def _archive_and_ask(out: Path, ledger: Ledger, console: Console) -> None:
 
 
 def _ask(spark: SparkSession, lake: Path, ledger: Ledger) -> tuple[list[Any], list[Any]]:
-    archived = spark.read.parquet(str(lake)).where(f"topic = '{flights.TOPIC}'")
+    archived = read_lake(spark, str(lake)).where(f"topic = '{flights.TOPIC}'")
     ledger.archived = archived.count()
     archived.selectExpr(
         "tags", f"from_json(cast(body AS string), '{FLIGHT_SCHEMA}') AS flight"
