@@ -240,7 +240,11 @@ def next_opaque() -> int:
 
 def to_ext_fields(header: Header) -> dict[str, str]:
     """A typed header as ext fields: every value as text, None left out."""
-    return _texts(msgspec.to_builtins(header))
+    return {
+        name: value if value.__class__ is str else _text_of(value)
+        for name, value in msgspec.to_builtins(header).items()
+        if value is not None
+    }
 
 
 def is_true(value: bool | str | None) -> bool:
@@ -261,6 +265,8 @@ def _texts(fields: Any) -> dict[str, str]:
 
 
 def _text_of(value: Any) -> str:
+    if value.__class__ is int:
+        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     return fastjson.dumps(value).decode("utf-8") if isinstance(value, (dict, list)) else str(value)
