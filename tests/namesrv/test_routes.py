@@ -87,6 +87,14 @@ def test_a_registration_with_one_new_topic_keeps_the_others() -> None:
     assert table.topics() == ["T1", "T2"]
 
 
+def test_a_registration_with_all_topics_completes_one_with_a_few() -> None:
+    """A name server that starts anew may hear of a changed topic before it hears of all."""
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("Changed"), counter=7)
+    register(table, MASTER, "a", 0, topic("Changed"), topic("Other"), counter=7)
+    assert table.topics() == ["Changed", "Other"]
+
+
 def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
     table = RouteTable()
     register(table, MASTER, "a", 0, topic("T"))

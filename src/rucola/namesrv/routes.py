@@ -2,7 +2,8 @@
 
 A broker registers its address under a broker name and an id, master (0) or slave, with all its topics or with those
 that changed; only a master's topics count. It has to register again within `BROKER_EXPIRY_MS`, or the table drops it.
-A broker name goes with its last address, and takes its topics along.
+A broker name goes with its last address, and takes its topics along. Topics that are known are taken again only with
+a new data version, so that a permission taken here stays taken; topics that are not known are taken always.
 
 What the tables hold:
 
@@ -20,7 +21,8 @@ that everything one owner registered can be dropped when it goes (the server pas
 Answers to `RouteInfoManager` of Apache RocketMQ 4.9.8. Deliberate differences: the cluster of a broker name is that of
 its newest registration; an address is in one place only, also after its broker changed its name; a broker that
 unregisters takes only its own address out, not that of a successor under the same id; giving write permission back
-leaves the other permissions alone.
+leaves the other permissions alone; where the first registration held only the topics that changed, the next one with
+the same data version brings the others (Apache has no route for them until the next change).
 """
 
 from __future__ import annotations
@@ -99,9 +101,12 @@ class RouteTable:
         broker.addresses[broker_id] = address
 
         topics = body.topic_config_serialize_wrapper
-        if broker_id == MASTER_ID and (is_new or before is None or before.data_version != topics.data_version):
+        if broker_id == MASTER_ID:
+            is_changed = is_new or before is None or before.data_version != topics.data_version
             for topic in topics.topic_config_table.values():
-                self._topics.setdefault(topic.topic_name, {})[broker_name] = _queue_data(broker_name, topic)
+                queues = self._topics.setdefault(topic.topic_name, {})
+                if is_changed or broker_name not in queues:
+                    queues[broker_name] = _queue_data(broker_name, topic)
         self._live[address] = _Live(
             broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
         )

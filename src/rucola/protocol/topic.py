@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rucola import fastjson
+from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
 from rucola.protocol.queue import MessageQueue, from_key, to_key
@@ -144,7 +145,8 @@ def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
 
 
 def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
-    return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable") or {}, TopicOffset)
+    """The queues of a topic and their ends; RemoteProtocolError where the body is something else."""
+    return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable"), TopicOffset)
 
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
@@ -153,10 +155,11 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
 
 
 def decode_consume_stats(data: bytes) -> ConsumeStats:
+    """A group's place in its queues; RemoteProtocolError where the body is something else."""
     members = decode_object(data, "ConsumeStats")
     return ConsumeStats(
-        consume_tps=float(members.get("consumeTps") or 0.0),
-        offset_table=_unkeyed(members.get("offsetTable") or {}, OffsetWrapper),
+        consume_tps=_convert(members.get("consumeTps") or 0.0, float),
+        offset_table=_unkeyed(members.get("offsetTable"), OffsetWrapper),
     )
 
 
@@ -164,5 +167,16 @@ def _keyed(table: dict[MessageQueue, Any]) -> dict[Any, Any]:
     return {to_key(queue): msgspec.to_builtins(value) for queue, value in table.items()}
 
 
-def _unkeyed(table: dict[Any, Any], value_type: type[Any]) -> dict[MessageQueue, Any]:
-    return {from_key(key): msgspec.convert(value, value_type, strict=False) for key, value in table.items()}
+def _unkeyed(table: Any, value_type: type[Any]) -> dict[MessageQueue, Any]:
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise RemoteProtocolError(f"offsetTable: expected an object, found {type(table).__name__}")
+    return {from_key(key): _convert(value, value_type) for key, value in table.items()}
+
+
+def _convert(value: Any, value_type: type[Any]) -> Any:
+    try:
+        return msgspec.convert(value, value_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"statistics: {error}") from None
