@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -24,9 +25,11 @@ from rucola.errors import (
 )
 from rucola.message import Message, MessageExt, sysflag
 from rucola.message.ids import parse_offset_msg_id
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection import Connection, Reply
+from rucola.protocol.heartbeat import HeartbeatData, UnregisterClientRequestHeader
+from rucola.remoting.connection import Connection, Processor, Reply
 
 
 async def sent(producer: Producer, messages: Iterable[Message], **options: float) -> list[SendResult]:
@@ -455,5 +458,36 @@ def test_the_stream_may_be_a_plain_generator(tmp_path: Path) -> None:
             results = await sent(producer, messages())
             assert all(isinstance(result.queue, MessageQueue) for result in results)
             assert len(results) == 5
+
+    asyncio.run(run())
+
+
+def test_brokers_know_the_producer_from_its_first_route_until_it_closes(tmp_path: Path) -> None:
+    async def run() -> None:
+        beats: Tally[HeartbeatData] = Tally()
+        left: list[UnregisterClientRequestHeader] = []
+
+        def heart_beat(connection: Connection, command: RemotingCommand) -> Reply:
+            beats.add(decode_body(HeartbeatData, command.body))
+            return command.response(ResponseCode.SUCCESS)
+
+        def unregister(connection: Connection, command: RemotingCommand) -> Reply:
+            left.append(command.decode_header(UnregisterClientRequestHeader))
+            return command.response(ResponseCode.SUCCESS)
+
+        async with cluster(tmp_path) as running:
+            processors: dict[int, Processor] = {
+                RequestCode.HEART_BEAT: heart_beat,
+                RequestCode.UNREGISTER_CLIENT: unregister,
+            }
+            await running.scripted_broker("broker-a", "T", processors)
+            async with Producer("g", running.namesrv) as producer:
+                client_id = producer.instance.client_id
+                await producer.queues("T")
+                (beat, *_) = await beats.reach(1)
+            assert client_id.startswith(f"127.0.0.1@{os.getpid()}#")
+            assert (beat.client_id, [group.group_name for group in beat.producer_data_set]) == (client_id, ["g"])
+            assert beat.consumer_data_set == []
+            assert [(header.client_id, header.producer_group) for header in left] == [(client_id, "g")]
 
     asyncio.run(run())
