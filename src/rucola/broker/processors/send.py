@@ -43,10 +43,20 @@ SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX = Struct(">II")
 
+_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER})
+"""Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
+
 _REFUSED_BY_STORE = {
-    PutMessageStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
-    PutMessageStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
+    PutMessageStatus.SERVICE_NOT_AVAILABLE: (ResponseCode.SERVICE_NOT_AVAILABLE, "the store takes no messages"),
+    PutMessageStatus.CREATE_MAPEDFILE_FAILED: (ResponseCode.SYSTEM_ERROR, "the disk has no room for the message"),
+    PutMessageStatus.MESSAGE_ILLEGAL: (
+        ResponseCode.MESSAGE_ILLEGAL,
+        "the message is illegal: it does not fit a record, or the record does not fit a file of the CommitLog",
+    ),
+    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: (
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"the message is illegal: its properties take more than {properties.MAX_PROPERTIES_SIZE} bytes",
+    ),
 }
 
 
@@ -74,7 +84,7 @@ class SendProcessor:
         self._on_put = on_put
         self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = config.store_host
-        self._cluster = f"\x02{properties.CLUSTER}\x01{config.broker_cluster_name}"
+        self._cluster = f"{properties.CLUSTER}\x01{config.broker_cluster_name}"
         self._region = {properties.MSG_REGION: config.region_id, properties.TRACE_ON: str(config.trace_on).lower()}
         region = json.encode(self._region).decode()
         self._answer_head = f'{{"code":0,"extFields":{region[:-1]},"msgId":"'
@@ -252,21 +262,17 @@ class SendProcessor:
 
         The string is edited where it is well formed, which is nearly always; otherwise it is built from the pairs.
         """
-        if text[-1:] == "\x02":
-            text = text[:-1]
-        segments = text.split("\x02") if text else []
+        segments = text.removesuffix("\x02").split("\x02")
         try:
             pairs = dict([segment.split("\x01", 1) for segment in segments])
         except ValueError:
-            pairs = {}
-        if len(pairs) != len(segments) or properties.DELAY in pairs or properties.TRAN_MSG in pairs:
+            return self._unusual_properties(text)
+        if len(pairs) != len(segments) or not pairs.keys().isdisjoint(_UNUSUAL):
             return self._unusual_properties(text)
         if properties.WAIT in pairs:
             segments.remove(f"{properties.WAIT}\x01{pairs[properties.WAIT]}")
-            text = "\x02".join(segments)
-        if properties.CLUSTER in pairs or not segments:
-            return self._unusual_properties(text)
-        return pairs, (text + self._cluster).encode()
+        segments.append(self._cluster)
+        return pairs, "\x02".join(segments).encode()
 
     def _unusual_properties(self, text: str) -> tuple[dict[str, str], bytes]:
         pairs = properties.parse(text)
@@ -302,8 +308,8 @@ class SendProcessor:
         return self._refusal(command, ResponseCode.FLUSH_DISK_TIMEOUT, why)
 
     def _not_stored(self, command: RemotingCommand, result: PutResult) -> RemotingCommand:
-        code = _REFUSED_BY_STORE.get(result.status, ResponseCode.SYSTEM_ERROR)
-        return self._refusal(command, code, self._store.refuses_writes or result.status.name)
+        code, why = _REFUSED_BY_STORE.get(result.status, (ResponseCode.SYSTEM_ERROR, result.status.name))
+        return self._refusal(command, code, self._store.refuses_writes or why)
 
     def _refusal(self, command: RemotingCommand, code: ResponseCode, remark: str) -> RemotingCommand:
         answer = command.response(code, remark=remark)

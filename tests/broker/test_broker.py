@@ -1,0 +1,408 @@
+"""What a broker does beyond the recorded answers: waiting pulls, durability, restarts, and requests that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
+from rucola.errors import RemotingError, StoreLocked
+from rucola.message.batch import encode_batch
+from rucola.message.record import Message, decode_many
+from rucola.protocol import pull
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import Header, RemotingCommand, SerializeType
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
+from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.protocol.topic import CreateTopicRequestHeader
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Connection
+from rucola.store.check import check
+from rucola.store.config import FlushDiskType, StoreConfig
+
+SMALL_FILES = {
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 1000,
+    "max_index_num": 4000,
+}
+
+
+class Peer:
+    """A client that sends what a test says to one broker."""
+
+    def __init__(self, broker: Broker, client: RemotingClient) -> None:
+        self.broker = broker
+        self.client = client
+
+    async def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
+        return await self.client.invoke(self.broker.address, RemotingCommand.request(code, header, body))
+
+    async def send(self, body: bytes = b"body", **fields: Any) -> RemotingCommand:
+        return await self.ask(RequestCode.SEND_MESSAGE_V2, send_header(**fields), body)
+
+    async def pull(self, **fields: Any) -> RemotingCommand:
+        return await self.ask(RequestCode.PULL_MESSAGE, pull_header(**fields))
+
+
+def send_header(**fields: Any) -> SendMessageRequestHeaderV2:
+    defaults: dict[str, Any] = {"producer_group": "p", "topic": "T", "queue_id": 0, "sys_flag": 0}
+    return SendMessageRequestHeaderV2(**defaults | {"born_timestamp": 1, "flag": 0} | fields)
+
+
+def pull_header(**fields: Any) -> PullMessageRequestHeader:
+    defaults: dict[str, Any] = {"consumer_group": "g", "topic": "T", "queue_id": 0, "queue_offset": 0}
+    asked = {"max_msg_nums": 32, "sys_flag": pull.SUBSCRIPTION, "subscription": "*"}
+    return PullMessageRequestHeader(**defaults | asked | fields)
+
+
+@asynccontextmanager
+async def serving(path: Path, store: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Peer]:
+    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
+    store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES | (store or {}))
+    async with Broker(config, store_config) as broker:
+        client = RemotingClient()
+        try:
+            yield Peer(broker, client)
+        finally:
+            await client.close()
+
+
+def with_broker(path: Path, talk: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
+    """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
+
+    async def run() -> None:
+        async with serving(path, **settings) as peer:
+            await talk(peer)
+
+    asyncio.run(run())
+    assert check(path) == []
+
+
+# Waiting pulls.
+
+
+def test_held_pull_is_answered_when_a_message_that_it_wants_comes(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send(properties="TAGS\x01old\x02")
+        held = asyncio.ensure_future(
+            peer.pull(
+                queue_offset=1,
+                sys_flag=pull.SUBSCRIPTION | pull.SUSPEND,
+                subscription="A || B",
+                suspend_timeout_millis=60_000,
+            )
+        )
+        await peer.pull()  # answered after the pull before it has been taken in, being on one connection
+        await peer.send(b"not wanted", properties="TAGS\x01C\x02")
+        await peer.pull(queue_offset=1)
+        assert not held.done()
+        await peer.send(b"wanted", properties="TAGS\x01B\x02")
+        answer = await asyncio.wait_for(held, 10)
+        assert answer.code == ResponseCode.SUCCESS
+        assert [message.body for message in decode_many(answer.body)] == [b"wanted"]
+        assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == 3
+
+    with_broker(tmp_path, talk)
+
+
+def test_held_pull_is_answered_at_its_deadline(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        answer = await peer.pull(queue_offset=1, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=1)
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert answer.ext_fields == {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": "1",
+            "minOffset": "0",
+            "maxOffset": "1",
+        }
+
+    with_broker(tmp_path, talk)
+
+
+def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as peer:
+            await peer.send()
+            held = asyncio.ensure_future(
+                peer.pull(queue_offset=1, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=60_000)
+            )
+            await peer.pull()
+            await peer.broker.stop()
+            assert (await asyncio.wait_for(held, 10)).code == ResponseCode.PULL_NOT_FOUND
+
+    asyncio.run(run())
+
+
+def test_pull_commits_the_offset_that_it_brings(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        await peer.pull(sys_flag=pull.SUBSCRIPTION | pull.COMMIT_OFFSET, commit_offset=1)
+        header = QueryConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=0)
+        assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).ext_fields == {"offset": "1"}
+
+    with_broker(tmp_path, talk)
+
+
+# Durability.
+
+
+def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fdatasync = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        fdatasync(descriptor)
+        synced.append(descriptor)
+
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        before = len(synced)
+        assert (await peer.send()).code == ResponseCode.SUCCESS
+        assert len(synced) > before
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    # No flush by the clock, so that only the send can have asked for one.
+    slow_clock = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 3_600_000}
+    with_broker(tmp_path, talk, store=slow_clock)
+
+
+def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_broken = False
+    fdatasync = os.fdatasync
+
+    def break_down(descriptor: int) -> None:
+        if is_broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fdatasync(descriptor)
+
+    async def run() -> None:
+        nonlocal is_broken
+        async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
+            assert (await peer.send(b"safe")).code == ResponseCode.SUCCESS
+            is_broken = True
+            lost = await peer.send(b"not safe")
+            assert lost.code == ResponseCode.FLUSH_DISK_TIMEOUT
+            assert "Input/output error" in (lost.remark or "")
+            is_broken = False  # the disk says yes again, but nobody knows what it has
+            refused = await peer.send()
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "Input/output error" in (refused.remark or "")
+            assert [m.body for m in decode_many((await peer.pull()).body)][:1] == [b"safe"]
+
+    monkeypatch.setattr(os, "fdatasync", break_down)
+    asyncio.run(run())
+    assert (tmp_path / "abort").exists()  # the next start looks at everything anew
+    with_broker(tmp_path, lambda peer: peer.send())
+
+
+def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def run() -> None:
+        async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
+            assert (await peer.send()).code == ResponseCode.SUCCESS
+            with monkeypatch.context() as broken:
+                broken.setattr(os, "fdatasync", never)
+                assert (await peer.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
+
+    asyncio.run(run())
+
+
+# Restarts.
+
+
+def test_messages_offsets_and_topics_survive_a_restart(tmp_path: Path) -> None:
+    progress = UpdateConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=2, commit_offset=1)
+
+    async def before(peer: Peer) -> None:
+        for body in (b"one", b"two"):
+            assert (await peer.send(body, queue_id=2)).code == ResponseCode.SUCCESS
+        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, progress)
+
+    async def after(peer: Peer) -> None:
+        header = QueryConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=2)
+        assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).ext_fields == {"offset": "1"}
+        pulled = decode_many((await peer.pull(queue_id=2)).body)
+        assert [(message.queue_offset, message.body) for message in pulled] == [(0, b"one"), (1, b"two")]
+        assert (await peer.send(queue_id=2)).ext_fields["queueOffset"] == "2"
+
+    with_broker(tmp_path, before)
+    with_broker(tmp_path, after, auto_create_topic_enable=False)
+
+
+def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        with pytest.raises(StoreLocked, match=str(tmp_path)):
+            async with serving(tmp_path):
+                pytest.fail("the second broker must not start")
+        assert (await peer.send()).code == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, talk)
+
+
+def test_taken_port_is_named(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        port = peer.broker.config.listen_port
+        with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with serving(tmp_path / "other", listen_port=port):
+                pytest.fail("the second broker must not start")
+
+    with_broker(tmp_path / "one", talk)
+
+
+# Groups.
+
+
+def heartbeat(client_id: str, topic: str = "T") -> bytes:
+    subscription = SubscriptionData(topic=topic, sub_version=1)
+    consumer = ConsumerData(group_name="g", subscription_data_set=[subscription])
+    return encode_body(HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
+
+
+def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
+    async def run() -> None:
+        notified: asyncio.Queue[str] = asyncio.Queue()
+
+        def note(connection: Connection, command: RemotingCommand) -> None:
+            assert command.is_oneway
+            notified.put_nowait(command.ext_fields["consumerGroup"])
+
+        async with serving(tmp_path) as peer:
+            first = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
+            second = RemotingClient()
+
+            async def beat(client: RemotingClient, client_id: str) -> None:
+                command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat(client_id))
+                assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
+
+            async with asyncio.timeout(10):
+                await beat(first, "first")
+                assert await notified.get() == "g"
+                await beat(first, "first")  # nothing new
+                await beat(second, "second")
+                assert await notified.get() == "g"
+                await second.close()
+                assert await notified.get() == "g"
+            assert notified.empty()
+            await first.close()
+
+    asyncio.run(run())
+
+
+def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        nobody = await peer.pull(sys_flag=0)
+        assert nobody.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "Other"))
+        assert (await peer.pull(sys_flag=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
+        assert (await peer.pull(sys_flag=0)).code == ResponseCode.SUCCESS
+        assert (await peer.pull(sys_flag=0, sub_version=2)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+    with_broker(tmp_path, talk)
+
+
+# Requests that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "why"),
+    [
+        ({"queue_id": 99}, ResponseCode.SYSTEM_ERROR, r"queueId\[99\] is illegal"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "SCHEDULE_TOPIC_XXXX.* is forbidden"),
+        ({"topic": "No Such"}, ResponseCode.SYSTEM_ERROR, "'No Such' holds other characters"),
+        ({"topic": "x" * 128}, ResponseCode.SYSTEM_ERROR, "has 128 characters; 127 are allowed"),
+        ({"topic": "New", "default_topic": "None"}, ResponseCode.TOPIC_NOT_EXIST, r"topic\[New\] not exist"),
+        ({"properties": "DELAY\x013\x02"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
+        ({"properties": "TRAN_MSG\x01true\x02"}, ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG"),
+        ({"properties": "a\x01" + "x" * 32_767}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
+        ({"flag": 2**31}, ResponseCode.MESSAGE_ILLEGAL, ""),
+    ],
+)
+def test_illegal_send_is_refused_and_says_why(
+    tmp_path: Path, fields: dict[str, Any], code: ResponseCode, why: str
+) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        refused = await peer.send(**fields)
+        assert refused.code == code
+        assert re.search(why, refused.remark or "")
+        assert (await peer.send()).ext_fields["queueOffset"] == "1"
+
+    with_broker(tmp_path, talk)
+
+
+def test_too_large_body_is_refused_with_the_limit(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        refused = await peer.send(b"x" * 1001)
+        assert (refused.code, refused.ext_fields.get("msgId")) == (ResponseCode.MESSAGE_ILLEGAL, None)
+        assert "1001 bytes; the limit is 1000" in (refused.remark or "")
+        assert (await peer.send(b"x" * 1000)).code == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, talk, store={"max_message_size": 1000})
+
+
+@pytest.mark.parametrize("serialize_type", SerializeType)
+def test_missing_and_malformed_fields_are_named(tmp_path: Path, serialize_type: SerializeType) -> None:
+    async def talk(peer: Peer) -> None:
+        for ext_fields, name in (({"topic": "T"}, "queueId"), ({"topic": "T", "queueId": "zero"}, "queueId")):
+            command = RemotingCommand.request(RequestCode.GET_MAX_OFFSET)
+            command.ext_fields.update(ext_fields)
+            command.serialize_type = serialize_type
+            answer = await peer.client.invoke(peer.broker.address, command)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert name in (answer.remark or "")
+            assert "GET_MAX_OFFSET" in (answer.remark or "")
+        unknown = await peer.ask(9999)
+        assert (unknown.code, unknown.remark) == (3, " request type 9999 not supported")
+
+    with_broker(tmp_path, talk)
+
+
+def test_heartbeat_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        answer = await peer.ask(RequestCode.HEART_BEAT, body=b"{nonsense")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "character" in (answer.remark or "")
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20, 24])
+def test_damaged_batch_is_refused_whole(tmp_path: Path, cut: int) -> None:
+    async def talk(peer: Peer) -> None:
+        body = encode_batch([Message("T", b"one"), Message("T", b"two")])
+        refused = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body[:-cut])
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+        assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body)).code == 0
+        assert len(decode_many((await peer.pull()).body)) == 2
+
+    with_broker(tmp_path, talk)
+
+
+def test_read_only_topic_takes_no_message(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=1, perm=4)
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        assert (await peer.send()).code == ResponseCode.NO_PERMISSION
+        system = CreateTopicRequestHeader(topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=4)
+        refused = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, system)
+        assert (refused.code, "system topic" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+    with_broker(tmp_path, talk)
