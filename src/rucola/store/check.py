@@ -154,7 +154,7 @@ def _take_in(log: _Log, run: Run) -> Iterator[Finding]:
             places = log.belongs.setdefault((outline.topic, outline.queue_id), {})
             if outline.queue_offset == 0 and places:
                 places.clear()  # the topic was deleted and made anew
-            elif places and outline.queue_offset - 1 not in places:
+            elif places and (outline.queue_offset - 1 not in places or outline.queue_offset in places):
                 yield Finding(
                     run.file.path,
                     position,

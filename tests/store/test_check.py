@@ -1,0 +1,148 @@
+"""check finds each kind of damage, where it is, and nothing in a sound store."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rucola.errors import StoreError
+from rucola.store.check import MAX_FINDINGS, check
+from rucola.store.index import HEADER_SIZE
+from stores import OpenStore, crashed_copy, inner
+
+LOG = Path("commitlog") / f"{0:020d}"
+QUEUE = Path("consumequeue") / "T" / "0" / f"{0:020d}"
+
+
+def flip(path: Path, position: int, bits: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= bits
+    path.write_bytes(data)
+
+
+def write_checkpoint(store: Path, *times: int) -> None:
+    (store / "checkpoint").write_bytes(struct.pack(">qqq", *times) + bytes(4072))
+
+
+@pytest.fixture
+def store(open_store: OpenStore, tmp_path: Path) -> Path:
+    """A copy of a closed store with 15 messages of 109 bytes, three queue files and an index of 14 entries."""
+    engine = open_store()
+    sizes = [engine.put(inner(body=b"%04d" % k, keys=f"key-{k % 7:04d}"), 1_000_000 + k * 1000).size for k in range(15)]
+    assert set(sizes) == {109}
+    engine.close()
+    crashed_copy(engine, tmp_path / "copy")
+    assert check(tmp_path / "copy") == []
+    return tmp_path / "copy"
+
+
+def index_file(store: Path) -> Path:
+    return next((store / "index").iterdir())
+
+
+SECOND_QUEUE_FILE = QUEUE.with_name(f"{200:020d}")
+CHECKPOINT = Path("checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "position", "what"),
+    [
+        (lambda store: flip(store / LOG, 3 * 109 + 3), LOG, 3 * 109, "sizes inside do not add up"),
+        (lambda store: flip(store / LOG, 3 * 109, 0x80), LOG, 3 * 109, "size is -"),
+        (lambda store: flip(store / LOG, 3 * 109 + 4), LOG, 3 * 109, "magic is"),
+        (lambda store: flip(store / LOG, 3 * 109 + 8), LOG, 3 * 109, "CRC"),
+        (lambda store: flip(store / LOG, 3 * 109 + 88), LOG, 3 * 109, "CRC"),
+        (lambda store: flip(store / LOG, 3 * 109 + 35), LOG, 3 * 109, "lies at"),
+        (lambda store: flip(store / LOG, 3 * 109 + 27), LOG, 3 * 109, "queueOffset is 2"),
+        (lambda store: flip(store / LOG, 3 * 109 + 15), QUEUE, 60, "no such message"),
+        (lambda store: flip(store / LOG, 15 * 109 + 50), LOG, 15 * 109, "other than zeros"),
+        (lambda store: flip(store / QUEUE, 5 * 20 + 7), QUEUE, 100, "points at"),
+        (lambda store: flip(store / QUEUE, 5 * 20 + 11), QUEUE, 100, "points at"),
+        (lambda store: flip(store / SECOND_QUEUE_FILE, 199), SECOND_QUEUE_FILE, 100, "behind the last unit"),
+        (lambda store: (store / QUEUE).write_bytes(bytes(200)), QUEUE, 0, "points at"),
+        (lambda store: write_checkpoint(store, 1, 2_000_000, 3), CHECKPOINT, 8, "logicsMsgTimestamp is 2000000"),
+        (lambda store: (store / CHECKPOINT).write_bytes(b""), CHECKPOINT, 0, "4096"),
+        (lambda store: (store / CHECKPOINT).unlink(), CHECKPOINT, 0, "no checkpoint"),
+        (lambda store: (store / "abort").touch(), Path("abort"), 0, "not closed in order"),
+        (lambda store: (store / "notes.txt").touch(), Path("notes.txt"), 0, "belongs into"),
+        (lambda store: (store / "commitlog" / "x.tmp").touch(), Path("commitlog") / "x.tmp", 0, "belongs into"),
+        (lambda store: (store / QUEUE).with_name("x").touch(), QUEUE.with_name("x"), 0, "belongs into"),
+    ],
+)
+def test_damage_is_found_where_it_is(
+    store: Path, damage: Callable[[Path], object], where: Path, position: int, what: str
+) -> None:
+    damage(store)
+    findings = check(store)
+    assert any(
+        (finding.path, finding.position) == (store / where, position) and what in finding.what for finding in findings
+    ), "\n".join(map(str, findings))
+
+
+@pytest.mark.parametrize(
+    ("at", "bits", "what"),
+    [
+        ((0, 39), 0x40, "indexCount"),
+        ((0, 35), 1, "hashSlotCount"),
+        ((0, 31), 1, "endPhyOffset"),
+        ((3, 7), 1, "points at no record"),
+        ((3, 12), 0x80, "time difference is negative"),
+        ((3, 0), 0x80, "hash is negative"),
+        ((3, 16), 0x80, "does not lead back"),
+        ((3, 19), 0x0F, "lead"),
+        ((3, 3), 1, "chain"),
+    ],
+)  # fmt: skip
+def test_damage_in_the_index_is_found(store: Path, at: tuple[int, int], bits: int, what: str) -> None:
+    entry, byte = at
+    position = HEADER_SIZE + 10 * 4 + entry * 20 + byte if entry else byte
+    flip(index_file(store), position, bits)
+    findings = check(store)
+    assert findings
+    assert any(what in finding.what or "chain" in finding.what for finding in findings), "\n".join(map(str, findings))
+
+
+def test_every_flipped_bit_of_log_and_queue_that_matters_is_found(store: Path) -> None:
+    """All bytes of a unit and of the sizes, addresses and body of a record; the CRC ends with the body."""
+    for path, positions in (
+        (store / LOG, [*range(12), *range(12, 16), *range(20, 36), *range(84, 93)]),
+        (store / QUEUE, range(40, 52)),
+    ):
+        for position in positions:
+            flip(path, position)
+            assert check(store) != [], (path, position)
+            flip(path, position)
+    assert check(store) == []
+
+
+def test_a_lost_file_and_a_strange_size(store: Path) -> None:
+    (store / QUEUE).unlink()
+    assert any("have no unit" in f.what or "has no unit" in f.what for f in check(store))
+    index_file(store).write_bytes(bytes(39))
+    assert any(f.path == index_file(store) for f in check(store))
+    (store / LOG).rename((store / LOG).with_name(f"{5000:020d}"))
+    assert check(store) != []
+
+
+def test_findings_are_bounded(store: Path) -> None:
+    for number in range(MAX_FINDINGS + 10):
+        (store / f"stray{number}").touch()
+    findings = check(store)
+    assert len(findings) == MAX_FINDINGS + 1
+    assert "there is more" in findings[-1].what
+
+
+def test_golden_stores(golden: Path, tmp_path: Path) -> None:
+    assert check(golden / "g1-clean" / "store") == []
+    assert check(golden / "g2-crash" / "store-after-restart") == []
+    findings = check(golden / "g2-crash" / "store")
+    assert [finding.what.split(";")[0] for finding in findings] == [
+        "the store is open, or was not closed in order",
+        "message 154 of GSpam-2 has no unit",
+    ]
+    assert check(tmp_path) == []
+    with pytest.raises(StoreError, match="no directory"):
+        check(tmp_path / "missing")

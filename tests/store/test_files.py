@@ -1,0 +1,201 @@
+"""Config files, index files, consume queues and mapped files on their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rucola.errors import StoreCorrupt
+from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, queue_directories
+from rucola.store.index import Index, IndexFile, index_file_name
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
+
+# config files --------------------------------------------------------------------------------------------------------
+
+
+def test_config_files_of_apache_come_back_byte_for_byte(golden: Path, tmp_path: Path) -> None:
+    for name in ("topics", "subscriptionGroup", "consumerOffset", "delayOffset"):
+        source = config_path(golden / "g1-clean" / "store", name)
+        target = config_path(tmp_path, name)
+        write_config(target, read_config(source))
+        assert target.read_bytes() == source.read_bytes(), name
+
+
+def test_the_content_before_is_kept(tmp_path: Path) -> None:
+    path = config_path(tmp_path, "delayOffset")
+    assert read_config(path) is None
+    write_config(path, {"offsetTable": {1: 1}})
+    assert not path.with_name("delayOffset.json.bak").exists()
+    write_config(path, {"offsetTable": {1: 2}})
+    write_config(path, {"offsetTable": {1: 2}})
+    assert read_config(path) == {"offsetTable": {1: 2}}
+    path.unlink()
+    assert read_config(path) == {"offsetTable": {1: 1}}
+    assert sorted(file.name for file in path.parent.iterdir()) == ["delayOffset.json.bak"]
+
+
+def test_a_write_cut_off_anywhere_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = config_path(tmp_path, "topics")
+    write_config(path, {"v": 1})
+    write_config(path, {"v": 2})
+    real = {name: getattr(os, name) for name in ("write", "fsync")}
+    for name, calls_before in (("write", 0), ("write", 1), ("fsync", 0), ("fsync", 1), ("fsync", 2), ("fsync", 3)):
+        left = calls_before
+
+        def failing(*arguments: object, name: str = name) -> object:
+            nonlocal left
+            if left == 0:
+                raise OSError(28, "No space left on device")
+            left -= 1
+            return real[name](*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing)
+            with pytest.raises(OSError, match="No space"):
+                write_config(path, {"v": 3})
+        assert read_config(path)["v"] in (2, 3)
+        write_config(path, {"v": 2})
+    assert read_config(path) == {"v": 2}
+
+
+def test_a_broken_file_is_named_when_nothing_else_is_there(tmp_path: Path) -> None:
+    path = config_path(tmp_path, "topics")
+    write_config(path, {"v": 1})
+    path.write_bytes(b'{"v":')
+    with pytest.raises(StoreCorrupt, match=r"topics\.json"):
+        read_config(path)
+    path.write_bytes(b"  ")
+    with pytest.raises(StoreCorrupt, match="empty"):
+        read_config(path)
+
+
+# the index -----------------------------------------------------------------------------------------------------------
+
+entries = st.lists(st.tuples(st.integers(0, 2**31 - 1) | st.integers(0, 9), st.integers(0, 5_000)), max_size=120)
+
+
+@settings(max_examples=60, deadline=None)
+@given(entries, st.lists(st.integers(1, 50), min_size=1), st.sampled_from([0, 1_795_217_264_729]))
+def test_many_entries_are_as_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, put: list[tuple[int, int]], sizes: list[int], begin_ms: int
+) -> None:
+    root = tmp_path_factory.mktemp("index")
+    one, many = Index(root / "one", 7, 30, []), Index(root / "many", 7, 30, [])
+    hashes = np.array([key_hash for key_hash, _ in put], np.int32)
+    times = begin_ms + np.cumsum(np.array([later for _, later in put], np.int64))
+    offsets = np.arange(len(put), dtype=np.int64) * 100
+    for key_hash, offset, time_ms in zip(hashes.tolist(), offsets.tolist(), times.tolist(), strict=True):
+        one.put([key_hash], offset, time_ms)
+    begin = number = 0
+    while begin < len(put):
+        end = begin + sizes[number % len(sizes)]
+        many.put_many(hashes[begin:end], offsets[begin:end], times[begin:end])
+        begin, number = end, number + 1
+    assert [file.file.path.name for file in one.files] == [file.file.path.name for file in many.files]
+    assert [file.file.map[:] for file in one.files] == [file.file.map[:] for file in many.files]
+    assert len(one.files) == -(-len(put) // 29), "one entry of each file stays empty"
+    for key_hash in set(hashes.tolist()):
+        found = [offset for file in one.files for offset in file.select(key_hash, 1000, 0, 1 << 62)]
+        assert sorted(found) == offsets[hashes == key_hash].tolist()
+    one.close()
+    many.close()
+
+
+def test_index_files_are_named_in_order_even_when_the_clock_is_not(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index", 1, 2, [])
+    for time_ms in (5_000, 5_000, 1_000):
+        index.put([1], 0, time_ms)
+    names = [file.file.path.name for file in index.files]
+    assert names == [index_file_name(5_000), index_file_name(5_001), index_file_name(5_002)]
+    index.close()
+
+
+def test_a_chain_that_runs_in_circles_ends(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index", 1, 10, [])
+    for offset in range(5):
+        index.put([4], offset, 1000)
+    file = index.files[0]
+    file.file.map[44 + 20 * 2 + 16 : 44 + 20 * 3] = (5).to_bytes(4, "big")
+    assert file.select(4, 100, 0, 9999) == [4, 3, 2, 1]
+    index.close()
+
+
+def test_sizes_of_index_files(tmp_path: Path) -> None:
+    path = tmp_path / index_file_name(0)
+    path.write_bytes(bytes(40 + 84 * 3))
+    assert IndexFile.open(path).slot_count == 3
+    assert IndexFile.open(path, 8).max_count == 11
+    for slots in (1, 1000):
+        with pytest.raises(StoreCorrupt, match="slots"):
+            IndexFile.open(path, slots)
+    path.write_bytes(bytes(41))
+    with pytest.raises(StoreCorrupt, match="slots"):
+        IndexFile.open(path)
+    with pytest.raises(StoreCorrupt, match="slots"):
+        Index.open(tmp_path)
+
+
+# consume queues and mapped files -------------------------------------------------------------------------------------
+
+
+def test_a_queue_without_its_beginning_is_filled(tmp_path: Path) -> None:
+    queue = ConsumeQueue("T", 0, MappedFileQueue(tmp_path / "T" / "0", 200, []))
+    queue.append(25, b"".join(pack_unit(1000 + k, 10, k) for k in range(20)))
+    queue.files.close()
+    again = ConsumeQueue("T", 0, MappedFileQueue.open(tmp_path / "T" / "0", writable=True))
+    assert (again.min_offset, again.max_offset) == (25, 45)
+    assert again.units(0, 99)["size"].tolist() == [FILLER_SIZE] * 5 + [10] * 20
+    assert [file.begin for file in again.files] == [400, 600, 800]
+    assert again.unit(44) == (1019, 10, 19)
+    assert (again.first_at_or_after(1007), again.max_physical_offset) == (32, 1029)
+    again.raise_min_offset(1012)
+    assert again.min_offset == 37
+    again.cut(41)
+    assert ([file.begin for file in again.files], again.max_offset) == ([400, 600, 800], 41)
+    again.append(41, pack_unit(5000, 1, 0))
+    assert again.unit(41) == (5000, 1, 0)
+    again.cut(0)
+    assert (list(again.files), again.max_offset, list(queue_directories(tmp_path))) == (
+        [],
+        0,
+        [("T", 0, tmp_path / "T" / "0")],
+    )
+
+
+def test_reserve_and_erase(tmp_path: Path) -> None:
+    file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)
+    assert os.stat(file.path).st_blocks == 0, "sparse"
+    file.reserve(10, 65536)
+    assert os.stat(file.path).st_blocks * 512 >= 65536
+    file.map[0:8192] = b"x" * 8192
+    file.erase(5000)
+    assert file.map[4990:5010] == b"x" * 10 + bytes(10)
+    assert os.stat(file.path).st_size == 1 << 20
+    file.warm(0, 1 << 20)
+    assert file.map[4990:5010] == b"x" * 10 + bytes(10)
+    with pytest.raises(FileExistsError):
+        MappedFile.create(file.path, 1)
+    view = memoryview(file.map)
+    file.close()
+    file.close()
+    assert view[0] == ord("x"), "a view that is out keeps the bytes"
+    view.release()
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    point = Checkpoint(tmp_path / "checkpoint")
+    assert (point.physic_timestamp, point.min_timestamp) == (0, 0)
+    point.physic_timestamp, point.logics_timestamp, point.index_timestamp = 10_000, 9_000, 5
+    point.write()
+    again = Checkpoint(tmp_path / "checkpoint")
+    assert (again.min_timestamp, again.index_timestamp) == (6_000, 5)
+    assert (tmp_path / "checkpoint").stat().st_size == CHECKPOINT_SIZE
+    (tmp_path / "checkpoint").write_bytes(b"short")
+    assert Checkpoint(tmp_path / "checkpoint").logics_timestamp == 0
