@@ -192,7 +192,13 @@ class ClientInstance:
         if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
             return True
         body = encode_body(heartbeat)
-        return all(await asyncio.gather(*(self._beat_at(address, body) for address in self._broker_addresses())))
+        addresses = {
+            address
+            for addresses in self.routes.brokers.values()
+            for broker_id, address in addresses.items()
+            if broker_id == MASTER_ID or heartbeat.consumer_data_set
+        }
+        return all(await asyncio.gather(*(self._beat_at(address, body) for address in addresses)))
 
     async def _beat_at(self, address: str, body: bytes) -> bool:
         try:
@@ -201,14 +207,6 @@ class ClientInstance:
             logger.info("no heartbeat to broker %s: %s", address, error)
             return False
         return True
-
-    def _broker_addresses(self) -> set[str]:
-        return {
-            address
-            for addresses in self.routes.brokers.values()
-            for broker_id, address in addresses.items()
-            if broker_id == MASTER_ID or self._consumers
-        }
 
     async def _keep_beating(self) -> None:
         wait_ms = HEARTBEAT_INTERVAL_MS
@@ -233,8 +231,8 @@ class ClientInstance:
             except MQError as error:
                 logger.info("broker %s was not told that %s leaves: %s", address, self.client_id, error)
 
-        connected = [address for address in self._broker_addresses() if self.remoting.open_connection(address)]
-        await asyncio.gather(*map(tell, connected))
+        known = {address for addresses in self.routes.brokers.values() for address in addresses.values()}
+        await asyncio.gather(*(tell(address) for address in known if self.remoting.open_connection(address)))
 
     # What others tell us.
 

@@ -51,7 +51,7 @@ from rucola.client.process_queue import ProcessQueue
 from rucola.client.pull import PULL_BATCH_SIZE, PullConsumer, PullResult, PullStatus
 from rucola.client.rebalance import Strategy, average
 from rucola.client.route import TopicRoute
-from rucola.errors import BrokerError, MQError, RemotingError, TopicNotFound
+from rucola.errors import BrokerError, MQError, RemotingConnectError, RemotingError, TopicNotFound
 from rucola.message import MessageExt, properties
 from rucola.message.topics import check_topic, retry_topic
 from rucola.protocol.body import decode_body
@@ -338,7 +338,11 @@ class PushConsumer(GroupClient):
         if self.instance.client_id not in members:
             await self.instance.beat()
             return False
-        share = self.strategy(self.instance.client_id, sorted(route.read_queues), sorted(members))
+        try:
+            share = self.strategy(self.instance.client_id, sorted(route.read_queues), sorted(members))
+        except Exception:
+            logger.exception("group %s: the rebalance strategy failed on topic %s; the share stays", self.group, topic)
+            return False
         for own in list(self._queues.values()):
             if own.queue.topic == topic and own.queue not in share:
                 await self._give_up(own)
@@ -347,7 +351,10 @@ class PushConsumer(GroupClient):
 
     async def _members(self, route: TopicRoute) -> list[str]:
         """The client ids of the group, as one of the topic's brokers knows them; none where it knows no member."""
-        addresses = random.choice([addresses for addresses in route.brokers.values() if addresses])
+        brokers = [addresses for addresses in route.brokers.values() if addresses]
+        if not brokers:
+            raise RemotingConnectError(f"the route of topic {route.topic} names no broker")
+        addresses = random.choice(brokers)
         address = addresses.get(MASTER_ID) or next(iter(addresses.values()))
         header = GetConsumerListByGroupRequestHeader(consumer_group=self.group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
