@@ -40,6 +40,8 @@ def main() -> None:
     options = Options(rounds=3, divisor=5) if arguments.quick else Options()
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
     figures: list[Figure] = []
     spawn = multiprocessing.get_context("spawn")
     begin = time.perf_counter()

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,15 +20,17 @@ FOLDER = Path(__file__).resolve().parent
 class Server:
     """A server process. `port` is where it takes requests; leaving the `with` block ends it."""
 
-    def __init__(self, command: list[str], *, env: dict[str, str] | None = None, stderr: int | None = None) -> None:
+    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
         self.spawned_ns = time.perf_counter_ns()
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(env or {})}
+            command, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env={**os.environ, **(env or {})}
         )
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
         if not ready:
-            raise RuntimeError(f"{' '.join(command)} ended with {self._process.wait()} before it was ready")
+            self._process.wait()
+            raise RuntimeError(f"{' '.join(command)} ended before it was ready:\n{self.log()}")
         self.port = int(ready.rpartition(":")[2])
 
     def cpu_ns(self) -> int:
@@ -44,11 +47,16 @@ class Server:
             fields[name[:-1]] = int(size) * 1024 / 1e6
         return {"rss": fields["Rss"], "pss": fields["Pss"], "anonymous": fields["Anonymous"]}
 
-    def stop(self) -> str:
-        """End the process as a service manager would, and return what it wrote to a piped stderr."""
+    def log(self) -> str:
+        """What the process has written to stderr."""
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def stop(self) -> None:
+        """End the process as a service manager would; RuntimeError with its log where it does not end well."""
         self._process.send_signal(signal.SIGTERM)
-        _, errors = self._process.communicate(timeout=30)
-        return errors or ""
+        if self._process.wait(timeout=30) != 0:
+            raise RuntimeError(f"a server ended with {self._process.returncode}:\n{self.log()}")
 
     def __enter__(self) -> Server:
         return self
@@ -56,13 +64,14 @@ class Server:
     def __exit__(self, *exc: object) -> None:
         if self._process.poll() is None:
             self.stop()
+        self._stderr.close()
 
 
-def standalone(store: Path, *, env: dict[str, str] | None = None, stderr: int | None = None) -> Server:
+def standalone(store: Path, env: dict[str, str] | None = None) -> Server:
     """Name server and broker in one process, `port` being the broker's."""
     rucola = str(Path(sys.executable).with_name("rucola"))
     ports = ["--namesrv-port", "0", "--broker-port", "0"]
-    return Server([rucola, "standalone", "--store", str(store), *ports], env=env, stderr=stderr)
+    return Server([rucola, "standalone", "--store", str(store), *ports], env)
 
 
 def echo(request_size: int, answer: bytes) -> Server:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +32,7 @@ def measure(options: Options) -> list[Figure]:
         with TemporaryDirectory(prefix="rucola-bench-") as folder:
             starts.append(_start(partial(standalone, Path(folder)), request))
     loaded, seconds = _imports()
+    packages = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
     return [
         Figure(
             "start_to_first_send",
@@ -53,8 +54,8 @@ def measure(options: Options) -> list[Figure]:
                 "pss_MB": median(lambda start: start[1]["pss"], starts),
                 "anonymous_MB": median(lambda start: start[1]["anonymous"], starts),
                 "modules": len(loaded),
-                "loaded_of_Spark's_side": len(loaded & SPARK_SIDE),
-                "packages": sorted({name.split(".")[0] for name in loaded}),
+                "of_Spark's_side": len(packages & SPARK_SIDE),
+                "packages": sorted(packages),
             },
         ),
     ]
@@ -72,9 +73,10 @@ def _imports() -> tuple[set[str], float]:
     """The modules that a standalone server imports, and how long that takes (with the clock's own cost)."""
     with (
         TemporaryDirectory(prefix="rucola-bench-") as folder,
-        standalone(Path(folder), env={"PYTHONPROFILEIMPORTTIME": "1"}, stderr=subprocess.PIPE) as server,
+        standalone(Path(folder), {"PYTHONPROFILEIMPORTTIME": "1"}) as server,
     ):
-        trace = server.stop()
+        server.stop()
+        trace = server.log()
     loaded: set[str] = set()
     own_us = 0
     for line in trace.splitlines():
