@@ -1,10 +1,10 @@
 """Files: small files that are replaced as a whole, such as `config/*.json` and `kvConfig.json`.
 
-A reader, and whoever starts after a power cut, finds the old content or the new, never a part of either: the new
-content is written beside the file and made durable, then takes its name.
+The new content goes to `<name>.tmp`, which is brought to disk; then the content before is written to `<name>.bak` in
+the same way, and .tmp takes the file's name. A power cut at any moment leaves a whole file under the name itself.
 
-Answers to `MixAll.string2File`. Deliberate difference: Apache renames without a flush in between, so that a power cut
-can leave an empty file (apache/rocketmq#3401).
+Answers to `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
+leave both files broken (apache/rocketmq#3401, #9705).
 """
 
 from __future__ import annotations
@@ -14,23 +14,40 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to the file, durably; what it held before is kept beside it with the ending `.bak`.
+    """Put `content` into a file, keeping what it held before in .bak. Does nothing where it is the same.
 
-    The directory is made where it is missing. OSError leaves the file as it was.
+    When this returns, the new content is on disk. OSError leaves the old content there. Missing directories are made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    backup = path.with_name(path.name + ".bak")
-    if path.exists():
-        backup.unlink(missing_ok=True)
-        os.link(path, backup)
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        before = path.read_bytes()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = b""
+    if before == content and content:
+        return
+    if before:
+        _write(path.with_name(path.name + ".bak"), before)
+    _write(path, content)
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in `directory` are on disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
     finally:
-        os.close(directory)
+        os.close(fd)
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+    sync_directory(path.parent)

@@ -5,23 +5,20 @@
 They are written by fastjson and read with its habits: integers as map keys without quotes, one tab a level. Beside
 each lies `<name>.bak`, its content before the last change.
 
-A new content goes to `<name>.tmp`, which is brought to disk; then the old file is copied to .bak in the same way, and
-.tmp takes the file's name. A power cut at any moment leaves a whole file under one of the two names, and reading
-falls back to .bak where the file is missing or no JSON.
+They are replaced as `rucola.files` says, so a power cut leaves a whole file; reading falls back to .bak where the file
+is missing or no JSON, as Apache's broker may leave it.
 
-Answers to org.apache.rocketmq.common.ConfigManager and MixAll.string2File, which neither flush nor rename, so that
-a power cut can leave both files broken (apache/rocketmq#3401, #9705).
+Answers to org.apache.rocketmq.common.ConfigManager.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt
-from rucola.store.mapped_file import sync_directory
+from rucola.files import replace_file
 
 
 def config_path(store: Path, name: str) -> Path:
@@ -55,28 +52,4 @@ def write_config(path: Path, value: Any) -> None:
 
     When this returns, the new content is on disk. Raises OSError; then the old content is still there.
     """
-    text = fastjson.dumps_pretty(value).encode()
-    try:
-        before: bytes | None = path.read_bytes()
-    except FileNotFoundError:
-        before = None
-    if before == text:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if before:
-        _replace(path.with_name(path.name + ".bak"), before)
-    _replace(path, text)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
-    sync_directory(path.parent)
+    replace_file(path, fastjson.dumps_pretty(value).encode())
