@@ -444,3 +444,17 @@ def test_a_topic_made_anew_starts_over(open_store: OpenStore, tmp_path: Path) ->
     (tmp_path / "store" / "consumequeue" / "T").rmdir()
     store = open_store()
     assert store.queues() == {("T", 0): (0, 30)}, "the log remembers"
+
+
+def test_queues_that_contradict_the_log_are_rebuilt_even_after_a_clean_stop(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = open_store()
+    for k in range(8):
+        store.put(inner(body=b"%d" % k, keys=f"k{k}"), 1000 * k)
+    store.close()
+    path = tmp_path / "store" / "consumequeue" / "T" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[7 * 20 + 8 : 7 * 20 + 12] = (50).to_bytes(4, "big")
+    path.write_bytes(data)
+    assert queue_bodies(open_store()) == [b"%d" % k for k in range(8)]

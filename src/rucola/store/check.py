@@ -28,7 +28,7 @@ from rucola.message.record import peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
-from rucola.store.mapped_file import MappedFileQueue, any_nonzero, is_file_name
+from rucola.store.mapped_file import MappedFileQueue, is_file_name
 from rucola.store.scan import Run, scan_file
 
 MAX_FINDINGS: Final = 1000
@@ -126,7 +126,7 @@ def _check_log(log: _Log) -> Iterator[Finding]:
     ended = False
     for file in log.files:
         if ended:
-            if file.size and any_nonzero(file.map, 0, file.size):
+            if not file.is_zero_from(0):
                 yield Finding(file.path, 0, "the log has ended before this file, yet there is something in it")
             continue
         for item in scan_file(file, 0):
@@ -138,7 +138,7 @@ def _check_log(log: _Log) -> Iterator[Finding]:
             elif item.physical_offset < file.end:
                 ended = True
                 position = item.physical_offset - file.begin
-                if any_nonzero(file.map, position, file.size):
+                if not file.is_zero_from(position):
                     yield Finding(file.path, position, "behind the end of the log there is something other than zeros")
             else:
                 log.end = file.end
@@ -201,7 +201,7 @@ def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Itera
 def _check_behind(files: MappedFileQueue, end: int) -> Iterator[Finding]:
     for file in files:
         position = max(end - file.begin, 0)
-        if position < file.size and any_nonzero(file.map, position, file.size):
+        if not file.is_zero_from(position):
             yield Finding(file.path, position, "behind the last unit there is something other than zeros")
 
 

@@ -44,8 +44,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.errors import StoreCorrupt
+from rucola.files import sync_directory
 from rucola.message.hashing import index_hash
-from rucola.store.mapped_file import MappedFile, sync_directory
+from rucola.store.mapped_file import MappedFile
 
 HEADER_SIZE: Final = 40
 SLOT_SIZE: Final = 4

@@ -20,6 +20,7 @@ Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -27,11 +28,13 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import StoreCorrupt
+from rucola.files import sync_directory
 
 NAME_DIGITS: Final = 20
 PAGE_SIZE: Final = mmap.PAGESIZE
 
 _MADV_POPULATE_WRITE: Final = 23
+_ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
 
 
@@ -117,10 +120,27 @@ class MappedFile:
 
     def erase(self, position: int) -> None:
         """Turn everything from `position` to the end of the file into zeros, without writing them."""
-        if any_nonzero(self.map, position, self.size):
+        if position < self.size:
             os.ftruncate(self.fd, position)
             os.ftruncate(self.fd, self.size)
             self.reserved = self._warmed = 0
+
+    def is_zero_from(self, position: int) -> bool:
+        """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
+        while position < self.size:
+            try:
+                position = os.lseek(self.fd, position, os.SEEK_DATA)
+                hole = os.lseek(self.fd, position, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # there is nothing but a hole
+                    return True
+                raise
+            while position < hole:
+                piece = os.pread(self.fd, min(len(_ZEROS), hole - position), position)
+                if piece != _ZEROS[: len(piece)]:
+                    return False
+                position += len(piece)
+        return True
 
     def flush(self) -> None:
         """Wait until the file's bytes are on disk. Lets other threads run; they may write meanwhile."""
@@ -244,22 +264,3 @@ def file_paths(directory: Path) -> list[Path]:
 def is_file_name(name: str) -> bool:
     """Tell whether a name is a logical offset in 20 digits."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
-
-
-def any_nonzero(buffer: mmap.mmap, begin: int, end: int) -> bool:
-    """Tell whether there is a byte other than 0 between two positions. Holes in sparse files are read, not filled."""
-    zeros = bytes(1 << 20)
-    for position in range(begin, end, len(zeros)):
-        piece = buffer[position : min(position + len(zeros), end)]
-        if piece != zeros[: len(piece)]:
-            return True
-    return False
-
-
-def sync_directory(directory: Path) -> None:
-    """Wait until the names in `directory` are on disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Self
 
 from rucola.errors import InvalidMessage
+from rucola.files import sync_directory
 from rucola.message import MessageInner, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
@@ -50,7 +51,7 @@ from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, queu
 from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
 from rucola.store.index import Index
 from rucola.store.lock import DirectoryLock
-from rucola.store.mapped_file import MappedFileQueue, sync_directory
+from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.recovery import Recovery
 
 log = logging.getLogger(__name__)

@@ -61,6 +61,8 @@ class Recovery:
         self._index: Index | None = dispatcher.index
         self._checkpoint = checkpoint
         self._after_crash = after_crash
+        self._sound_end = 0
+        """Up to this physical offset the log was found sound; known in advance only after a clean stop."""
 
     def run(self) -> int:
         """Set everything right and return the end of the log. Raises StoreCorrupt, and OSError on a full disk."""
@@ -76,6 +78,11 @@ class Recovery:
             for queue in self._queues.values():
                 queue.cut(0)
             end = self._read(scan_begin, self._files.begin, *self._index_end())
+        if end < self._sound_end:
+            # Queues or index lead to places where no record begins, so the stop was not as clean as it seemed.
+            log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
+            self._after_crash, self._sound_end = True, 0
+            return self.run()
         self._files.cut(end)
         for queue in self._queues.values():
             queue.cut(queue.first_at_or_after(end))
@@ -109,7 +116,7 @@ class Recovery:
                 queue.cut(queue.first_at_or_after(scan_begin))
             begin = max([queue.max_physical_offset for queue in self._queues.values()], default=-1)
             return scan_begin if begin >= 0 else self._files.begin
-        end = _end_of(self._files, scan_begin)
+        self._sound_end = end = _end_of(self._files, scan_begin)
         for queue in self._queues.values():
             queue.cut(queue.first_at_or_after(end))
         begin = max([queue.max_physical_offset for queue in self._queues.values()], default=-1)
@@ -159,7 +166,7 @@ class Recovery:
             self._read_old(begin, scan_begin, units_begin, index_begin, entries_there)
         entries_there = entries_there if index_begin >= scan_begin else 0
         stop = None
-        for item in scan(self._files, scan_begin):
+        for item in scan(self._files, max(scan_begin, min(begin, self._sound_end))):
             if isinstance(item, Stop):
                 stop = item
                 break
