@@ -59,3 +59,11 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["store", command, str(tmp_path / "nothing")])
         assert result.exit_code == 2
         assert "nothing" in result.stderr
+
+
+def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
+    for command in ("check", "dump"):
+        result = CliRunner().invoke(main, ["store", command, str(tmp_path)])
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert f"{tmp_path} is no store directory" in result.stderr

@@ -206,7 +206,7 @@ def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> 
     write_total = sum(data.write_queue_nums for data in queues)
     print_table(
         ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm"),
-        [*rows, ("Total:", len(queues), "", read_total, write_total, "")],
+        [*rows, ("Total:", str(len(queues)), "", read_total, write_total, "")],
         footer=True,
     )
 

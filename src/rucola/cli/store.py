@@ -9,10 +9,27 @@ import click
 import msgspec
 
 from rucola.cli.output import print_json
+from rucola.errors import StoreError
 from rucola.store.check import check as check_store
 from rucola.store.dump import dump as dump_store
 
-directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+MARKS = ("commitlog", "config", "checkpoint")
+"""What a store has from its first start on, or has left when somebody took parts of it away."""
+
+
+def store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    """The directory that was named, or StoreError: an empty place is no clean store."""
+    if not any((path / name).exists() for name in MARKS):
+        raise StoreError(f"{path} is no store directory: it has none of {', '.join(MARKS)}")
+    return path
+
+
+directory = click.argument(
+    "directory",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=store_directory,
+)
 
 
 @click.group()
@@ -40,7 +57,10 @@ def check(directory: Path, as_json: bool) -> None:
     else:
         for found in findings:
             click.echo(f"{found.path} at byte {found.position}: {found.what}")
-        click.echo(f"{len(findings)} findings" if findings else f"{directory} is clean", err=bool(findings))
+        if findings:
+            click.echo(f"{len(findings)} finding{'s' if len(findings) > 1 else ''}", err=True)
+        else:
+            click.echo(f"{directory} is clean")
     sys.exit(1 if findings else 0)
 
 
