@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.message.record import body_crc
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -79,7 +79,7 @@ class Cluster:
             broker_addr=f"{HOST}:{server.port}",
             cluster_name="c",
             broker_id=0,
-            body_crc32=zlib.crc32(body),
+            body_crc32=body_crc(body),
         )
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         for namesrv in self.namesrv.split(";"):

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import RemotingError
-from rucola.protocol.body import encode_body
+from rucola.message.record import body_crc
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.route import BrokerRequestHeader, RegisterBrokerBody, RegisterBrokerRequestHeader
+from rucola.protocol.route import (
+    BrokerRequestHeader,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
+    encode_registration,
+)
 from rucola.protocol.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
 
@@ -51,7 +55,7 @@ class Registration:
     async def register(self) -> None:
         """Tell every name server once."""
         config = self._config
-        body = encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics()))
+        body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics()))
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self._address,
@@ -59,7 +63,7 @@ class Registration:
             ha_server_addr=f"{config.broker_ip1}:{config.ha_listen_port}",
             broker_id=config.broker_id,
             compressed="false",
-            body_crc32=zlib.crc32(body),
+            body_crc32=body_crc(body),
         )
         await self._tell_all(RequestCode.REGISTER_BROKER, header, body)
 

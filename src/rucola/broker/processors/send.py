@@ -32,7 +32,7 @@ from rucola.message.host import encode_host
 from rucola.message.ids import offset_msg_id
 from rucola.message.record import MessageInner
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import VERSION, RemotingCommand, SerializeType
+from rucola.protocol.command import JSON, VERSION, RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
@@ -289,7 +289,7 @@ class SendProcessor:
         return pairs, properties.join(stored)
 
     def _answer(self, command: RemotingCommand, queue_id: int, msg_id: str, queue_offset: int) -> Answer:
-        if command.serialize_type is SerializeType.JSON:
+        if command.serialize_type is JSON:
             header = (
                 f'{self._answer_head}{msg_id}","queueId":"{queue_id}","queueOffset":"{queue_offset}"}},"flag":1,'
                 f'"language":"PYTHON","opaque":{command.opaque},"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
