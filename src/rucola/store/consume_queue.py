@@ -28,6 +28,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rucola.errors import InvalidMessage
+from rucola.message.record import peek
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -114,6 +116,21 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def is_sound_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
+        """Tell whether a unit points at a whole record of this queue and queue offset, or before the log's begin."""
+        physical_offset, size, _ = self.unit(queue_offset)
+        if physical_offset < log.begin:
+            return True
+        file = log.find(physical_offset)
+        if file is None:
+            return False
+        try:
+            record = peek(file.map, physical_offset - file.begin)
+        except InvalidMessage:
+            return False
+        place = (record.size, record.physical_offset, record.topic, record.queue_id, record.queue_offset)
+        return place == (size, physical_offset, self.topic, self.queue_id, queue_offset)
 
     def _count_written(self) -> int:
         """Return the number of units before the zeros, found by halving, for a queue has no other mark."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.message import MessageExt
-from rucola.message.record import decode, peek
+from rucola.message.record import decode
 from rucola.store.config_files import config_path, read_config
 from rucola.store.consume_queue import UNIT, ConsumeQueue, queue_directories
 from rucola.store.index import Index
@@ -203,25 +203,6 @@ class StoreReader:
     def _drop_stale_units(self, queue: ConsumeQueue) -> None:
         """Let the queue end with the last unit that points at its own record."""
         end = queue.max_offset
-        while end > queue.min_offset and not self._is_own(queue, end - 1):
+        while end > queue.min_offset and not queue.is_sound_at(end - 1, self._log):
             end -= 1
         queue.max_offset = end
-
-    def _is_own(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        physical_offset, size, _ = queue.unit(queue_offset)
-        if physical_offset < self._log.begin:
-            return True
-        file = self._log.find(physical_offset)
-        if file is None:
-            return False
-        try:
-            outline = peek(file.map, physical_offset - file.begin)
-        except InvalidMessage:
-            return False
-        return (outline.size, outline.physical_offset, outline.topic, outline.queue_id, outline.queue_offset) == (
-            size,
-            physical_offset,
-            queue.topic,
-            queue.queue_id,
-            queue_offset,
-        )

@@ -71,6 +71,8 @@ class Recovery:
             return 0
         scan_begin = self._scan_begin()
         units_begin = self._units_begin(scan_begin)
+        if not self._after_crash and not self._queues_are_sound():
+            return self._run_as_after_crash()
         try:
             end = self._read(scan_begin, units_begin, *self._index_end())
         except _Gap as gap:
@@ -79,16 +81,27 @@ class Recovery:
                 queue.cut(0)
             end = self._read(scan_begin, self._files.begin, *self._index_end())
         if end < self._sound_end:
-            # Queues or index lead to places where no record begins, so the stop was not as clean as it seemed.
-            log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
-            self._after_crash, self._sound_end = True, 0
-            return self.run()
+            return self._run_as_after_crash()
         self._files.cut(end)
         for queue in self._queues.values():
             queue.cut(queue.first_at_or_after(end))
             queue.raise_min_offset(self._files.begin)
         self._index_again(end)
         return end
+
+    def _queues_are_sound(self) -> bool:
+        """Tell whether every queue ends with a unit that points at its own record."""
+        return all(
+            queue.is_sound_at(queue.max_offset - 1, self._files)
+            for queue in self._queues.values()
+            if queue.max_offset > queue.min_offset
+        )
+
+    def _run_as_after_crash(self) -> int:
+        """The stop was not as clean as it seemed."""
+        log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
+        self._after_crash, self._sound_end = True, 0
+        return self.run()
 
     def _index_again(self, end: int) -> None:
         """Index files can have reached the disk before the log did. Drop those that lead beyond it, and make up for
