@@ -207,9 +207,8 @@ class ConsumeQueue:
             file.flush()
 
 
-def pack_unit(physical_offset: int, size: int, tags_code: int) -> bytes:
-    """Return the 20 bytes of a unit."""
-    return _UNIT.pack(physical_offset, size, tags_code)
+pack_unit = _UNIT.pack
+"""Return the 20 bytes of a unit, given (physical offset, size, tags code)."""
 
 
 def iter_units(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -29,7 +29,7 @@ from rucola.message.hashing import index_hash, index_hashes, tags_code
 from rucola.message.record import Buffer, peek
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store.consume_queue import ConsumeQueue, pack_unit
-from rucola.store.index import Index, index_key
+from rucola.store.index import KEY_MARK, Index
 from rucola.store.mapped_file import MappedFileQueue
 
 Pending = tuple[MessageInner, int, int, int, int]
@@ -111,14 +111,20 @@ class Dispatcher:
         assert self.index is not None
         keys: list[str] = []
         counts: list[int] = []
+        append = keys.append
         for message, *_ in batch:
             before = len(keys)
             if message.sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
-                topic = message.topic
+                # What `index_key` gives, without a call for each, which would be a tenth of all the work here.
+                prefix = f"{message.topic}{KEY_MARK}"
                 if message.unique_key is not None:
-                    keys.append(index_key(topic, message.unique_key))
-                if message.keys:
-                    keys += [index_key(topic, key) for key in message.keys.split(" ") if key]
+                    append(prefix + message.unique_key)
+                words = message.keys
+                if words:
+                    if " " in words:
+                        keys += [prefix + word for word in words.split(" ") if word]
+                    else:
+                        append(prefix + words)
             counts.append(len(keys) - before)
         if len(batch) < _BATCH_FROM:
             position = 0
