@@ -54,6 +54,9 @@ def test_many_are_as_one(texts: list[str]) -> None:
 def test_long_texts() -> None:
     texts = ["x" * 5000, "", "é" * 1025, "\U0001f600" * 700]
     assert string_hashes(texts).tolist() == [by_definition(text) for text in texts]
+    for length in range(60):
+        text = "ABCDEFghijkl0123456789" * 3
+        assert string_hash(text[:length]) == by_definition(text[:length])
 
 
 def test_no_tags() -> None:
