@@ -15,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt
+from rucola.message import MessageInner
 from rucola.message.topics import TRANS_HALF_TOPIC, is_system_topic
 from rucola.spark import planning, source
 from rucola.spark.options import parse
 from rucola.spark.planning import plan
+from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from spark.small_store import FILE_SIZE, SmallStore
+from spark.small_store import FILE_SIZE, HOST, SmallStore
 
 Row = dict[str, Any]
 
@@ -173,6 +176,19 @@ def test_the_end_is_frozen_when_the_read_is_planned(small_store: SmallStore) -> 
         places = offsets(read(small_store.path))
 
 
+def test_a_store_is_read_while_it_is_written(tmp_path: Path) -> None:
+    message = MessageInner("T", 0, b"body", b"", 0, 0, 1, HOST)
+    config = StoreConfig(tmp_path / "store", HOST, mapped_file_size_commit_log=FILE_SIZE)
+    with MessageStore(config) as store:
+        places = [store.put(message, 1_700_000_000_000 + n).physical_offset for n in range(100)]
+        assert offsets(read(tmp_path / "store")) == places
+        store.reput()
+        assert offsets(read(tmp_path / "store", subscribe="T")) == places
+        places.append(store.put(message, 1_700_000_001_000).physical_offset)
+        assert offsets(read(tmp_path / "store")) == places
+    assert offsets(read(tmp_path / "store", subscribe="T")) == places
+
+
 def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Path) -> None:
     other = SmallStore(tmp_path / "other")
     small_store.put("A", body=b"1")
@@ -260,6 +276,34 @@ def test_units_that_point_at_others_messages_are_damage(small_store: SmallStore)
     with pytest.raises(StoreCorrupt, match="another queue or place"):
         read(small_store.path, assign='{"T":[0]}')
     assert third not in offsets(read(small_store.path, assign='{"T":[0]}', corruptRecords="skip"))
+
+
+def test_a_unit_that_points_nowhere_is_damage(small_store: SmallStore) -> None:
+    places = [small_store.put() for _ in range(4)]
+    for nowhere in (1 << 60, small_store.end + FILE_SIZE):
+        small_store.put_unit("T", 0, 1, nowhere, 100)
+        with pytest.raises(StoreCorrupt, match="which the log does not hold"):
+            read(small_store.path, subscribe="T")
+        left = offsets(read(small_store.path, subscribe="T", corruptRecords="skip"))
+        assert left == [places[0], *places[2:]]
+
+
+def test_damage_that_no_queue_vouches_for_is_no_end_of_the_log(small_store: SmallStore) -> None:
+    places = [small_store.put(body=bytes(500), dispatch=False) for _ in range(20)]
+    small_store.overwrite(places[2], bytes(8))
+    with pytest.raises(StoreCorrupt, match=f"at byte {places[2]}"):
+        read(small_store.path)
+    # Nothing tells where the chain goes on before the next file begins.
+    left = offsets(read(small_store.path, corruptRecords="skip"))
+    assert left == [place for place in places if place < places[2] or place >= FILE_SIZE]
+
+
+def test_a_torn_record_at_the_end_is_not_there_yet(small_store: SmallStore) -> None:
+    places = [small_store.put(body=bytes(500)) for _ in range(3)]
+    torn = small_store.put(body=bytes(500), dispatch=False)
+    small_store.overwrite(torn + 300, bytes(300))
+    (small_store.path / "commitlog" / f"{FILE_SIZE:020d}").write_bytes(bytes(FILE_SIZE))
+    assert offsets(read(small_store.path)) == places
 
 
 def test_damaged_stores_give_rows_or_an_error_of_ours(golden: Path, tmp_path: Path) -> None:

@@ -82,16 +82,31 @@ def plan(options: Options) -> list[Stretch]:
 def log_end(reader: StoreReader) -> int:
     """Return the physical offset behind the last whole record."""
     begin = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=0)
-    for item in reader.runs(max(begin, reader.min_physical_offset)):
+    end = _end_of_run(reader, max(begin, reader.min_physical_offset))
+    # Damage that more records follow is no end; whoever reads that far will say what is wrong.
+    for file in reader.commit_log_files:
+        if file.begin > end and (further := _end_of_run(reader, file.begin)) > file.begin:
+            end = further
+    return end
+
+
+def _end_of_run(reader: StoreReader, begin: int) -> int:
+    """Return where the chain of whole records from `begin` ends."""
+    for item in reader.runs(begin):
         if isinstance(item, Stop):
             return item.physical_offset
     raise AssertionError("a walk ends with a Stop")
 
 
-def next_record(reader: StoreReader, physical_offset: int) -> int | None:
-    """Return where a record begins at `physical_offset` or behind it, according to the ConsumeQueues."""
-    queues = sorted(reader.queues().items(), key=lambda item: item[1][0] - item[1][1])
+def next_record(reader: StoreReader, physical_offset: int, most_queues: int | None = None) -> int | None:
+    """Return where a record begins at `physical_offset` or behind it; None where nothing tells.
+
+    The ConsumeQueues tell, and the files, each of which begins with one. With `most_queues` only so many of the
+    largest queues are asked: the answer is near the next record then, not always the next.
+    """
+    queues = sorted(reader.queues().items(), key=lambda item: item[1][0] - item[1][1])[:most_queues]
     found = [_first_at_or_after(reader, *name, *bounds, physical_offset) for name, bounds in queues]
+    found += [file.begin for file in reader.commit_log_files if file.begin >= physical_offset][:1]
     return min((offset for offset in found if offset is not None), default=None)
 
 
@@ -135,17 +150,10 @@ def _whole_log(reader: StoreReader, broker_name: str, options: Options) -> Itera
         end = min(end, options.ending_commit_log_offset)
     count = _count(end - begin, options)
     near = [begin + (end - begin) * k // count for k in range(1, count)]
-    cuts = {cut for offset in near if (cut := _record_near(reader, offset)) is not None and begin < cut < end}
-    for first, last in pairwise(sorted({begin, *cuts, end})):
+    cuts = {next_record(reader, offset, _QUEUES_TO_ASK) for offset in near}
+    inside = [cut for cut in cuts if cut is not None and begin < cut < end]
+    for first, last in pairwise(sorted({begin, *inside, end})):
         yield Stretch(broker_name, str(reader.path), first, last)
-
-
-def _record_near(reader: StoreReader, physical_offset: int) -> int | None:
-    """Return where some record begins, soon at or behind `physical_offset`, from the largest queues and the files."""
-    queues = sorted(reader.queues().items(), key=lambda item: item[1][0] - item[1][1])[:_QUEUES_TO_ASK]
-    found = [_first_at_or_after(reader, *name, *bounds, physical_offset) for name, bounds in queues]
-    found += [file.begin for file in reader.commit_log_files if file.begin >= physical_offset][:1]
-    return min((offset for offset in found if offset is not None), default=None)
 
 
 def _by_queue(reader: StoreReader, broker_name: str, options: Options) -> Iterator[Stretch]:
@@ -159,7 +167,8 @@ def _by_queue(reader: StoreReader, broker_name: str, options: Options) -> Iterat
         for first in range(begin, end, _UNITS_AT_ONCE):
             units = reader.units(topic, queue_id, first, min(first + _UNITS_AT_ONCE, end))
             slices = (units["physical_offset"].astype(np.int64) - log_begin) // slice_size
-            sizes += np.bincount(slices, weights=units["size"], minlength=_SLICES).astype(np.int64)
+            slices = np.clip(slices, 0, _SLICES - 1)  # for damaged units, which are met when they are read
+            sizes += np.bincount(slices, weights=np.maximum(units["size"], 0), minlength=_SLICES).astype(np.int64)
             counts[number] += np.bincount(slices, minlength=_SLICES)
 
     before = np.cumsum(sizes) - sizes

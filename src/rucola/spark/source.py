@@ -18,7 +18,8 @@ in batches of `columns.BATCH_ROWS`.
 
 A record that contradicts the format ends the query with StoreCorrupt, which names file and position. With
 corruptRecords=skip it is left out and a warning tells how many were. Where the chain of the log itself is broken,
-reading goes on at the next record to which a ConsumeQueue points; what lies between cannot be counted.
+reading goes on at the next record to which a ConsumeQueue points, or with the next file; what lies between cannot
+be counted.
 """
 
 from __future__ import annotations
@@ -201,6 +202,7 @@ def _along_the_log(reader: StoreReader, stretch: Stretch, damaged: _Damaged) -> 
 def _by_units(reader: StoreReader, stretch: Stretch, damaged: _Damaged) -> Iterator[Found]:
     """Go to the records to which the units of the stretch's queues point, in the order of their addresses."""
     assert stretch.queues is not None
+    queues = LogFile(reader.path / "consumequeue", 0, 0)  # where the damage is when the log is not to blame
     units = [reader.units(each.topic, each.queue_id, each.begin, each.end) for each in stretch.queues]
     addresses = np.concatenate([each["physical_offset"] for each in units]).astype(np.int64)
     sizes = np.concatenate([each["size"] for each in units]).astype(np.int64)
@@ -208,10 +210,14 @@ def _by_units(reader: StoreReader, stretch: Stretch, damaged: _Damaged) -> Itera
     queue_offsets = np.concatenate([np.arange(each.begin, each.end) for each in stretch.queues])
     order = np.argsort(addresses, kind="stable")
     twice = np.flatnonzero(np.diff(addresses[order]) == 0)
-    for address in addresses[order[twice]].tolist():
-        damaged.report(_file_of(reader, address), [Damage(address, "two units of ConsumeQueues point at this record")])
+    why = "two units of ConsumeQueues point at this physical offset"
+    damaged.report(queues, [Damage(address, why) for address in addresses[order[twice]].tolist()])
     order = np.delete(order, twice)
-    for file in reader.commit_log_files:
+    files = reader.commit_log_files
+    outside = (addresses[order] < files[0].begin) | (addresses[order] >= files[-1].begin + files[-1].size)
+    why = "a unit of a ConsumeQueue points at this physical offset, which the log does not hold"
+    damaged.report(queues, [Damage(address, why) for address in addresses[order[outside]].tolist()])
+    for file in files:
         inside = order[(addresses[order] >= file.begin) & (addresses[order] < file.begin + file.size)]
         if len(inside):
             positions = addresses[inside] - file.begin
