@@ -102,6 +102,7 @@ def _make_room(out: Path) -> None:
 async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
     """Every step that needs the broker, the archive among them: the store is read while it is served."""
     ledger = Ledger()
+    spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo"))  # starts while messages flow
     async with _standalone(out) as (namesrv, ready_s):
         console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
         async with AdminClient(namesrv) as admin:
@@ -113,7 +114,7 @@ async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
             await _consume(sample.carriers, namesrv, ledger, console)
             await _show_progress(admin, ledger, console)
             await _query(admin, sample, ledger, console)
-        await asyncio.to_thread(_archive_and_ask, out, ledger, console)
+        await asyncio.to_thread(_archive_and_ask, await spark, out, ledger, console)
     return ledger
 
 
@@ -242,7 +243,7 @@ async def _query(admin: AdminClient, sample: Sample, ledger: Ledger, console: Co
         f"one by its unique key; one by its offsetMsgId"
     )
     rows = [*by_key.messages[:3], *by_unique_key.messages, by_id]
-    how = [f"key {sample.tail_number}"] * len(rows[:3]) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
+    how = ["key"] * len(rows[:3]) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
     _table(console, "", ("found by", "keys", "tag", "offsetMsgId", "body"), list(zip(how, *_cells(rows), strict=True)))
     ledger.expect(f"messages with the key {sample.tail_number}", len(by_key.messages), sample.tail_count)
     ledger.expect("unique keys found", [m.unique_key for m in by_unique_key.messages], [sample.unique_key])
@@ -251,22 +252,17 @@ async def _query(admin: AdminClient, sample: Sample, ledger: Ledger, console: Co
 
 def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
     """Keys, tag, offsetMsgId and the beginning of the body of each message, as columns."""
-    cells = [(m.keys or "", m.tags or "", m.offset_msg_id, m.body.decode()[:60] + "…") for m in messages]
+    cells = [(m.keys or "", m.tags or "", m.offset_msg_id, m.body.decode()[:40] + "…") for m in messages]
     return [list(column) for column in zip(*cells, strict=True)]
 
 
-def _archive_and_ask(out: Path, ledger: Ledger, console: Console) -> None:
+def _archive_and_ask(spark: SparkSession, out: Path, ledger: Ledger, console: Console) -> None:
     """Archive with Spark, ask the archive, draw the answers."""
     store, lake, chart = out / "store", out / "lake", out / "flights.svg"
     begin = time.monotonic()
-    spark = local_session("rucola demo")
     try:
-        start_s = time.monotonic() - begin
         summary = archive.run(spark, str(store), str(lake))
-        console.print(
-            f"[bold]5. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin - start_s:.1f} s "
-            f"(Spark itself started in {start_s:.1f} s)"
-        )
+        console.print(f"[bold]5. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin:.1f} s")
         carriers, hours = _ask(spark, lake, ledger)
     finally:
         spark.stop()
@@ -302,10 +298,17 @@ def _progress(console: Console) -> Progress:
 
 
 def _table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    if title:
+        console.print(f"           {title}")
+    table = Table(box=None, pad_edge=False)
+    cells = [[f"{cell:,}" if isinstance(cell, (int, float)) else cell for cell in row] for row in rows]
     for number, column in enumerate(columns):
         is_number = bool(rows) and isinstance(rows[0][number], (int, float))
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=not is_number)
-    for row in rows:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, (int, float)) else cell for cell in row))
+        width = max([len(column), *(len(line[number]) for line in cells)])
+        is_last = number == len(columns) - 1
+        table.add_column(
+            column, justify="right" if is_number else "left", no_wrap=True, min_width=None if is_last else width
+        )
+    for line in cells:
+        table.add_row(*line)
     console.print(table)
