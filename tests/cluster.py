@@ -48,8 +48,10 @@ class Cluster:
         self.namesrv += f";{HOST}:{namesrv.port}"
         return namesrv
 
-    async def start_broker(self, name: str = "broker-a", port: int = 0, **settings: Any) -> Broker:
-        """A broker; under a name used before, on the same store."""
+    async def start_broker(
+        self, name: str = "broker-a", port: int = 0, store: dict[str, Any] | None = None, **settings: Any
+    ) -> Broker:
+        """A broker; under a name used before, on the same store. `store` are settings of that."""
         config = BrokerConfig(
             broker_name=name,
             broker_ip1=HOST,
@@ -58,7 +60,7 @@ class Cluster:
             namesrv_addr=self.namesrv,
             **settings,
         )
-        broker = Broker(config, StoreConfig(store_path_root_dir=str(self.path / name), **SMALL_FILES))
+        broker = Broker(config, StoreConfig(store_path_root_dir=self.path / name, **SMALL_FILES | (store or {})))
         return await self._stack.enter_async_context(broker)
 
     async def create_topic(self, broker: Broker, topic: str, queues: int = 4, perm: int = 6) -> None:

@@ -51,8 +51,10 @@ ANSWERED = {
     RequestCode.VIEW_MESSAGE_BY_ID,
     RequestCode.HEART_BEAT,
     RequestCode.UNREGISTER_CLIENT,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
     RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_TOPIC_STATS_INFO,
@@ -100,6 +102,9 @@ class Stage:
                 await self.fill(fields["topic"], int(fields["queueId"]), 1)
             case RequestCode.QUERY_MESSAGE if answer.code == ResponseCode.SUCCESS:
                 await self.send(fields["topic"], 0, f"KEYS\x01{fields['key']}")
+            case RequestCode.CONSUMER_SEND_MSG_BACK if answer.code == ResponseCode.SUCCESS:
+                sent = await self.send("WB", 0, "")
+                fields["offset"] = str(int(sent.ext_fields["msgId"][16:], 16))
             case RequestCode.VIEW_MESSAGE_BY_ID if answer.code == ResponseCode.SUCCESS:
                 sent = await self.send("WB", 0, "")
                 fields["offset"] = str(int(sent.ext_fields["msgId"][16:], 16))
@@ -182,6 +187,7 @@ def with_stage(path: Path, scenario: Callable[[Stage], Awaitable[None]]) -> None
                 max_hash_slot_num=1000,
                 max_index_num=4000,
                 max_message_size=100_000,
+                message_delay_level="0s",
             )
             async with Broker(config, store, clock=lambda: RECORDED_MS) as broker:
                 client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda connection, command: None})

@@ -17,20 +17,24 @@ from pathlib import Path
 from types import TracebackType
 
 from rucola.broker.clients import Clients
-from rucola.broker.clockwork import Clockwork, Reput
+from rucola.broker.clockwork import Alarm, Clockwork, Reput
 from rucola.broker.config import BrokerConfig
+from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.flush import Flush
 from rucola.broker.processors.heartbeat import HeartbeatProcessor
 from rucola.broker.processors.offset import OffsetProcessor
 from rucola.broker.processors.pull import PullProcessor
 from rucola.broker.processors.query import QueryProcessor
 from rucola.broker.processors.send import SendProcessor
+from rucola.broker.processors.send_back import SendBackProcessor
 from rucola.broker.processors.topic import TopicProcessor
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.message.delay import parse_delay_levels
+from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
@@ -93,9 +97,12 @@ class Broker:
         config.listen_port = server.port
         self.store_config.store_host = config.store_host
 
-        store = MessageStore(
-            self.store_config, on_arrive=lambda topic, queue_id, end, _: hold.arrived(topic, queue_id, end)
-        )
+        def arrived(topic: str, queue_id: int, end: int, tags_codes: list[int]) -> None:
+            hold.arrived(topic, queue_id, end)
+            if topic == SCHEDULE_TOPIC:
+                delivery_alarm.ring_at(min(tags_codes))
+
+        store = MessageStore(self.store_config, arrived)
         await asyncio.to_thread(store.open, clock())
         running.push_async_callback(asyncio.to_thread, store.close)
         flush = Flush(store)
@@ -116,12 +123,36 @@ class Broker:
         running.callback(topics.persist)
 
         reput = Reput(store, hold)
+        delays_ms = parse_delay_levels(self.store_config.message_delay_level)
+        delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json", reput.on_put)
+        delayed.load()
+        delivery_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
+
+        async def persist_delay_offsets() -> None:
+            delivered = delayed.offsets()
+            flushed = await flush.until(store.max_physical_offset, self.store_config.sync_flush_timeout)
+            if flushed and store.refuses_writes is None:
+                await asyncio.to_thread(delayed.persist, delivered)
+
+        running.push_async_callback(persist_delay_offsets)
+        running.callback(delivery_alarm.stop)
+
         processors |= SendProcessor(
-            config, self.store_config, store, topics, registration, flush, clock, reput.on_put
+            config,
+            self.store_config,
+            store,
+            topics,
+            groups,
+            registration,
+            flush,
+            len(delays_ms),
+            clock,
+            reput.on_put,
         ).table()
+        processors |= SendBackProcessor(config, store, topics, groups, len(delays_ms), clock, reput.on_put).table()
         processors |= PullProcessor(config, store, topics, groups, offsets, clients, hold, clock).table()
         processors |= QueryProcessor(config, store).table()
-        processors |= OffsetProcessor(store, offsets).table()
+        processors |= OffsetProcessor(store, offsets, delayed).table()
         processors |= HeartbeatProcessor(clients, topics, groups, clock).table()
         processors |= TopicProcessor(config, store, topics, groups, offsets, clients, registration, clock).table()
 
@@ -133,7 +164,10 @@ class Broker:
         clockwork.every(1000, "checkpoint", flush.checkpoint)
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", offsets.persist)
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
+        clockwork.every(PERSIST_INTERVAL_MS, "persist delay offsets", persist_delay_offsets)
         clockwork.every(config.register_name_server_period, "register", registration.register)
+
+        delivery_alarm.ring_at(clock())
 
         await server.start()
         running.push_async_callback(server.stop)

@@ -1,11 +1,12 @@
 """Clockwork: all the work of a broker that no request asks for, each step bounded and never on the way of a message.
 
     at once       dispatch what was put: ConsumeQueues, index, held pulls (see `Reput`)
+    when due      deliver delayed messages (see `Alarm`)
     every 100 ms  answer the held pulls whose time is up; touch the pages that the next messages will take
     every 500 ms  flush the log (flushIntervalCommitLog)
     every second  flush what was dispatched, and write the checkpoint that vouches for it
     every 5 s     write the consumer offsets (flushConsumerOffsetInterval)
-    every 10 s    close the connections of clients that have fallen silent
+    every 10 s    close the connections of clients that have fallen silent; write how far delayed messages are delivered
     every 30 s    register with the name servers (registerNameServerPeriod)
 
 Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
@@ -53,6 +54,58 @@ class Reput:
             self._later.cancel()
             self._later = None
         self._store.reput()
+
+
+class Alarm:
+    """Runs a step when it is due. The step returns when it is due next, or None when it has nothing to wait for.
+
+    Times are those of `clock`, milliseconds. `ring_at` brings a ring forward, never back. A step that fails is logged
+    and tried again. The wait is cut into pieces, so that a clock which is set is noticed.
+    """
+
+    LONGEST_WAIT_MS = 60_000
+    WAIT_AFTER_FAILURE_MS = 10_000
+
+    def __init__(self, name: str, step: Callable[[], int | None], clock: Callable[[], int]) -> None:
+        self._name = name
+        self._step = step
+        self._clock = clock
+        self._due_ms: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def ring_at(self, due_ms: int) -> None:
+        """Run the step at `due_ms`, at once if that is past, unless it rings before anyway."""
+        if self._is_stopped or (self._due_ms is not None and self._due_ms <= due_ms):
+            return
+        self._due_ms = due_ms
+        self._set_timer(due_ms)
+
+    def stop(self) -> None:
+        """Ring no more."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self, due_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = min(max(due_ms - self._clock(), 0), self.LONGEST_WAIT_MS)
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._ring)
+
+    def _ring(self) -> None:
+        assert self._due_ms is not None
+        if self._clock() < self._due_ms:
+            self._set_timer(self._due_ms)
+            return
+        self._due_ms = None
+        try:
+            next_ms = self._step()
+        except Exception:
+            logger.exception("clockwork: %s failed", self._name)
+            next_ms = self._clock() + self.WAIT_AFTER_FAILURE_MS
+        if next_ms is not None:
+            self.ring_at(next_ms)
 
 
 class Clockwork:

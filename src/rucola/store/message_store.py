@@ -289,6 +289,11 @@ class MessageStore:
     # -- to disk ------------------------------------------------------------------------------------------------------
 
     @property
+    def last_store_timestamp(self) -> int:
+        """When the last message was put, milliseconds; 0 for a store that never had one in a queue."""
+        return self._put_timestamp
+
+    @property
     def max_physical_offset(self) -> int:
         """The end of the log."""
         return self._log.end
@@ -406,6 +411,16 @@ class MessageStore:
                     status = GetMessageStatus.NO_MATCHED_MESSAGE
             looked_at += 1
         return GetResult(status, queue_offset + looked_at, begin, end, records, total)
+
+    def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
+        """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
+
+        They end at the end of a file of the queue, so fewer may come while more are there; none where there is none.
+        """
+        queue = self._queue(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return []
+        return list(iter_units(queue.units_in_file(queue_offset, max_count)))
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """Return the whole record that begins there, or None where none does."""

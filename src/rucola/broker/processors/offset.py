@@ -1,4 +1,5 @@
-"""Offsets: a group's progress (14, 15), a queue's ends (30, 31), the offset at a time (29), the oldest time (32).
+"""Offsets: a group's progress (14, 15), a queue's ends (30, 31), the offset at a time (29), the oldest time (32); all
+groups' progress (43), and that of delayed delivery (45).
 
 A group that asks for its progress on a queue where it has none is told 0 as long as the queue still holds its first
 message: a young queue is consumed from the beginning whatever ConsumeFromWhere says. Otherwise it is told
@@ -10,6 +11,7 @@ Answers to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apac
 from __future__ import annotations
 
 from rucola import fastjson
+from rucola.broker.delay import DelayedDelivery
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -28,9 +30,10 @@ from rucola.store.message_store import MessageStore
 class OffsetProcessor:
     """Answers from the consumer offsets and the ConsumeQueues."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: DelayedDelivery) -> None:
         self._store = store
         self._offsets = offsets
+        self._delayed = delayed
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -41,6 +44,7 @@ class OffsetProcessor:
             RequestCode.GET_MIN_OFFSET: self.get_min_offset,
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.get_earliest_msg_storetime,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.get_all_consumer_offset,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.get_all_delay_offset,
         }
 
     def query_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
@@ -83,3 +87,7 @@ class OffsetProcessor:
 
     def get_all_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=fastjson.dumps({"offsetTable": self._offsets.table()}))
+
+    def get_all_delay_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
+        body = fastjson.dumps({"offsetTable": dict(self._delayed.offsets())})
+        return command.response(ResponseCode.SUCCESS, body=body)

@@ -6,10 +6,12 @@ answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits u
 the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, never SUCCESS.
 
 This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted as
-text straight away.
+text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay waits in
+SCHEDULE_TOPIC_XXXX (see `broker.delay`), and one for `%RETRY%group` that was tried too often goes to `%DLQ%group`.
 
-Answers to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate difference:
-a remark says what was wrong with this message, where Apache lists what may have been.
+Answers to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate differences:
+a remark says what was wrong with this message, where Apache lists what may have been; a message that a client sends
+to its dead letter topic by way of `%RETRY%group` goes there at once, where Apache delays it once more.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from struct import Struct
 from msgspec import json
 
 from rucola.broker.config import BrokerConfig
+from rucola.broker.delay import postpone
 from rucola.broker.flush import Flush
 from rucola.broker.registration import Registration
+from rucola.broker.retry import dead_letter_place, max_reconsume_times
+from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import properties, topics
@@ -45,6 +50,9 @@ _PREFIX = Struct(">II")
 
 _UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
+
+_SYSTEM_PREFIX = "%"
+"""How the names of retry and dead letter topics begin."""
 
 _REFUSED_BY_STORE = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: (ResponseCode.SERVICE_NOT_AVAILABLE, "the store takes no messages"),
@@ -69,8 +77,10 @@ class SendProcessor:
         store_config: StoreConfig,
         store: MessageStore,
         topic_table: TopicConfigTable,
+        groups: SubscriptionGroupTable,
         registration: Registration,
         flush: Flush,
+        delay_level_count: int,
         clock: Callable[[], int],
         on_put: Callable[[], None],
     ) -> None:
@@ -78,6 +88,8 @@ class SendProcessor:
         self._store_config = store_config
         self._store = store
         self._topics = topic_table
+        self._groups = groups
+        self._delay_level_count = delay_level_count
         self._registration = registration
         self._flush = flush
         self._clock = clock
@@ -190,11 +202,15 @@ class SendProcessor:
         body = command.body
         if len(body) > self._store_config.max_message_size:
             raise InvalidMessage(f"its body has {len(body)} bytes; the limit is {self._store_config.max_message_size}")
-        pairs, stored_properties = self._properties(header.properties)
+        edited = self._edited(header.properties)
+        topic = header.topic
+        if edited is None or topic[0] == _SYSTEM_PREFIX:
+            return self._put_unusual(command, header, queue_id, born_host)
+        pairs, stored_properties = edited
         tags = pairs.get(properties.TAGS)
         result = self._store.put(
             MessageInner(
-                header.topic,
+                topic,
                 queue_id,
                 body,
                 stored_properties,
@@ -220,10 +236,60 @@ class SendProcessor:
             return self._once_flushed(command, answer, result)
         return answer
 
+    def _put_unusual(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
+        """Put a message that goes elsewhere than its header says, or whose property string is not well formed.
+
+        The answer names the queue that was asked for, and the offset in the one where the message came to lie.
+        """
+        now_ms = self._clock()
+        pairs = properties.parse(header.properties)
+        wait = pairs.pop(properties.WAIT, None)
+        pairs[properties.CLUSTER] = self._config.broker_cluster_name
+        place = (header.topic, queue_id)
+        if header.topic.startswith(topics.RETRY_PREFIX):
+            name = header.topic.removeprefix(topics.RETRY_PREFIX)
+            group = self._groups.find(name, now_ms)
+            if group is None:
+                return self._refusal(
+                    command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
+                )
+            if header.reconsume_times >= max_reconsume_times(group, command.version, header.max_reconsume_times):
+                place = dead_letter_place(self._topics, name, now_ms)
+                pairs.pop(properties.DELAY, None)
+        if pairs.get(properties.TRAN_MSG) == "true":
+            raise InvalidMessage(
+                "it is half of a transaction, which this broker does not offer; send it without TRAN_MSG"
+            )
+        place = postpone(*place, pairs, self._delay_level_count)
+        if wait is not None and place[0] == topics.SCHEDULE_TOPIC:
+            pairs[properties.WAIT] = wait  # which Apache keeps there
+        message = MessageInner(
+            *place,
+            body=command.body,
+            properties=properties.join(pairs),
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=born_host,
+            reconsume_times=header.reconsume_times,
+            tags_code=tags_code(pairs.get(properties.TAGS)),
+            unique_key=pairs.get(properties.UNIQ_KEY),
+            keys=pairs.get(properties.KEYS),
+        )
+        result = self._store.put(message, now_ms)
+        if result.status is not PutMessageStatus.PUT_OK:
+            return self._not_stored(command, result)
+        self._on_put()
+        msg_id = offset_msg_id(self._store_host, result.physical_offset)
+        answer = self._answer(command, queue_id, msg_id, result.queue_offset)
+        if self._waits_for_disk and wait != "false":
+            return self._once_flushed(command, answer, result)
+        return answer
+
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
         messages = []
         for flag, body, raw_properties in decode_batch(command.body):
-            pairs, stored_properties = self._properties(str(raw_properties, "utf-8", "replace"))
+            pairs, stored_properties = self._batched(str(raw_properties, "utf-8", "replace"))
             messages.append(
                 MessageInner(
                     header.topic,
@@ -257,33 +323,33 @@ class SendProcessor:
             return self._once_flushed(command, answer, last)
         return answer
 
-    def _properties(self, text: str) -> tuple[dict[str, str], bytes]:
+    def _edited(self, text: str) -> tuple[dict[str, str], bytes] | None:
         """A property string as pairs, and as it shall lie on disk: no WAIT, with CLUSTER, no separator at the end.
 
-        The string is edited where it is well formed, which is nearly always; otherwise it is built from the pairs.
+        None where the string is not well formed, or asks for more than to be stored.
         """
         segments = text.removesuffix("\x02").split("\x02")
         try:
             pairs = dict([segment.split("\x01", 1) for segment in segments])
         except ValueError:
-            return self._unusual_properties(text)
+            return None
         if len(pairs) != len(segments) or not pairs.keys().isdisjoint(_UNUSUAL):
-            return self._unusual_properties(text)
+            return None
         if properties.WAIT in pairs:
             segments.remove(f"{properties.WAIT}\x01{pairs[properties.WAIT]}")
         segments.append(self._cluster)
         return pairs, "\x02".join(segments).encode()
 
-    def _unusual_properties(self, text: str) -> tuple[dict[str, str], bytes]:
+    def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
+        """The same for a message of a batch, which can neither wait nor be half of a transaction."""
+        edited = self._edited(text)
+        if edited is not None:
+            return edited
         pairs = properties.parse(text)
         if pairs.get(properties.DELAY, "0") != "0":
-            raise InvalidMessage(
-                "it asks for delayed delivery, which this broker does not offer; send it without DELAY"
-            )
+            raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
         if pairs.get(properties.TRAN_MSG) == "true":
-            raise InvalidMessage(
-                "it is half of a transaction, which this broker does not offer; send it without TRAN_MSG"
-            )
+            raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
         stored = {name: value for name, value in pairs.items() if name != properties.WAIT}
         stored[properties.CLUSTER] = self._config.broker_cluster_name
         return pairs, properties.join(stored)

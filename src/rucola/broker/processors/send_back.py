@@ -1,0 +1,106 @@
+"""Giving a message back: CONSUMER_SEND_MSG_BACK (36).
+
+The broker finds the message by its physical offset and puts it once more: into `%RETRY%group` after a delay, or into
+`%DLQ%group` when it was tried too often or the consumer says so by a negative delay level. It keeps its body and
+properties and gains
+
+    RETRY_TOPIC          its own topic, which consumers put back in place
+    ORIGIN_MESSAGE_ID    the offsetMsgId of the message that was sent first
+    reconsumeTimes       one more than before
+
+Answers to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from rucola.broker.config import BrokerConfig
+from rucola.broker.delay import postpone
+from rucola.broker.retry import FIRST_DELAY_LEVEL, dead_letter_place, max_reconsume_times
+from rucola.broker.stored import renewed, stored_message
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.message import properties
+from rucola.message.topics import retry_topic
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.protocol.topic import PERM_WRITE, TOPIC_FLAG_UNIT_SUB
+from rucola.remoting.connection import Connection, Processor, Reply
+from rucola.store.config import PutMessageStatus
+from rucola.store.message_store import MessageStore
+
+
+class SendBackProcessor:
+    """Puts messages that consumers give back. `on_put` is called after each."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicConfigTable,
+        groups: SubscriptionGroupTable,
+        delay_level_count: int,
+        clock: Callable[[], int],
+        on_put: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._delay_level_count = delay_level_count
+        self._clock = clock
+        self._on_put = on_put
+
+    def table(self) -> dict[int, Processor]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, command: RemotingCommand) -> Reply:
+        header = command.decode_header(ConsumerSendMsgBackRequestHeader)
+        now_ms = self._clock()
+        group = self._groups.find(header.group, now_ms)
+        if group is None:
+            return command.response(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                remark=f"subscription group not exist, {header.group}; create it, or set "
+                "autoCreateSubscriptionGroup=true on the broker",
+            )
+        if not self._config.broker_permission & PERM_WRITE:
+            return command.response(
+                ResponseCode.NO_PERMISSION, remark=f"the broker[{self._config.broker_ip1}] sending message is forbidden"
+            )
+        if group.retry_queue_nums <= 0:
+            return command.response(ResponseCode.SUCCESS)
+        topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(header.unit_mode) else 0
+        topic = self._topics.ensure(retry_topic(header.group), group.retry_queue_nums, now_ms, topic_sys_flag)
+        if not topic.perm & PERM_WRITE:
+            return command.response(
+                ResponseCode.NO_PERMISSION, remark=f"the topic[{topic.topic_name}] sending message is forbidden"
+            )
+        message = stored_message(self._store, header.offset)
+        if message is None:
+            return command.response(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"look message by offset failed, {header.offset}: no message begins there",
+            )
+        pairs = message.properties
+        pairs.setdefault(properties.RETRY_TOPIC, message.topic)
+        pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+        pairs[properties.WAIT] = "false"
+        limit = max_reconsume_times(group, command.version, header.max_reconsume_times)
+        if message.reconsume_times >= limit or header.delay_level < 0:
+            pairs[properties.DELAY] = "0"
+            message.topic, message.queue_id = dead_letter_place(self._topics, header.group, now_ms)
+        else:
+            pairs[properties.DELAY] = str(header.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
+            queue_id = random.randrange(group.retry_queue_nums)
+            message.topic, message.queue_id = postpone(topic.topic_name, queue_id, pairs, self._delay_level_count)
+        message.reconsume_times += 1
+        message.prepared_transaction_offset = 0
+        status = self._store.put(renewed(message), now_ms).status
+        if status is not PutMessageStatus.PUT_OK:
+            return command.response(ResponseCode.SYSTEM_ERROR, remark=self._store.refuses_writes or status.name)
+        self._on_put()
+        return command.response(ResponseCode.SUCCESS)

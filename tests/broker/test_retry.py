@@ -1,0 +1,186 @@
+"""Messages that consumers fail on: given back to the broker, delivered again, and in the end laid aside."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.test_broker import Peer, send_header, with_broker
+from broker.test_delay import arrives, with_delays
+from cluster import Tally, cluster
+from rucola.client import ConsumeFromWhere, Message, Producer, PushConsumer
+from rucola.message import MessageExt
+from rucola.message.record import decode_many
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.protocol.topic import SubscriptionGroupConfig
+
+TWENTY_LEVELS = "0s " * 20
+
+
+async def give_back(peer: Peer, offset: int, version: int | None = None, **fields: Any) -> RemotingCommand:
+    header = ConsumerSendMsgBackRequestHeader(**{"offset": offset, "group": "g", "delay_level": 0} | fields)
+    command = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    if version is not None:
+        command.version = version
+    return await peer.client.invoke(peer.broker.address, command)
+
+
+async def sent_message(peer: Peer, **fields: Any) -> MessageExt:
+    await peer.send(**{"properties": "TAGS\x01A\x02KEYS\x01k\x02UNIQ_KEY\x01U\x02"} | fields)
+    return decode_many((await peer.pull()).body)[-1]
+
+
+def test_a_message_given_back_comes_again_through_the_retry_topic(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        message = await sent_message(peer)
+        assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+        (again,) = await arrives(peer, topic="%RETRY%g")
+        assert (again.body, again.tags, again.reconsume_times) == (b"body", "A", 1)
+        assert again.born_timestamp == message.born_timestamp
+        noted = {
+            "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": message.offset_msg_id, "DELAY": "3", "WAIT": "false",
+            "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0",
+        }  # fmt: skip
+        assert again.properties == message.properties | noted
+
+        assert (await give_back(peer, again.physical_offset)).code == ResponseCode.SUCCESS
+        (third,) = await arrives(peer, topic="%RETRY%g", queue_offset=1)
+        assert third.reconsume_times == 2
+        assert third.properties == again.properties | {"DELAY": "4"}
+
+    with_delays(tmp_path, talk, TWENTY_LEVELS)
+
+
+def test_the_consumer_may_choose_the_delay_level(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        message = await sent_message(peer)
+        assert (await give_back(peer, message.physical_offset, delay_level=2)).code == ResponseCode.SUCCESS
+        assert (await give_back(peer, message.physical_offset, delay_level=7)).code == ResponseCode.SUCCESS
+        waiting = [decode_many((await peer.pull(topic=SCHEDULE_TOPIC, queue_id=level - 1)).body) for level in (2, 3)]
+        assert [[message.properties["DELAY"] for message in level] for level in waiting] == [["2"], ["3"]]
+
+    with_delays(tmp_path, talk, "1h 1h 1h")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reconsume_times", "is_dead"),
+    [
+        ({"delay_level": -1}, 0, True),
+        ({"max_reconsume_times": 2}, 1, False),
+        ({"max_reconsume_times": 2}, 2, True),
+        ({"max_reconsume_times": 2, "version": 63}, 2, False),  # C++ 1.x: the group's own limit holds
+        ({}, 15, False),
+        ({}, 16, True),
+    ],
+)
+def test_a_message_tried_too_often_is_laid_aside(
+    tmp_path: Path, fields: dict[str, Any], reconsume_times: int, is_dead: bool
+) -> None:
+    async def talk(peer: Peer) -> None:
+        message = await sent_message(peer, reconsume_times=reconsume_times)
+        assert (await give_back(peer, message.physical_offset, **fields)).code == ResponseCode.SUCCESS
+        if is_dead:
+            (dead,) = await arrives(peer, topic="%DLQ%g")
+            assert (dead.body, dead.reconsume_times) == (b"body", reconsume_times + 1)
+            assert dead.properties["DELAY"] == "0"
+            assert dead.properties["RETRY_TOPIC"] == "T"
+        else:
+            assert len(await arrives(peer, topic="%RETRY%g")) == 1
+            assert (await peer.pull(topic="%DLQ%g")).code == ResponseCode.TOPIC_NOT_EXIST
+
+    with_delays(tmp_path, talk, TWENTY_LEVELS)
+
+
+def test_giving_back_what_is_not_there(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        message = await sent_message(peer)
+        nothing = await give_back(peer, message.physical_offset + 1)
+        assert (nothing.code, "look message by offset failed" in (nothing.remark or "")) == (1, True)
+        assert (await give_back(peer, 1 << 40)).code == ResponseCode.SYSTEM_ERROR
+        assert (await give_back(peer, -1)).code == ResponseCode.SYSTEM_ERROR
+        illegal = await give_back(peer, message.physical_offset, group="no group")
+        assert (illegal.code, "no group" in (illegal.remark or "")) == (1, True)
+        assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.PULL_NOT_FOUND
+
+    with_broker(tmp_path, talk)
+
+
+def test_an_unknown_group_can_give_nothing_back(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        refused = await give_back(peer, 0, group="stranger")
+        assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        refused = await peer.send(topic="%RETRY%stranger")
+        assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+    with_broker(tmp_path, talk, auto_create_subscription_group=False)
+
+
+def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        message = await sent_message(peer)
+        header = SubscriptionGroupConfig(group_name="g", retry_queue_nums=0)
+        body = b'{"groupName":"%s","retryQueueNums":0}' % header.group_name.encode()
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == ResponseCode.SUCCESS
+        assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+        assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.TOPIC_NOT_EXIST
+
+    with_broker(tmp_path, talk)
+
+
+def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_letter_topic(tmp_path: Path) -> None:
+    """As clients do when the broker could not take the message back."""
+
+    async def talk(peer: Peer) -> None:
+        for reconsume_times in (2, 3):
+            header = send_header(
+                topic="%RETRY%g",
+                reconsume_times=reconsume_times,
+                max_reconsume_times=3,
+                properties="DELAY\x011\x02RETRY_TOPIC\x01T\x02",
+            )
+            answer = await peer.ask(RequestCode.SEND_MESSAGE_V2, header, b"%d" % reconsume_times)
+            assert (answer.code, answer.ext_fields["queueId"]) == (ResponseCode.SUCCESS, "0")
+        assert [message.body for message in await arrives(peer, topic="%RETRY%g")] == [b"2"]
+        (dead,) = await arrives(peer, topic="%DLQ%g")
+        assert (dead.body, dead.reconsume_times) == (b"3", 3)
+        assert dead.properties["RETRY_TOPIC"] == "T"
+
+    with_delays(tmp_path, talk, "0s")
+
+
+def test_a_listener_that_always_fails_sees_a_message_until_it_is_laid_aside(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = await running.start_broker(store={"message_delay_level": "0s"})
+            await running.create_topic(broker, "T", queues=1)
+            tries: Tally[tuple[str, bytes, int]] = Tally()
+
+            async def fail(message: MessageExt) -> None:
+                tries.add((message.topic, message.body, message.reconsume_times))
+                raise ValueError("never")
+
+            first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+            consumer = PushConsumer("g", running.namesrv, consume_from=first, max_reconsume_times=2)
+            consumer.subscribe("T")
+            consumer.listen(fail)
+            dead: Tally[MessageExt] = Tally()
+            async with Producer("p", running.namesrv) as producer, consumer:
+                sent = await producer.send(Message("T", b"bad", keys="k"))
+                assert await tries.reach(3) == [("T", b"bad", 0), ("T", b"bad", 1), ("T", b"bad", 2)]
+                undertaker = PushConsumer("u", running.namesrv, consume_from=first)
+                undertaker.subscribe("%DLQ%g")
+                undertaker.listen(dead.add)
+                async with undertaker:
+                    (message,) = await dead.reach(1)
+            assert (message.body, message.msg_id, message.reconsume_times) == (b"bad", sent.msg_id, 3)
+            assert message.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
+            assert len(tries.items) == 3
+
+    asyncio.run(run())
