@@ -21,7 +21,9 @@ from rucola.broker.clockwork import Alarm, Clockwork, Reput
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.flush import Flush
+from rucola.broker.locks import QueueLocks
 from rucola.broker.processors.heartbeat import HeartbeatProcessor
+from rucola.broker.processors.lock import LockProcessor
 from rucola.broker.processors.offset import OffsetProcessor
 from rucola.broker.processors.pull import PullProcessor
 from rucola.broker.processors.query import QueryProcessor
@@ -90,6 +92,7 @@ class Broker:
         config, clock = self.config, self._clock
         processors: dict[int, Processor] = {}
         clients = Clients()
+        locks = QueueLocks()
         hold = PullRequestHold()
         server = RemotingServer(config.bind_address, config.listen_port, processors, on_close=clients.closed)
         server.bind()
@@ -154,6 +157,7 @@ class Broker:
         processors |= QueryProcessor(config, store).table()
         processors |= OffsetProcessor(store, offsets, delayed).table()
         processors |= HeartbeatProcessor(clients, topics, groups, clock).table()
+        processors |= LockProcessor(locks, clock).table()
         processors |= TopicProcessor(config, store, topics, groups, offsets, clients, registration, clock).table()
 
         clockwork = Clockwork()
@@ -164,6 +168,7 @@ class Broker:
         clockwork.every(1000, "checkpoint", flush.checkpoint)
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", offsets.persist)
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
+        clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(PERSIST_INTERVAL_MS, "persist delay offsets", persist_delay_offsets)
         clockwork.every(config.register_name_server_period, "register", registration.register)
 
