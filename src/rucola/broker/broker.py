@@ -126,6 +126,7 @@ class Broker:
         running.callback(topics.persist)
 
         reput = Reput(store, hold)
+        running.callback(reput.stop)
         delays_ms = parse_delay_levels(self.store_config.message_delay_level)
         delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json", reput.on_put)
         delayed.load()

@@ -38,22 +38,25 @@ class Reput:
     def __init__(self, store: MessageStore, hold: PullRequestHold) -> None:
         self._store = store
         self._hold = hold
-        self._is_next = False
-        self._later: asyncio.TimerHandle | None = None
+        self._next: asyncio.Handle | None = None
+        self._later: asyncio.Handle | None = None
 
     def on_put(self) -> None:
         if self._hold:
-            if not self._is_next:
-                self._is_next = True
-                asyncio.get_running_loop().call_soon(self._dispatch)
+            if self._next is None:
+                self._next = asyncio.get_running_loop().call_soon(self._dispatch)
         elif self._later is None:
             self._later = asyncio.get_running_loop().call_later(DISPATCH_DELAY_S, self._dispatch)
 
+    def stop(self) -> None:
+        """Let what is due be: closing the store, on a thread of its own, dispatches it."""
+        for handle in (self._next, self._later):
+            if handle is not None:
+                handle.cancel()
+        self._next = self._later = None
+
     def _dispatch(self) -> None:
-        self._is_next = False
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        self.stop()
         self._store.reput()
 
 
