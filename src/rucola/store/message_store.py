@@ -219,7 +219,11 @@ class MessageStore:
         name = (messages[0].topic, messages[0].queue_id)
         queue_offset = self._next_offsets.get(name, 0)
         try:
-            physical_offset = commit_log.make_room(sum([encoded_size(message, host) for message in messages]))
+            check_queue_name(*name)
+            size = sum([encoded_size(message, host) for message in messages])
+            if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
+                return [PutResult(PutMessageStatus.MESSAGE_ILLEGAL)] * len(messages)
+            physical_offset = commit_log.make_room(size)
             records, pending = [], []
             for message in messages:
                 record = encode(message, queue_offset, physical_offset, now_ms, host)
@@ -247,13 +251,6 @@ class MessageStore:
         ):
             return PutMessageStatus.MESSAGE_ILLEGAL
         if sum([len(message.body) for message in messages]) > self.config.max_message_size:
-            return PutMessageStatus.MESSAGE_ILLEGAL
-        try:
-            check_queue_name(*name)
-            size = sum([encoded_size(message, self._store_host) for message in messages])
-        except InvalidMessage:
-            return PutMessageStatus.MESSAGE_ILLEGAL
-        if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
             return PutMessageStatus.MESSAGE_ILLEGAL
         return None
 
