@@ -76,7 +76,7 @@ def shape(body: bytes) -> Any:
 
 
 MAPS_OF_DATA = {
-    "brokerAddrs", "brokerAddrTable", "clusterAddrTable", "connectionSet", "filterServerTable", "offsetTable", "table",
+    "brokerAddrs", "brokerAddrTable", "clusterAddrTable", "consumeStatsList", "filterServerTable", "offsetTable", "table",
     "topicConfigTable", "subscriptionGroupTable", "subscriptionTable", "offsets", "configTable",
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def _shape(value: Any, name: str = "") -> Any:
             return "map", frozenset(_shape(member) for member in value.values())
         return "object", frozenset((key, _shape(member, key)) for key, member in value.items())
     if isinstance(value, list):
-        return "list", frozenset(_shape(item) for item in value)
+        return "list", frozenset(_shape(item, name) for item in value)
     if isinstance(value, bool) or value is None:
         return type(value).__name__
     return "number" if isinstance(value, (int, float)) else "text"

@@ -19,11 +19,14 @@ from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.connections import ConsumerConnection
+from rucola.protocol.group import decode_consume_stats_list
 from rucola.protocol.heartbeat import (
     ConsumerData,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     SubscriptionData,
+    UnregisterClientRequestHeader,
     subscription,
 )
 from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, UpdateConsumerOffsetRequestHeader
@@ -31,10 +34,17 @@ from rucola.protocol.queue import MessageQueue
 from rucola.protocol.send import SendMessageRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, decode_consume_stats, decode_topic_stats
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Connection, Processor
 from rucola.store.config import StoreConfig
 from wire import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 10921
+SERVER_PORTS = (RECORDED_PORT, 9877)
+ASKED_OF_CLIENTS = {
+    RequestCode.GET_CONSUMER_RUNNING_INFO,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+}
 RECORDED_MS = 1795217560000  # when the recording began; time windows in the requests lie about it
 ANSWERED = {
     RequestCode.SEND_MESSAGE,
@@ -64,6 +74,24 @@ ANSWERED = {
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
     RequestCode.SEND_MESSAGE_V2,
     RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.UPDATE_BROKER_CONFIG,
+    RequestCode.GET_BROKER_CONFIG,
+    RequestCode.GET_BROKER_RUNTIME_INFO,
+    RequestCode.CHECK_CLIENT_CONFIG,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+    RequestCode.QUERY_CONSUME_TIME_SPAN,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+    RequestCode.GET_CONSUMER_RUNNING_INFO,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    RequestCode.CLONE_GROUP_OFFSET,
+    RequestCode.VIEW_BROKER_STATS_DATA,
+    RequestCode.GET_BROKER_CONSUME_STATS,
+    RequestCode.QUERY_CONSUME_QUEUE,
     9999,
 }
 EQUAL_FIELDS = {
@@ -119,6 +147,30 @@ class Stage:
                 for queue, offsets in decode_topic_stats(answer.body).items():
                     await self.create(queue.topic, queue.queue_id + 1)
                     await self.fill(queue.topic, queue.queue_id, offsets.max_offset)
+            case RequestCode.GET_CONSUMER_CONNECTION_LIST if answer.code == ResponseCode.SUCCESS:
+                table = decode_body(ConsumerConnection, answer.body).subscription_table
+                await self.join("connected", fields["consumerGroup"], list(table.values()))
+            case RequestCode.GET_PRODUCER_CONNECTION_LIST if answer.code != ResponseCode.SUCCESS:
+                header = UnregisterClientRequestHeader(client_id="any", producer_group=fields["producerGroup"])
+                await self.ask(RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header))
+            case RequestCode.INVOKE_BROKER_TO_RESET_OFFSET if answer.code == ResponseCode.SUCCESS:
+                await self.join("someone", fields["group"], [subscription(fields["topic"], "*")])
+                await self.commit(fields["group"], MessageQueue(fields["topic"], "broker-a", 0))
+            case RequestCode.GET_CONSUMER_RUNNING_INFO | RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                await self.join(fields["clientId"], fields["consumerGroup"], [])
+                if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                    fields["msgId"] = (await self.send("WB", 0, "")).ext_fields["msgId"]
+            case RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS:
+                await self.join(fields["clientAddr"], fields["group"], [])
+            case RequestCode.GET_BROKER_CONSUME_STATS:
+                for group, topics in decode_consume_stats_list(answer.body).groups.items():
+                    for queue in (queue for stats in topics for queue in stats.offset_table):
+                        await self.create(queue.topic, queue.queue_id + 1)
+                        await self.commit(group, queue)
+            case RequestCode.VIEW_BROKER_STATS_DATA | RequestCode.QUERY_CONSUME_TIME_SPAN:
+                await self.fill(fields.get("topic") or fields["statsKey"], 0, 1)
+            case RequestCode.QUERY_CONSUME_QUEUE:
+                await self.fill(fields["topic"], int(fields["queueId"]), 5)
             case RequestCode.GET_CONSUME_STATS:
                 for queue in decode_consume_stats(answer.body).offset_table:
                     await self.create(queue.topic, queue.queue_id + 1)
@@ -172,7 +224,26 @@ class Stage:
         assert answer.code == ResponseCode.SUCCESS
 
 
-def with_stage(path: Path, scenario: Callable[[Stage], Awaitable[None]]) -> None:
+def recorded_clients(golden: Path) -> dict[int, Processor]:
+    """Answers to what a broker asks of a client, as Apache's client gave them."""
+
+    def answering(frame: bytes) -> Processor:
+        def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+            recorded = decode(frame)
+            return command.response(recorded.code, body=recorded.body, remark=recorded.remark)
+
+        return answer
+
+    return {
+        exchange.code: answering(exchange.answer)
+        for exchange in exchanges(golden)
+        if exchange.answer is not None and exchange.code in ASKED_OF_CLIENTS and exchange.port not in SERVER_PORTS
+    }
+
+
+def with_stage(
+    path: Path, scenario: Callable[[Stage], Awaitable[None]], clients: dict[int, Processor] | None = None
+) -> None:
     async def run() -> None:
         async with Namesrv("127.0.0.1", 0) as namesrv:
             config = BrokerConfig(
@@ -192,11 +263,16 @@ def with_stage(path: Path, scenario: Callable[[Stage], Awaitable[None]]) -> None
                 message_delay_level="0s",
             )
             async with Broker(config, store, clock=lambda: RECORDED_MS) as broker:
-                client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda connection, command: None})
+                ignored = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
+                client = RemotingClient({**dict.fromkeys(ignored, _ignore), **(clients or {})})
                 await scenario(Stage(broker.address, client))
                 await client.close()
 
     asyncio.run(run())
+
+
+def _ignore(connection: Connection, command: RemotingCommand) -> None:
+    """What a broker tells a client, and no test looks at."""
 
 
 def differences(exchange: Exchange, request: RemotingCommand, answer: RemotingCommand) -> list[str]:
@@ -237,6 +313,6 @@ def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, ser
             await stage.prepare(request, decode(exchange.answer))
             found.extend(differences(exchange, request, await stage.ask(request)))
 
-    with_stage(tmp_path, scenario)
+    with_stage(tmp_path, scenario, recorded_clients(golden))
     assert {exchange.code for exchange in recorded} == ANSWERED
     assert found == [], "\n".join(found)

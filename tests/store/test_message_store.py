@@ -178,7 +178,13 @@ def test_delayed_messages_keep_when_they_are_due(open_store: OpenStore, tmp_path
 
 def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None:
     arrived: list[tuple[str, int, int, list[int]]] = []
-    store = open_store(on_arrive=lambda *what: arrived.append(what))
+    sizes: list[int] = []
+
+    def arrive(topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
+        arrived.append((topic, queue_id, end, tags_codes))
+        sizes.append(size)
+
+    store = open_store(on_arrive=arrive)
     for k in range(3):
         store.put(inner(queue_id=k % 2, tags="A" if k else None), 1)
     assert arrived == []
@@ -188,6 +194,7 @@ def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None
     store.put(inner(topic="U"), 1)
     assert store.reput() == 1
     assert arrived[2:] == [("U", 0, 1, [0])]
+    assert sum(sizes) == store.max_physical_offset
 
 
 messages = st.lists(

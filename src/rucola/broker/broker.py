@@ -22,16 +22,20 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.flush import Flush
 from rucola.broker.locks import QueueLocks
+from rucola.broker.processors.connections import ConnectionProcessor
+from rucola.broker.processors.group import GroupProcessor
 from rucola.broker.processors.heartbeat import HeartbeatProcessor
 from rucola.broker.processors.lock import LockProcessor
 from rucola.broker.processors.offset import OffsetProcessor
 from rucola.broker.processors.pull import PullProcessor
 from rucola.broker.processors.query import QueryProcessor
+from rucola.broker.processors.runtime import RuntimeProcessor
 from rucola.broker.processors.send import SendProcessor
 from rucola.broker.processors.send_back import SendBackProcessor
 from rucola.broker.processors.topic import TopicProcessor
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
+from rucola.broker.stats import SAMPLE_INTERVAL_MS, BrokerStats
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -94,14 +98,16 @@ class Broker:
         clients = Clients()
         locks = QueueLocks()
         hold = PullRequestHold()
+        stats = BrokerStats(clock(), config.broker_cluster_name)
         server = RemotingServer(config.bind_address, config.listen_port, processors, on_close=clients.closed)
         server.bind()
         running.push_async_callback(server.stop)
         config.listen_port = server.port
         self.store_config.store_host = config.store_host
 
-        def arrived(topic: str, queue_id: int, end: int, tags_codes: list[int]) -> None:
+        def arrived(topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
             hold.arrived(topic, queue_id, end)
+            stats.put(topic, len(tags_codes), size)
             if topic == SCHEDULE_TOPIC:
                 delivery_alarm.ring_at(min(tags_codes))
 
@@ -154,12 +160,15 @@ class Broker:
             reput.on_put,
         ).table()
         processors |= SendBackProcessor(config, store, topics, groups, len(delays_ms), clock, reput.on_put).table()
-        processors |= PullProcessor(config, store, topics, groups, offsets, clients, hold, clock).table()
+        processors |= PullProcessor(config, store, topics, groups, offsets, clients, hold, stats, clock).table()
         processors |= QueryProcessor(config, store).table()
         processors |= OffsetProcessor(store, offsets, delayed).table()
         processors |= HeartbeatProcessor(clients, topics, groups, clock).table()
         processors |= LockProcessor(locks, clock).table()
-        processors |= TopicProcessor(config, store, topics, groups, offsets, clients, registration, clock).table()
+        processors |= TopicProcessor(config, store, topics, clients, registration, stats, clock).table()
+        processors |= GroupProcessor(config, store, topics, groups, offsets, clients, stats, clock).table()
+        processors |= ConnectionProcessor(config, store, clients).table()
+        processors |= RuntimeProcessor(config, self.store_config, store, topics, registration, stats, clock).table()
 
         clockwork = Clockwork()
         running.push_async_callback(clockwork.stop)
@@ -168,6 +177,7 @@ class Broker:
         clockwork.every(100, "touch pages ahead", lambda: asyncio.to_thread(store.warm))
         clockwork.every(1000, "checkpoint", flush.checkpoint)
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", offsets.persist)
+        clockwork.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: stats.sample(clock()))
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(PERSIST_INTERVAL_MS, "persist delay offsets", persist_delay_offsets)

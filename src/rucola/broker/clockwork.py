@@ -6,8 +6,8 @@
     every 500 ms  flush the log (flushIntervalCommitLog)
     every second  flush what was dispatched, and write the checkpoint that vouches for it
     every 5 s     write the consumer offsets (flushConsumerOffsetInterval)
-    every 10 s    close the connections of clients that have fallen silent, forget locks that have expired, write how far
-                  delayed messages are delivered
+    every 10 s    close the connections of clients that have fallen silent, forget locks that have expired, sample the
+                  statistics, write how far delayed messages are delivered
     every 30 s    register with the name servers (registerNameServerPeriod)
 
 Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.

@@ -151,12 +151,21 @@ def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
     """The body of GET_CONSUME_STATS."""
-    return fastjson.dumps({"consumeTps": stats.consume_tps, "offsetTable": _keyed(stats.offset_table)})
+    return fastjson.dumps(consume_stats_members(stats))
+
+
+def consume_stats_members(stats: ConsumeStats) -> dict[str, Any]:
+    """A ConsumeStats as the object that stands in a body."""
+    return {"consumeTps": stats.consume_tps, "offsetTable": _keyed(stats.offset_table)}
 
 
 def decode_consume_stats(data: bytes) -> ConsumeStats:
     """A group's place in its queues; RemoteProtocolError where the body is something else."""
-    members = decode_object(data, "ConsumeStats")
+    return consume_stats_from(decode_object(data, "ConsumeStats"))
+
+
+def consume_stats_from(members: dict[Any, Any]) -> ConsumeStats:
+    """The ConsumeStats that stands as an object in a body; RemoteProtocolError where it is something else."""
     return ConsumeStats(
         consume_tps=_convert(members.get("consumeTps") or 0.0, float),
         offset_table=_unkeyed(members.get("offsetTable"), OffsetWrapper),

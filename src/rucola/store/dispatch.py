@@ -35,8 +35,8 @@ from rucola.store.mapped_file import MappedFileQueue
 Pending = tuple[MessageInner, int, int, int, int]
 """A message that was put: (message, queue offset, physical offset, size, store timestamp)."""
 
-Arrive = Callable[[str, int, int, list[int]], None]
-"""Is told of what arrived: (topic, queue id, max queue offset, tags codes of the new units)."""
+Arrive = Callable[[str, int, int, list[int], int], None]
+"""Is told of what arrived: (topic, queue id, max queue offset, tags codes of the new units, bytes of their records)."""
 
 _BATCH_FROM: Final = 8
 
@@ -83,7 +83,7 @@ class Dispatcher:
 
     def add_units(self, batch: Iterable[Pending], on_arrive: Arrive | None = None) -> list[ConsumeQueue]:
         """Write the ConsumeQueue units of `batch`; see `dispatch`."""
-        groups: dict[tuple[str, int], tuple[int, list[bytes], list[int]]] = {}
+        groups: dict[tuple[str, int], tuple[int, list[bytes], list[int], list[int]]] = {}
         for message, queue_offset, physical_offset, size, store_timestamp in batch:
             if message.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
@@ -93,17 +93,18 @@ class Dispatcher:
             name = (message.topic, message.queue_id)
             group = groups.get(name)
             if group is None:
-                groups[name] = (queue_offset, [pack_unit(physical_offset, size, code)], [code])
+                groups[name] = (queue_offset, [pack_unit(physical_offset, size, code)], [code], [size])
             else:
                 group[1].append(pack_unit(physical_offset, size, code))
                 group[2].append(code)
+                group[3].append(size)
         touched = []
-        for name, (queue_offset, units, codes) in groups.items():
+        for name, (queue_offset, units, codes, sizes) in groups.items():
             queue = self.queues[name]
             queue.append(queue_offset, b"".join(units))
             touched.append(queue)
             if on_arrive is not None:
-                on_arrive(*name, queue.max_offset, codes)
+                on_arrive(*name, queue.max_offset, codes, sum(sizes))
         return touched
 
     def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:

@@ -22,6 +22,7 @@ from rucola.broker.clients import Clients
 from rucola.broker.config import BrokerConfig
 from rucola.broker.filters import Accepts, accepts
 from rucola.broker.pull_hold import HeldPull, PullRequestHold
+from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -66,6 +67,7 @@ class PullProcessor:
         offsets: ConsumerOffsetTable,
         clients: Clients,
         hold: PullRequestHold,
+        stats: BrokerStats,
         clock: Callable[[], int],
     ) -> None:
         self._config = config
@@ -75,6 +77,7 @@ class PullProcessor:
         self._offsets = offsets
         self._clients = clients
         self._hold = hold
+        self._stats = stats
         self._clock = clock
 
     def table(self) -> dict[int, Processor]:
@@ -206,6 +209,10 @@ class PullProcessor:
         """The answer to a pull from `queue_offset` on, or the offset to wait from."""
         result = self._store.get(header.topic, header.queue_id, queue_offset, header.max_msg_nums, accepts=accepted)
         code = _CODES[result.status]
+        if result.records:
+            self._stats.got(header.consumer_group, header.topic, len(result.records), result.size)
+        elif not is_held:
+            self._stats.got_nothing()
         if result.status in _EMPTY_QUEUE and queue_offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
         if may_wait and code == ResponseCode.PULL_NOT_FOUND:

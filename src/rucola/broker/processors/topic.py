@@ -1,42 +1,41 @@
-"""Topics, groups and their statistics: what operators ask a broker.
+"""Topics and their queues, as operators see them.
 
-UPDATE_AND_CREATE_TOPIC (17), GET_ALL_TOPIC_CONFIG (21), GET_TOPIC_STATS_INFO (202), GET_CONSUME_STATS (208),
-UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), QUERY_TOPIC_CONSUME_BY_WHO (300).
+UPDATE_AND_CREATE_TOPIC (17), GET_ALL_TOPIC_CONFIG (21), GET_TOPIC_STATS_INFO (202), DELETE_TOPIC_IN_BROKER (215),
+QUERY_CONSUME_QUEUE (321).
 
-Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
+Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a topic that was deleted
+leaves its ConsumeQueues until their messages expire. Made again before that, it goes on at the queue offsets where it
+ended, so what groups have committed on it keeps its meaning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rucola import fastjson
 from rucola.broker.clients import Clients
 from rucola.broker.config import BrokerConfig
 from rucola.broker.registration import Registration
-from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
-from rucola.message.topics import check_group, check_topic, is_system_topic
-from rucola.protocol.body import decode_body, encode_body
+from rucola.message.topics import check_topic, is_system_topic
+from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import (
-    ConsumeStats,
     CreateTopicRequestHeader,
-    GetConsumeStatsRequestHeader,
-    OffsetWrapper,
-    SubscriptionGroupConfig,
     TopicConfig,
     TopicOffset,
     TopicRequestHeader,
-    encode_consume_stats,
     encode_topic_stats,
 )
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
 from rucola.store.message_store import MessageStore
+
+MAX_UNITS = 1000
+"""The most units in one answer to QUERY_CONSUME_QUEUE."""
 
 
 class TopicProcessor:
@@ -47,30 +46,26 @@ class TopicProcessor:
         config: BrokerConfig,
         store: MessageStore,
         topics: TopicConfigTable,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsetTable,
         clients: Clients,
         registration: Registration,
+        stats: BrokerStats,
         clock: Callable[[], int],
     ) -> None:
         self._config = config
         self._store = store
         self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
         self._clients = clients
         self._registration = registration
+        self._stats = stats
         self._clock = clock
 
     def table(self) -> dict[int, Processor]:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_and_create_topic,
             RequestCode.GET_ALL_TOPIC_CONFIG: self.get_all_topic_config,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_and_create_subscriptiongroup,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.get_all_subscriptiongroup_config,
             RequestCode.GET_TOPIC_STATS_INFO: self.get_topic_stats_info,
-            RequestCode.GET_CONSUME_STATS: self.get_consume_stats,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.query_topic_consume_by_who,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.QUERY_CONSUME_QUEUE: self.query_consume_queue,
         }
 
     async def update_and_create_topic(self, connection: Connection, command: RemotingCommand) -> Answer:
@@ -96,15 +91,6 @@ class TopicProcessor:
     def get_all_topic_config(self, connection: Connection, command: RemotingCommand) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(self._topics.wrapper()))
 
-    def update_and_create_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Reply:
-        group = decode_body(SubscriptionGroupConfig, command.body)
-        check_group(group.group_name)
-        self._groups.put(group, self._clock())
-        return command.response(ResponseCode.SUCCESS)
-
-    def get_all_subscriptiongroup_config(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._groups.wrapper()))
-
     def get_topic_stats_info(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(TopicRequestHeader)
         topic = self._topics.get(header.topic)
@@ -121,30 +107,35 @@ class TopicProcessor:
             )
         return command.response(ResponseCode.SUCCESS, body=encode_topic_stats(offsets))
 
-    def get_consume_stats(self, connection: Connection, command: RemotingCommand) -> Reply:
-        header = command.decode_header(GetConsumeStatsRequestHeader)
-        stats = ConsumeStats()
-        members = self._clients.consumers.get(header.consumer_group)
-        for name in [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group):
-            topic = self._topics.get(name)
-            if topic is None or (members is not None and members.subscriptions and name not in members.subscriptions):
-                continue
-            for queue_id in range(topic.read_queue_nums):
-                queue = MessageQueue(name, self._config.broker_name, queue_id)
-                stats.offset_table[queue] = self._place(header.consumer_group, name, queue_id)
-        return command.response(ResponseCode.SUCCESS, body=encode_consume_stats(stats))
+    async def delete_topic(self, connection: Connection, command: RemotingCommand) -> Answer:
+        topic = command.decode_header(TopicRequestHeader).topic
+        check_topic(topic)
+        if is_system_topic(topic):
+            raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
+        self._topics.remove(topic, self._clock())
+        self._stats.forget_topic(topic)
+        await self._registration.settled()
+        return command.response(ResponseCode.SUCCESS)
 
-    def _place(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
-        """A group's place in a queue."""
-        consumed = max(0, self._offsets.get(group, topic, queue_id))
-        last_ms = self._store.store_time(topic, queue_id, consumed - 1) if consumed else 0
-        return OffsetWrapper(
-            broker_offset=max(0, self._store.max_offset(topic, queue_id)),
-            consumer_offset=consumed,
-            last_timestamp=max(0, last_ms),
-        )
-
-    def query_topic_consume_by_who(self, connection: Connection, command: RemotingCommand) -> Reply:
-        header = command.decode_header(TopicRequestHeader)
-        groups = dict.fromkeys([*self._clients.groups_of(header.topic), *self._offsets.groups_of(header.topic)])
-        return command.response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(groups)}))
+    def query_consume_queue(self, connection: Connection, command: RemotingCommand) -> Reply:
+        header = command.decode_header(QueryConsumeQueueRequestHeader)
+        ends = self._store.queues().get((header.topic, header.queue_id))
+        if ends is None:
+            return command.response(ResponseCode.SYSTEM_ERROR, remark=f"{header.queue_id}@{header.topic} is not exist!")
+        body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
+        if header.consumer_group:
+            group = self._clients.consumers.get(header.consumer_group)
+            body.subscription_data = group.subscriptions.get(header.topic) if group else None
+            if body.subscription_data is None:
+                body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"
+        units = self._store.units(header.topic, header.queue_id, header.index, min(header.count, MAX_UNITS))
+        if not units:
+            return command.response(
+                ResponseCode.SUCCESS,
+                remark=f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!",
+            )
+        body.queue_data = [
+            ConsumeQueueData(physic_offset=physical_offset, physic_size=size, tags_code=code)
+            for physical_offset, size, code in units
+        ]
+        return command.response(ResponseCode.SUCCESS, body=encode_body(body))

@@ -64,6 +64,12 @@ class SubscriptionGroupTable:
         self.data_version = self.data_version.next(now_ms)
         self.persist()
 
+    def remove(self, group: str, now_ms: int) -> None:
+        """Forget the group's settings, where there are any."""
+        if self._table.pop(group, None) is not None:
+            self.data_version = self.data_version.next(now_ms)
+            self.persist()
+
     def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
         return iter(self._table.values())
 

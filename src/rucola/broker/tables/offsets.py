@@ -44,6 +44,22 @@ class ConsumerOffsetTable:
             queues[queue_id] = queue_offset
             self._is_changed = True
 
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The committed offsets of a group on a topic, by queue id, a copy; negative ones left out."""
+        queues = self._table.get(topic + _SEPARATOR + group, {})
+        return {queue_id: queue_offset for queue_id, queue_offset in queues.items() if queue_offset >= 0}
+
+    def clone(self, source: str, destination: str, topic: str) -> None:
+        """Give one group the offsets that another has on a topic; nothing where it has none."""
+        for queue_id, queue_offset in self.of(source, topic).items():
+            self.commit(destination, topic, queue_id, queue_offset)
+
+    def remove_group(self, group: str) -> None:
+        """Forget everything that the group committed."""
+        for topic in self.topics_of(group):
+            del self._table[topic + _SEPARATOR + group]
+            self._is_changed = True
+
     def topics_of(self, group: str) -> list[str]:
         """The topics on which the group has committed."""
         return [topic for topic, _, owner in map(_split, self._table) if owner == group]

@@ -67,6 +67,13 @@ class TopicConfigTable:
         self.persist()
         self._on_change()
 
+    def remove(self, topic: str, now_ms: int) -> None:
+        """Forget the topic, where there is one."""
+        if self._table.pop(topic, None) is not None:
+            self.data_version = self.data_version.next(now_ms)
+            self.persist()
+            self._on_change()
+
     def create_from_default(
         self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int, now_ms: int
     ) -> TopicConfig | None:

@@ -1,0 +1,46 @@
+"""A broker's statistics: VIEW_BROKER_STATS_DATA (315).
+
+A statistic has a name, such as TOPIC_PUT_NUMS, and a key: a topic, `topic@group`, or a cluster.
+
+Answers to `BrokerStatsData` and the names in `BrokerStatsManager` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from rucola.protocol.body import Body
+from rucola.protocol.command import Header
+
+TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
+TOPIC_PUT_SIZE = "TOPIC_PUT_SIZE"
+GROUP_GET_NUMS = "GROUP_GET_NUMS"
+GROUP_GET_SIZE = "GROUP_GET_SIZE"
+BROKER_PUT_NUMS = "BROKER_PUT_NUMS"
+BROKER_GET_NUMS = "BROKER_GET_NUMS"
+
+
+def group_key(topic: str, group: str) -> str:
+    """The key under which a group's reading of a topic is counted."""
+    return f"{topic}@{group}"
+
+
+class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
+    """Which statistic."""
+
+    stats_name: str
+    stats_key: str
+
+
+class BrokerStatsItem(Body, kw_only=True):
+    """A window of time: `sum` in it, `tps` a second, and `avgpt` for each time that something was counted."""
+
+    avgpt: float = 0.0
+    sum: int = 0
+    tps: float = 0.0
+
+
+class BrokerStatsData(Body, kw_only=True):
+    """The body: the last day, hour and minute."""
+
+    stats_day: BrokerStatsItem
+    stats_hour: BrokerStatsItem
+    stats_minute: BrokerStatsItem
