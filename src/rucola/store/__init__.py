@@ -9,7 +9,8 @@ whoever only reads a directory comes in through `reader`, which takes no lock an
     index           where the messages with one key lie          config_files   config/*.json
     scan            reading a log that nobody vouches for        mapped_file    files in memory
     dispatch        from a record to its queue and keys          recovery       opening after a stop or a crash
-    checkpoint      what is known to be on disk
+    checkpoint      what is known to be on disk                      retention      which files go, and when
+    archived        how far an archive has the log
 
 Nothing is imported here, so that the reading side stays light in Spark's workers.
 """

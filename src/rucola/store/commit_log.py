@@ -18,6 +18,8 @@ Answers to org.apache.rocketmq.store.CommitLog.
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import Final
 
 from rucola.errors import InvalidMessage
@@ -33,7 +35,7 @@ _WARM_WINDOW: Final = 4 << 20
 class CommitLog:
     """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
 
-    __slots__ = ("_file", "end", "files", "flushed_end", "safe_end")
+    __slots__ = ("_file", "_making", "end", "files", "flushed_end", "safe_end")
 
     def __init__(self, files: MappedFileQueue, end: int) -> None:
         self.files = files
@@ -42,6 +44,7 @@ class CommitLog:
         self.flushed_end = end
         """Everything before this physical offset is on disk."""
         self._file: MappedFile | None = files.find(end)
+        self._making = threading.Lock()
         self.safe_end = 0
         """Up to this physical offset records can be appended without `make_room`."""
 
@@ -83,8 +86,9 @@ class CommitLog:
         self.end += len(data)
 
     def _following(self, file: MappedFile) -> MappedFile:
-        """Return the file behind `file`, making it where it is not there."""
-        return self.files.find(file.end) or self.files.create_next()
+        """Return the file behind `file`, making it where it is not there. For any thread."""
+        with self._making:
+            return self.files.find(file.end) or self.files.create_next()
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
         """Return `size` bytes of the log, or None where they do not all lie in one file before `end`."""
@@ -131,11 +135,18 @@ class CommitLog:
         self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
-        """Touch the pages that the next few megabytes of records will take. For a thread beside the writer's."""
+        """Touch the pages that the next few megabytes of records will take. For a thread beside the writer's.
+
+        In the last quarter of a file the next one is made, and its beginning touched, so that no put waits for that.
+        A disk that has no room for it is the writer's to meet.
+        """
         file = self._file
         if file is not None:
             position = self.end - file.begin
             file.warm(position, position + _WARM_WINDOW)
+            if position > file.size - file.size // 4:
+                with suppress(OSError):
+                    self._following(file).warm(0, _WARM_WINDOW)
 
     def close(self) -> None:
         """Close all files."""

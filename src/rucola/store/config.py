@@ -23,7 +23,8 @@ class StoreConfig:
     """The settings of a store. Names and defaults are those of Apache's broker.conf, in snake_case.
 
     `store_host` is the broker's address as it goes into every record, 8 or 20 bytes (`message.host.encode_host`); it
-    must be set before the store is opened. Times are in milliseconds.
+    must be set before the store is opened. Times are in milliseconds, `file_reserved_time` alone is in hours; ratios
+    are per cent of the disk.
     """
 
     store_path_root_dir: Path = Path("~/store")
@@ -42,6 +43,18 @@ class StoreConfig:
     flush_interval_commit_log: int = 500
     sync_flush_timeout: int = 5000
     message_delay_level: str = DEFAULT_DELAY_LEVELS
+    file_reserved_time: int = 72
+    delete_when: str = "04"
+    clean_resource_interval: int = 10_000
+    delete_commit_log_files_interval: int = 100
+    destroy_maped_file_interval_forcibly: int = 120_000
+    disk_max_used_space_ratio: int = 75
+    clean_file_forcibly_enable: bool = True
+    disk_space_clean_forcibly_ratio: int = 85
+    disk_space_warning_level_ratio: int = 90
+    delete_only_archived: bool = False
+    archive_progress_path: Path | None = None
+    archive_name: str = ""
 
     @property
     def commit_log_directory(self) -> Path:

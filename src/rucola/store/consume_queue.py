@@ -20,6 +20,7 @@ Answers to org.apache.rocketmq.store.ConsumeQueue. ConsumeQueueExt (bit maps for
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ class ConsumeQueue:
     `min_offset` is the first unit whose record the log still has; units before it may still be in the file.
     """
 
-    __slots__ = ("_files", "_last", "_per_file", "max_offset", "min_offset", "queue_id", "topic")
+    __slots__ = ("_files", "_last", "_log_begin", "_per_file", "max_offset", "min_offset", "queue_id", "topic")
 
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue) -> None:
         self.topic = topic
@@ -57,6 +58,7 @@ class ConsumeQueue:
         self._files = files
         self._per_file = files.file_size // UNIT_SIZE
         self._last: MappedFile | None = files.files[-1] if files.files else None
+        self._log_begin = 0
         self.max_offset = self._count_written()
         self.min_offset = self._skip_filler()
 
@@ -198,8 +200,27 @@ class ConsumeQueue:
 
     def raise_min_offset(self, min_physical_offset: int) -> None:
         """Let the queue begin with the first unit whose record the log still has."""
-        if self.min_offset < self.max_offset and self.unit(self.min_offset)[0] < min_physical_offset:
-            self.min_offset = self.first_at_or_after(min_physical_offset)
+        if self._log_begin < min_physical_offset:
+            self._log_begin = min_physical_offset
+            if self.min_offset < self.max_offset and self.unit(self.min_offset)[0] < min_physical_offset:
+                self.min_offset = self.first_at_or_after(min_physical_offset)
+
+    def take_expired(self) -> list[MappedFile]:
+        """Give up the files that end before `min_offset`, but the last; they are to be deleted."""
+        taken = []
+        while len(self._files.files) > 1 and self._files.files[0].end <= self.min_offset * UNIT_SIZE:
+            taken.append(self._files.take_first())
+        return taken
+
+    def delete(self) -> None:
+        """Remove the queue's files and directory, and that of its topic with the last queue. Raises OSError."""
+        self.cut(self.min_offset)
+        for directory in (self._files.directory, self._files.directory.parent):
+            try:
+                directory.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise
 
     def flush(self) -> None:
         """Wait until the last two files are on disk; those before them were full when they were flushed."""

@@ -74,6 +74,7 @@ class IndexFile:
         "end_physical_offset",
         "end_timestamp",
         "file",
+        "is_flushed",
         "max_count",
         "slot_count",
         "slots_used",
@@ -100,6 +101,8 @@ class IndexFile:
             self.count,
         ) = _HEADER.unpack_from(file.map, 0)
         self.count = max(self.count, 1)
+        self.is_flushed = False
+        """Whether the file was brought to disk after it was full."""
         # Lookups jump; reading ahead around each jump makes a cold one cost a hundred times as much.
         file.map.madvise(mmap.MADV_RANDOM)
 
@@ -287,7 +290,6 @@ class Index:
         self.files = files
         self._slot_count = slot_count
         self._max_count = max_count
-        self._flushed_files = 0
 
     @classmethod
     def open(cls, directory: Path, slot_count: int = 0, max_count: int = 0, *, writable: bool = False) -> Index:
@@ -366,27 +368,37 @@ class Index:
     @property
     def flushed_timestamp(self) -> int:
         """Up to this store time everything is in full files that `flush_full_files` brought to disk; 0 without any."""
-        return self.files[self._flushed_files - 1].end_timestamp if self._flushed_files else 0
+        return max([file.end_timestamp for file in list(self.files) if file.is_flushed], default=0)
 
     def flush_full_files(self) -> None:
         """Wait until all files that are full are on disk. For any thread, one at a time."""
-        for file in self.files[self._flushed_files :]:
+        for file in list(self.files):
             if not file.is_full:
                 break
-            file.file.flush()
-            self._flushed_files += 1
+            if not file.is_flushed:
+                file.file.flush()
+                file.is_flushed = True
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
         self.flush_full_files()
-        for file in self.files[self._flushed_files :]:
-            file.file.flush()
+        for file in self.files:
+            if not file.is_flushed:
+                file.file.flush()
 
     def drop(self, first: int) -> None:
         """Delete the files from number `first` on; their messages must be indexed again."""
         while len(self.files) > first:
             self.files.pop().file.delete()
-        self._flushed_files = min(self._flushed_files, first)
+
+    def take_before(self, physical_offset: int) -> list[MappedFile]:
+        """Give up the files whose messages all lie before a physical offset, but the last; they are to be deleted."""
+        taken = []
+        while len(self.files) > 1 and self.files[0].end_physical_offset < physical_offset:
+            file = self.files.pop(0).file
+            file.leave()
+            taken.append(file)
+        return taken
 
     def close(self) -> None:
         """Close all files."""

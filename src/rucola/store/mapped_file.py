@@ -13,7 +13,11 @@ that the disk cannot give kills the process (SIGBUS), therefore `reserve` asks f
 windows, and turns a full disk into an OSError. `warm` takes the page faults of a window off the writer's path.
 
 Flushing goes by file descriptor, because `mmap.flush` holds the interpreter lock for as long as the disk takes.
-A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector.
+A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector. A mapping
+keeps a descriptor of its own, so a file that was only opened has no second one until it is written or flushed.
+
+A file that goes away may be in another thread's hands. Whoever works on it there holds it meanwhile (`hold`); a file
+that has left its queue cannot be held any more, and is closed by the last who does.
 
 Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 """
@@ -23,6 +27,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -37,6 +42,9 @@ _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
 
+_lock: Final = threading.Lock()
+"""Guards who holds which file, and its descriptor; never kept while the disk works."""
+
 
 class MappedFile:
     """One file in memory, `map[position]` being its bytes.
@@ -45,13 +53,26 @@ class MappedFile:
     empty one is an empty buffer.
     """
 
-    __slots__ = ("_populates", "_warmed", "begin", "fd", "map", "path", "reserved", "size", "writable")
+    __slots__ = (
+        "_fd",
+        "_holders",
+        "_is_deleted",
+        "_is_leaving",
+        "_populates",
+        "_warmed",
+        "begin",
+        "map",
+        "path",
+        "reserved",
+        "size",
+        "writable",
+    )
 
     map: mmap.mmap
 
     def __init__(self, path: Path, fd: int, writable: bool, begin: int) -> None:
         self.path = path
-        self.fd = fd
+        self._fd = fd
         self.writable = writable
         self.begin = begin
         self.size = os.fstat(fd).st_size
@@ -62,27 +83,42 @@ class MappedFile:
         """Up to this position the file is known to have blocks."""
         self._warmed = 0
         self._populates = True
+        self._holders = 0
+        self._is_leaving = self._is_deleted = False
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False, begin: int = 0) -> MappedFile:
         """Map an existing file. Raises OSError where it cannot be opened."""
-        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = os.open(path, _flags(writable))
         try:
-            return cls(path, fd, writable, begin)
-        except BaseException:
+            file = cls(path, fd, writable, begin)
+            file._fd = -1
+            return file
+        finally:
             os.close(fd)
-            raise
 
     @classmethod
     def create(cls, path: Path, size: int, *, begin: int = 0) -> MappedFile:
-        """Make a new file of `size` zeros and map it for writing. Raises FileExistsError where one is."""
+        """Make a new file of `size` zeros and map it for writing. Raises FileExistsError where one is.
+
+        After any other error there is none.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, size)
             return cls(path, fd, True, begin)
         except BaseException:
             os.close(fd)
+            path.unlink()
             raise
+
+    @property
+    def fd(self) -> int:
+        """A descriptor of the file, opened when it is first asked for."""
+        with _lock:
+            if self._fd < 0:
+                self._fd = os.open(self.path, _flags(self.writable))
+            return self._fd
 
     @property
     def end(self) -> int:
@@ -143,23 +179,65 @@ class MappedFile:
         return True
 
     def flush(self) -> None:
-        """Wait until the file's bytes are on disk. Lets other threads run; they may write meanwhile."""
-        os.fdatasync(self.fd)
+        """Wait until the file's bytes are on disk. Lets other threads run; they may write meanwhile.
+
+        Does nothing for a file that has left its queue.
+        """
+        if self.hold():
+            try:
+                os.fdatasync(self.fd)
+            finally:
+                self.release()
+
+    def hold(self) -> bool:
+        """Keep the file open until `release`. False where it has left its queue. For any thread."""
+        with _lock:
+            if not self._is_leaving:
+                self._holders += 1
+            return not self._is_leaving
+
+    def release(self) -> None:
+        """End what `hold` began."""
+        with _lock:
+            self._holders -= 1
+        if self._is_deleted and not self._holders:
+            self.close()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody holds the file."""
+        return self._holders > 0
+
+    def leave(self) -> None:
+        """Let nobody hold the file from now on."""
+        with _lock:
+            self._is_leaving = True
 
     def close(self) -> None:
         """Unmap and close the file. Bytes that were not flushed are left to the kernel."""
-        if self.fd >= 0:
-            try:
-                self.map.close()
-            except BufferError:
-                pass
-            os.close(self.fd)
-            self.fd = -1
+        try:
+            self.map.close()
+        except BufferError:
+            pass
+        with _lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def delete(self) -> None:
-        """Close the file and remove it from its directory."""
-        self.close()
-        self.path.unlink()
+        """Remove the file from its directory and close it; while somebody holds it, its blocks stay taken.
+
+        May be called again when it raised OSError.
+        """
+        self.leave()
+        self.path.unlink(missing_ok=True)
+        self._is_deleted = True
+        if not self.is_held:
+            self.close()
+
+
+def _flags(writable: bool) -> int:
+    return (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
 
 
 class MappedFileQueue:
@@ -231,6 +309,13 @@ class MappedFileQueue:
         file = MappedFile.create(self.directory / file_name(begin), self.file_size, begin=begin)
         sync_directory(self.directory)
         self.files.append(file)
+        return file
+
+    def take_first(self) -> MappedFile:
+        """Let the logical file begin with the second file and return the first, which is then to be deleted."""
+        file = self.files[0]
+        file.leave()
+        del self.files[0]
         return file
 
     def cut(self, offset: int) -> None:

@@ -53,6 +53,7 @@ from rucola.store.index import Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.recovery import Recovery
+from rucola.store.retention import DiskUsage, Retention
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +64,16 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive(topic, queue_id, max_queue_offset, tags_codes)` is called by `reput` for every queue that got messages.
+    `on_arrive` is called by `reput` for every queue that got messages; see `dispatch.Arrive`.
     """
 
     def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
         self.config = config
         self.refuses_writes: str | None = "the store is not open"
         """Why puts are turned away; None while they are taken."""
+        self.failure: str | None = self.refuses_writes
+        """Why they are turned away for good, until the store is opened again; a full disk is no such reason."""
+        self._refusing = threading.Lock()
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         self._on_arrive = on_arrive
@@ -114,6 +118,7 @@ class MessageStore:
             self._dispatcher = Dispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
             recovery = Recovery(files, self._dispatcher, self._checkpoint, after_crash=after_crash)
             self._log = CommitLog(files, recovery.run())
+            self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
         self._log.flushed_end = self._log.begin if after_crash else self._log.end
         for name, queue in self._queues.items():
@@ -122,7 +127,7 @@ class MessageStore:
             last_ms = self.store_time(*name, queue.max_offset - 1)
             self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
         self._is_open = True
-        self.refuses_writes = None
+        self.failure = self.refuses_writes = None
 
     def _open_queues(self) -> None:
         for topic, queue_id, directory in queue_directories(self._queues.directory):
@@ -142,17 +147,18 @@ class MessageStore:
             return
         self._is_open = False
         try:
-            if self.refuses_writes is None:
+            if self.failure is None:
                 self.reput()
-            if self.refuses_writes is None:
+            if self.failure is None:
                 self.refuses_writes = "the store is closed"
                 self.checkpoint()
+                self._retention.delete()
                 if self._dispatcher.index is not None:
                     self._dispatcher.index.flush()
                 (self._root / "abort").unlink(missing_ok=True)
                 sync_directory(self._root)
         finally:
-            self.refuses_writes = self.refuses_writes or "the store is closed"
+            self.failure = self.refuses_writes = self.failure or "the store is closed"
             self._resources.close()
 
     def __enter__(self) -> Self:
@@ -347,7 +353,45 @@ class MessageStore:
 
     def _fail(self, why: str) -> None:
         log.error("%s refuses writes: %s", self._root, why)
-        self.refuses_writes = why
+        with self._refusing:
+            self.failure = self.refuses_writes = why
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def begin_cleaning(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
+        """Begin a round of retention, and refuse or take puts as full as the disks are.
+
+        `hour` is the local one, `disks` has the figures of every file system on which the store lies.
+        """
+        self._retention.begin_round(now_ms, hour, disks)
+        with self._refusing:
+            if self.failure is None:
+                self.refuses_writes = self._retention.refusal
+
+    def expire(self, now_ms: int) -> bool:
+        """Let the log begin after its oldest file, if the round lets that go. With True, call `delete_expired`."""
+        return self._retention.expire(now_ms)
+
+    def delete_expired(self) -> None:
+        """Remove from the disk what `expire` took out. For any thread. Raises OSError; may be called again then."""
+        self._retention.delete()
+
+    def clean_by_hand(self) -> None:
+        """Let files that are old enough go in the next rounds, whatever the hour."""
+        self._retention.by_hand()
+
+    def delete_queue(self, topic: str, queue_id: int) -> bool:
+        """Forget a queue all of whose messages have left the log; False where it has some. It would begin at 0 again.
+
+        Raises OSError.
+        """
+        queue = self._queue(topic, queue_id)
+        if queue is None or queue.min_offset < queue.max_offset:
+            return False
+        queue.delete()
+        del self._queues[topic, queue_id]
+        self._next_offsets.pop((topic, queue_id), None)
+        return True
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -448,6 +492,8 @@ class MessageStore:
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue, half-open."""
         self.reput()
+        for queue in self._queues.values():
+            queue.raise_min_offset(self._log.begin)
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
     def min_offset(self, topic: str, queue_id: int) -> int:
@@ -512,7 +558,10 @@ class MessageStore:
         return queue.min_offset, queue.max_offset - 1
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue that leads to everything that was put, or None where nothing ever was."""
+        """Return a queue that leads to everything that was put and is still there, or None where nothing ever was."""
         if self._pending:
             self.reput()
-        return self._queues.get((topic, queue_id))
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            queue.raise_min_offset(self._log.begin)
+        return queue
