@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from rucola.client.background import Background
+from rucola.client.operator import OperatedConsumer, OperatorRequests
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingError
 from rucola.message.topics import check_group
@@ -34,7 +35,6 @@ from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import (
-    ConsumerData,
     HeartbeatData,
     NotifyConsumerIdsChangedRequestHeader,
     ProducerData,
@@ -59,13 +59,10 @@ ABSENCE_INTERVAL_MS = 1000
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 
 
-class GroupMember(Protocol):
+class GroupMember(OperatedConsumer, Protocol):
     """What an instance asks of a consumer that takes part in its group."""
 
     group: str
-
-    def consumer_data(self) -> ConsumerData:
-        """The group as heartbeats describe it."""
 
     def members_changed(self) -> None:
         """The broker says that a member came or went."""
@@ -82,6 +79,7 @@ class ClientInstance:
 
     def __init__(self, namesrv: str | None = None, *, client_id: str | None = None) -> None:
         processors: dict[int, Processor] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed}
+        processors |= OperatorRequests(lambda: self.client_id, lambda group: self._consumers.get(group)).table()
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)

@@ -39,7 +39,7 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -47,16 +47,22 @@ from typing import Any, TypeAlias
 
 from rucola.client.background import Background
 from rucola.client.instance import ClientInstance, GroupClient
-from rucola.client.process_queue import ProcessQueue
+from rucola.client.own_queue import Delivery, OwnQueue, now_ms
 from rucola.client.pull import PULL_BATCH_SIZE, PullConsumer, PullResult, PullStatus
 from rucola.client.rebalance import Strategy, average
 from rucola.client.route import TopicRoute
-from rucola.errors import BrokerError, MQError, RemotingConnectError, RemotingError, TopicNotFound
+from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingError, TopicNotFound
 from rucola.message import MessageExt, properties
 from rucola.message.topics import check_topic, retry_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import VERSION_TEXT, RemotingCommand
+from rucola.protocol.connections import (
+    CR_SUCCESS,
+    CR_THROW_EXCEPTION,
+    ConsumeMessageDirectlyResult,
+    ProcessQueueInfo,
+)
 from rucola.protocol.heartbeat import (
     SUB_ALL,
     ConsumerData,
@@ -96,34 +102,6 @@ class ConsumeFromWhere(Enum):
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
-
-
-class _OwnQueue:
-    """A queue of this member's share, and the task that pulls it."""
-
-    __slots__ = ("committed", "progress", "queue", "room", "task")
-
-    def __init__(self, queue: MessageQueue, begin_offset: int) -> None:
-        self.queue = queue
-        self.progress = ProcessQueue(begin_offset)
-        self.committed: int | None = None
-        self.room = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-
-class _Delivery:
-    """A message on its way to the application. `progress` is that of the pull which brought it."""
-
-    __slots__ = ("message", "own", "progress")
-
-    def __init__(self, own: _OwnQueue, progress: ProcessQueue, message: MessageExt) -> None:
-        self.own = own
-        self.progress = progress
-        self.message = message
-
-    def done(self) -> None:
-        if self.progress.done(self.message.queue_offset) and self.progress.has_room:
-            self.own.room.set()
 
 
 class PushConsumer(GroupClient):
@@ -166,9 +144,9 @@ class PushConsumer(GroupClient):
         self._listener: Listener | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._pulls = PullConsumer(group, instance=self.instance)
-        self._queues: dict[MessageQueue, _OwnQueue] = {}
-        self._line: asyncio.Queue[_Delivery | None] = asyncio.Queue()
-        self._in_hand: dict[int, _Delivery] = {}
+        self._queues: dict[MessageQueue, OwnQueue] = {}
+        self._line: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        self._in_hand: dict[int, Delivery] = {}
         self._background = Background()
         self._listening = Background()
         self._rebalance_due = asyncio.Event()
@@ -183,7 +161,7 @@ class PushConsumer(GroupClient):
         Takes the place of an earlier subscription of the topic. The topic may come into being later.
         """
         check_topic(topic)
-        self._subscriptions[topic] = subscription(topic, expression, version=time.time_ns() // 1_000_000)
+        self._subscriptions[topic] = subscription(topic, expression, version=now_ms())
         self._subscriptions_changed()
 
     def unsubscribe(self, topic: str) -> None:
@@ -300,6 +278,59 @@ class PushConsumer(GroupClient):
         if route.topic in self._subscriptions:
             self._rebalance_due.set()
 
+    # What operators ask, see `operator`.
+
+    def settings(self) -> dict[str, str]:
+        """The settings of the consumer, by Apache's names."""
+        return {
+            "PROP_CLIENT_VERSION": VERSION_TEXT,
+            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_NAMESERVER_ADDR": ";".join(self.instance.name_servers.addresses),
+            "PROP_THREADPOOL_CORE_SIZE": str(self.concurrency),
+            "consumeFromWhere": self.consume_from.value,
+            "consumerGroup": self.group,
+            "maxReconsumeTimes": str(self.max_reconsume_times),
+            "messageModel": "CLUSTERING",
+            "pullBatchSize": str(self.pull_batch_size),
+        }
+
+    def held(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        """What is held of each own queue."""
+        return {queue: own.info() for queue, own in sorted(self._queues.items())}
+
+    async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Begin anew at these offsets in those of the queues that are own, and commit them.
+
+        What was pulled before and is not done by then is not given out, or, once given out, commits nothing.
+        """
+        for queue, offset in offsets.items():
+            own = self._queues.get(queue)
+            if own is not None:
+                own.begin_anew(offset)
+                if own.task is not None:
+                    own.task.cancel()
+                self._start_pull(own)
+                await self._commit(own)
+
+    async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
+        """Give the message to the listener now. ConfigError where the application iterates instead."""
+        if self._listener is None:
+            raise ConfigError(f"the consumer of group {self.group} iterates over messages, it has no listener to call")
+        self._restore_topic(message)
+        begin = time.monotonic()
+        remark = None
+        try:
+            await self._call(self._listener, message)
+        except Exception as error:
+            logger.warning("group %s: the listener failed on message %s", self.group, message.msg_id, exc_info=error)
+            remark = f"{type(error).__name__}: {error}"
+        return ConsumeMessageDirectlyResult(
+            consume_result=CR_SUCCESS if remark is None else CR_THROW_EXCEPTION,
+            remark=remark,
+            spent_time_mills=round((time.monotonic() - begin) * 1000),
+        )
+
     # Rebalance.
 
     async def _keep_balanced(self, balanced: bool) -> None:
@@ -374,12 +405,12 @@ class PushConsumer(GroupClient):
         except RemotingError as error:
             logger.warning("group %s cannot begin with %s now: %s", self.group, queue, error)
             return False
-        own = self._queues[queue] = _OwnQueue(queue, begin_offset)
-        own.task = self._background.start(self._pull(own), f"pull of {queue} for {self.group}")
+        own = self._queues[queue] = OwnQueue(queue, begin_offset)
+        self._start_pull(own)
         logger.info("group %s: %s begins with %s at %d", self.group, self.instance.client_id, queue, begin_offset)
         return True
 
-    async def _give_up(self, own: _OwnQueue) -> None:
+    async def _give_up(self, own: OwnQueue) -> None:
         del self._queues[own.queue]
         own.progress.is_dropped = True
         if own.task is not None:
@@ -402,12 +433,15 @@ class PushConsumer(GroupClient):
                     return await self._pulls.max_offset(queue)
                 timestamp_ms = self.consume_timestamp_ms
                 if timestamp_ms is None:
-                    timestamp_ms = time.time_ns() // 1_000_000 - HALF_AN_HOUR_MS
+                    timestamp_ms = now_ms() - HALF_AN_HOUR_MS
                 return await self._pulls.search_offset(queue, timestamp_ms)
 
     # Pull.
 
-    async def _pull(self, own: _OwnQueue) -> None:
+    def _start_pull(self, own: OwnQueue) -> None:
+        own.task = self._background.start(self._pull(own), f"pull of {own.queue} for {self.group}")
+
+    async def _pull(self, own: OwnQueue) -> None:
         queue = own.queue
         while not own.progress.is_dropped and (wanted := self._subscriptions.get(queue.topic)) is not None:
             progress = own.progress
@@ -415,6 +449,7 @@ class PushConsumer(GroupClient):
                 own.room.clear()
                 await own.room.wait()
                 continue
+            own.pulled_ms = now_ms()
             try:
                 result = await self._pulls.pull(
                     queue,
@@ -434,27 +469,29 @@ class PushConsumer(GroupClient):
                 await self._correct(own, result)
             else:
                 for message in progress.put(result.messages, result.next_begin_offset):
-                    if message.topic == self._retry_topic:
-                        message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
-                    self._line.put_nowait(_Delivery(own, progress, message))
+                    self._restore_topic(message)
+                    self._line.put_nowait(Delivery(own, progress, message))
 
-    async def _correct(self, own: _OwnQueue, result: PullResult) -> None:
+    def _restore_topic(self, message: MessageExt) -> None:
+        """Give a message that is tried again the topic that it was sent to."""
+        if message.topic == self._retry_topic:
+            message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
+
+    async def _correct(self, own: OwnQueue, result: PullResult) -> None:
         """Begin anew inside the queue. What is still held came from offsets that are gone, and commits nothing."""
         illegal = own.progress.next_offset
         logger.warning(
             "group %s: %s has %d to %d, not offset %d; going on at %d",
             self.group, own.queue, result.min_offset, result.max_offset, illegal, result.next_begin_offset,
         )  # fmt: skip
-        own.progress.is_dropped = True
-        own.progress = ProcessQueue(result.next_begin_offset)
-        own.committed = None
+        own.begin_anew(result.next_begin_offset)
         await self._commit(own)
         if result.next_begin_offset == illegal:
             await asyncio.sleep(PULL_ERROR_PAUSE_MS / 1000)
 
     # Deliver.
 
-    async def _take(self) -> _Delivery | None:
+    async def _take(self) -> Delivery | None:
         """The next message in line, waiting for it; None once the consumer is closed."""
         while True:
             delivery = await self._line.get()
@@ -464,7 +501,7 @@ class PushConsumer(GroupClient):
             if not delivery.progress.is_dropped:
                 return delivery
 
-    def _take_now(self) -> _Delivery | None:
+    def _take_now(self) -> Delivery | None:
         """The next message in line, where there is one."""
         while self.is_open and not self._line.empty():
             delivery = self._line.get_nowait()
@@ -480,15 +517,10 @@ class PushConsumer(GroupClient):
             self._listening.start(self._deliver_to(self._listener), f"listener {number} of {self.group}")
 
     async def _deliver_to(self, listener: Listener) -> None:
-        is_async = inspect.iscoroutinefunction(listener)
-        loop = asyncio.get_running_loop()
         while (delivery := await self._take()) is not None:
             message = delivery.message
             try:
-                if is_async:
-                    await listener(message)
-                else:
-                    await loop.run_in_executor(self._threads, listener, message)
+                await self._call(listener, message)
             except Exception as error:
                 logger.warning(
                     "group %s: the listener failed on message %s of topic %s, tried %d times before",
@@ -498,9 +530,15 @@ class PushConsumer(GroupClient):
             else:
                 delivery.done()
 
+    async def _call(self, listener: Listener, message: MessageExt) -> None:
+        if inspect.iscoroutinefunction(listener):
+            await listener(message)
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._threads, listener, message)
+
     # Done, or not.
 
-    async def _give_back(self, delivery: _Delivery, delay_level: int) -> None:
+    async def _give_back(self, delivery: Delivery, delay_level: int) -> None:
         message = delivery.message
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset,
@@ -523,7 +561,7 @@ class PushConsumer(GroupClient):
         else:
             delivery.done()
 
-    async def _deliver_later(self, delivery: _Delivery) -> None:
+    async def _deliver_later(self, delivery: Delivery) -> None:
         await asyncio.sleep(self.local_retry_ms / 1000)
         self._line.put_nowait(delivery)
 
@@ -535,7 +573,7 @@ class PushConsumer(GroupClient):
     async def _persist(self) -> None:
         await asyncio.gather(*(self._commit(own) for own in list(self._queues.values())))
 
-    async def _commit(self, own: _OwnQueue) -> None:
+    async def _commit(self, own: OwnQueue) -> None:
         """Commit how far the queue is done, where that has changed. Failing, it is tried again next time."""
         offset = own.progress.commit_offset
         if offset == own.committed:

@@ -48,6 +48,9 @@ from rucola.protocol.codes import LanguageCode, name_of
 VERSION = 409
 """The version number that Apache RocketMQ 4.9.8 sends; some clients choose their features by it."""
 
+VERSION_TEXT = "V4_9_8"
+"""The same for people."""
+
 LANGUAGE = LanguageCode.PYTHON.name
 """What commands made here say of their maker."""
 

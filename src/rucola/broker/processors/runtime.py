@@ -28,7 +28,7 @@ from rucola.message import topics as names
 from rucola.message.record import peek
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import VERSION, Header, RemotingCommand
+from rucola.protocol.command import VERSION, VERSION_TEXT, Header, RemotingCommand
 from rucola.protocol.kv import KVTable
 from rucola.protocol.route import TopicList
 from rucola.protocol.stats import ViewBrokerStatsDataRequestHeader
@@ -52,7 +52,6 @@ CHANGEABLE = {
 }
 """The keys whose values are read anew each time they are needed."""
 
-_VERSION_TEXT = "V4_9_8"
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -152,7 +151,7 @@ class RuntimeProcessor:
             pools |= {f"{pool}Size": "0", f"{pool}HeadWaitTimeMills": "0"}
         return pools | {
             "brokerVersion": str(VERSION),
-            "brokerVersionDesc": _VERSION_TEXT,
+            "brokerVersionDesc": VERSION_TEXT,
             "bootTimestamp": str(self._stats.begin_ms),
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",
         }
