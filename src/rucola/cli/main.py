@@ -9,6 +9,7 @@ line itself was wrong. An MQError is never shown as a traceback.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,9 @@ import click
 
 import rucola
 from rucola.errors import MQError
+
+# numpy's linear algebra would start a thread for every core; nothing here multiplies matrices. Read when numpy loads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMANDS = {
     "standalone": ("rucola.cli.serve:standalone", "Name server and broker in one process, on one directory."),
