@@ -28,7 +28,7 @@ from servers import standalone
 from stored import check_stored, fill
 
 TOPIC = "BenchArchive"
-STORED = 320 * 1024
+STORED = 160 * 1024
 PARTITIONS = 4
 
 

@@ -55,5 +55,7 @@ def figure(name: str, pairs: Pairs, *, messages: int = 1, aims: list[Aim] | None
             "messages/s": pairs.of_broker(lambda run: run.rate * messages),
             "p50_ms": pairs.of_broker(lambda run: run.latency_ms(50)),
             "p99_ms": pairs.of_broker(lambda run: run.latency_ms(99)),
+            "least_µs": min(run.cpu_us for run in pairs.broker) / messages,
+            "least_µs_of_echo": min(run.cpu_us for run in pairs.echo) / messages,
         },
     )
