@@ -10,18 +10,21 @@ Answers to `BrokerController` of Apache RocketMQ 4.9.8; the parts get what they 
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
+from rucola.broker.cleaning import AskDisk, Cleaning, disk_usage
 from rucola.broker.clients import Clients
 from rucola.broker.clockwork import Alarm, Clockwork, Reput
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.flush import Flush
 from rucola.broker.locks import QueueLocks
+from rucola.broker.processors.cleaning import CleaningProcessor
 from rucola.broker.processors.connections import ConnectionProcessor
 from rucola.broker.processors.group import GroupProcessor
 from rucola.broker.processors.heartbeat import HeartbeatProcessor
@@ -60,11 +63,17 @@ class Broker:
     """
 
     def __init__(
-        self, config: BrokerConfig, store_config: StoreConfig, *, clock: Callable[[], int] = wall_clock_ms
+        self,
+        config: BrokerConfig,
+        store_config: StoreConfig,
+        *,
+        clock: Callable[[], int] = wall_clock_ms,
+        ask_disk: AskDisk = disk_usage,
     ) -> None:
         self.config = config
         self.store_config = store_config
         self._clock = clock
+        self._ask_disk = ask_disk
         self._running = AsyncExitStack()
 
     @property
@@ -93,6 +102,7 @@ class Broker:
 
     async def _start(self, running: AsyncExitStack) -> None:
         """Start part after part, noting for each how it ends; they end in the opposite order."""
+        _take_all_descriptors()
         config, clock = self.config, self._clock
         processors: dict[int, Processor] = {}
         clients = Clients()
@@ -116,6 +126,8 @@ class Broker:
         running.push_async_callback(asyncio.to_thread, store.close)
         flush = Flush(store)
         running.push_async_callback(flush.stop)
+        cleaning = Cleaning(self.store_config, store, clock, self._ask_disk)
+        await cleaning.look()
 
         client = RemotingClient()
         running.push_async_callback(client.close)
@@ -141,7 +153,7 @@ class Broker:
         async def persist_delay_offsets() -> None:
             delivered = delayed.offsets()
             flushed = await flush.until(store.max_physical_offset, self.store_config.sync_flush_timeout)
-            if flushed and store.refuses_writes is None:
+            if flushed and store.failure is None:
                 await asyncio.to_thread(delayed.persist, delivered)
 
         running.push_async_callback(persist_delay_offsets)
@@ -167,6 +179,7 @@ class Broker:
         processors |= LockProcessor(locks, clock).table()
         processors |= TopicProcessor(config, store, topics, clients, registration, stats, clock).table()
         processors |= GroupProcessor(config, store, topics, groups, offsets, clients, stats, clock).table()
+        processors |= CleaningProcessor(store, topics).table()
         processors |= ConnectionProcessor(config, store, clients).table()
         processors |= RuntimeProcessor(config, self.store_config, store, topics, registration, stats, clock).table()
 
@@ -179,6 +192,7 @@ class Broker:
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", offsets.persist)
         clockwork.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: stats.sample(clock()))
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
+        clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(PERSIST_INTERVAL_MS, "persist delay offsets", persist_delay_offsets)
         clockwork.every(config.register_name_server_period, "register", registration.register)
@@ -190,3 +204,9 @@ class Broker:
         running.callback(hold.release_all)
         await registration.register()
         running.push_async_callback(registration.unregister)
+
+
+def _take_all_descriptors() -> None:
+    """Let this process open as many files as the system allows: a store has several for every queue."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -7,7 +7,8 @@
     every second  flush what was dispatched, and write the checkpoint that vouches for it
     every 5 s     write the consumer offsets (flushConsumerOffsetInterval)
     every 10 s    close the connections of clients that have fallen silent, forget locks that have expired, sample the
-                  statistics, write how far delayed messages are delivered
+                  statistics, write how far delayed messages are delivered, look at the disks and let old files go
+                  (cleanResourceInterval)
     every 30 s    register with the name servers (registerNameServerPeriod)
 
 Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
