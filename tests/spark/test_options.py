@@ -49,7 +49,7 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"storePaht": "x"}, "no option 'storepaht'; it has storePath, brokerName"),
+        ({"storePaht": "x"}, "no option 'storepaht'; it has storePath, nameServer, brokerName"),
         ({"storePath": ""}, "it names nothing"),
         ({"storePath": "/nowhere"}, "/nowhere is no store directory: it holds no commitlog/"),
         ({"brokerName": "a,b"}, "names 1 stores"),
@@ -57,7 +57,13 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         ({"subscribePattern": "("}, "subscribePattern"),
         ({"assign": "[1]"}, "assign"),
         ({"assign": '{"T":["x"]}'}, "assign"),
-        ({"subscribe": "A", "startingOffsets": "latest"}, "it must be earliest or JSON"),
+        ({"subscribe": "A", "startingOffsets": "last"}, "it must be earliest, latest or JSON"),
+        ({"nameServer": "127.0.0.1:9876"}, "storePath and nameServer contradict"),
+        ({"startingOffsets": "latest", "startingCommitLogOffset": "0"}, "contradict each other"),
+        ({"maxOffsetsPerTrigger": "0"}, "must be at least 1"),
+        ({"subExpression": "a > 3"}, "is no tag"),
+        ({"subExpression": "A || "}, "is no tag"),
+        ({"consumerGroup": "a b"}, "consumerGroup"),
         ({"subscribe": "A", "endingOffsets": '{"A":{"b":{"0":-2}}}'}, "-2 is no queue offset"),
         ({"startingOffsets": '{"A":{"b":{"0":1}}}'}, "need subscribe"),
         ({"subscribe": "A", "startingCommitLogOffset": "0"}, "cannot be used with topics"),
@@ -88,6 +94,44 @@ def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_p
         parse({"storePath": f"{small_store.path},{other.path}", "endingCommitLogOffset": "1"})
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"nameServer": "localhost"}, "is no host:port"),
+        ({"nameServer": ";"}, "it names nothing"),
+        ({"nameServer": "h:1", "brokerName": "a"}, "nameServer and brokerName contradict"),
+        ({"nameServer": "h:1", "startingCommitLogOffset": "0"}, "nameServer and startingCommitLogOffset contradict"),
+    ],
+)
+def test_what_is_wrong_about_live_brokers_is_said(given: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(given)
+    assert says in str(raised.value)
+
+
+def test_live_brokers_are_read_by_queue() -> None:
+    parsed = parse({"nameServer": " a:1 ; b:2 ", "subExpression": "x || y", "keys": "1,2", "failOnDataLoss": "false"})
+    assert (parsed.name_server, parsed.stores, parsed.by_queue) == ("a:1;b:2", {}, True)
+    assert (parsed.tags, parsed.keys, parsed.fail_on_data_loss) == ({"x", "y"}, {"1", "2"}, False)
+    assert parse({"nameServer": "a:1", "subExpression": "*"}).tags is None
+
+
+def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) -> None:
+    store = {"storePath": str(small_store.path), "subscribe": "T"}
+    for begin in ("latest", '{"T":{"b":{"0":-1}}}'):
+        parsed = parse({**store, "startingOffsets": begin})
+        options.check_for_stream(parsed)
+        with pytest.raises(ConfigError, match="a batch must begin before that"):
+            options.check_for_batch(parsed)
+    with pytest.raises(ConfigError, match="is for streams"):
+        options.check_for_batch(parse({**store, "maxOffsetsPerTrigger": "1"}))
+    for name, end in (("endingOffsets", '{"T":{"b":{"0":1}}}'), ("endingTimestamp", "1")):
+        parsed = parse({**store, name: end})
+        options.check_for_batch(parsed)
+        with pytest.raises(ConfigError, match=f"{name} is for batches"):
+            options.check_for_stream(parsed)
+
+
 def test_the_store_must_be_named() -> None:
-    with pytest.raises(ConfigError, match="storePath is missing"):
+    with pytest.raises(ConfigError, match="neither option storePath nor nameServer"):
         parse({})

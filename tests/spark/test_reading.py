@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rucola.errors import ConfigError, MQError, StoreCorrupt
 from rucola.message import MessageInner
 from rucola.message.topics import TRANS_HALF_TOPIC, is_system_topic
-from rucola.spark import planning, source
+from rucola.spark import planning, reader
 from rucola.spark.options import parse
-from rucola.spark.planning import plan
+from rucola.spark.reader import plan
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
@@ -32,7 +32,7 @@ def read(store: Path, **given: str) -> list[Row]:
     """The rows of a read, in the order of its partitions; each partition goes through pickle as Spark sends it."""
     options = parse({"storePath": str(store), **given})
     stretches = pickle.loads(pickle.dumps(plan(options)))
-    batches = [batch for stretch in stretches for batch in source.read(stretch, options, options.columns)]
+    batches = [batch for stretch in stretches for batch in reader.read(stretch, options, options.columns)]
     return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
 
 
@@ -171,7 +171,7 @@ def test_the_end_is_frozen_when_the_read_is_planned(small_store: SmallStore) -> 
         options = parse({"storePath": str(small_store.path), **choice})
         stretches = plan(options)
         small_store.put()
-        batches = [batch for stretch in stretches for batch in source.read(stretch, options, ["commitLogOffset"])]
+        batches = [batch for stretch in stretches for batch in reader.read(stretch, options, ["commitLogOffset"])]
         assert [place for batch in batches for place in batch["commitLogOffset"].to_pylist()] == places
         places = offsets(read(small_store.path))
 
@@ -215,7 +215,7 @@ def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Pa
         ({"assign": '{"T":[7]}'}, "queue 7 of topic 'T' is not in"),
         ({"subscribe": "T", "startingOffsets": '{"T":{"x":{"0":0}}}'}, "offsets name broker 'x'"),
         ({"subscribe": "T", "startingOffsets": '{"U":{"b":{"0":0}}}'}, "which this read has not"),
-        ({"subscribe": "T", "startingOffsets": '{"T":{"b":{"0":9}}}'}, "the queue holds 0 to 1"),
+        ({"subscribe": "T", "startingOffsets": '{"T":{"b":{"0":9}}}'}, "it holds 0 to 1"),
         ({"startingCommitLogOffset": "9999"}, "holds 0 to "),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_damaged_record_ends_the_read_or_is_left_out(
     with pytest.raises(StoreCorrupt) as raised:
         read(small_store.path, **choice)
     assert damaged == int(Path(raised.value.path).name) + raised.value.position
-    with caplog.at_level(logging.WARNING, "rucola.spark.source"):
+    with caplog.at_level(logging.WARNING, "rucola.spark.reading"):
         assert offsets(read(small_store.path, corruptRecords="skip", **choice)) == [p for p in places if p != damaged]
     assert "left out 1 damaged records" in caplog.text
     assert str(raised.value) in caplog.text

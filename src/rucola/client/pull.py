@@ -30,6 +30,7 @@ from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, Remo
 from rucola.message import MessageExt, record
 from rucola.message.topics import check_topic
 from rucola.protocol import heartbeat
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.heartbeat import SUB_ALL, SubscriptionData
@@ -48,7 +49,7 @@ from rucola.protocol.pull import (
     PullMessageResponseHeader,
 )
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import MASTER_ID
+from rucola.protocol.route import MASTER_ID, TopicList
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,16 @@ class PullResult(msgspec.Struct, frozen=True):
     messages: list[MessageExt]
 
 
+class PulledRecords(msgspec.Struct, frozen=True):
+    """What a pull brought, as it came: `records` are whole records end to end (see `rucola.message.record`)."""
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    records: bytes
+
+
 class PullConsumer(GroupClient):
     """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`."""
 
@@ -94,6 +105,15 @@ class PullConsumer(GroupClient):
         self._must_be_open()
         check_topic(topic)
         return (await self.instance.routes.find(topic)).read_queues
+
+    async def topics(self) -> list[str]:
+        """The names of all topics that the name servers know, sorted."""
+        self._must_be_open()
+        request = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        answer = await self.instance.routes.name_servers.invoke(request)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, "the name server")
+        return sorted(decode_body(TopicList, answer.body).topic_list)
 
     async def pull(
         self,
@@ -110,6 +130,24 @@ class PullConsumer(GroupClient):
         With `suspend_ms` a broker that has nothing waits so long for something to come. With `commit_offset` the
         group's progress is committed on the way. BrokerError, RemotingConnectError, RemotingTimeout.
         """
+        wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
+        result = await self.pull_records(
+            queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
+        )
+        messages = _with_wanted_tags(_decode(result.records, queue), wanted)
+        return PullResult(result.status, result.next_begin_offset, result.min_offset, result.max_offset, messages)
+
+    async def pull_records(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = PULL_BATCH_SIZE,
+        subscription: str | SubscriptionData = SUB_ALL,
+        *,
+        suspend_ms: int = 0,
+        commit_offset: int | None = None,
+    ) -> PulledRecords:
+        """As `pull`, but the records are given out as they are, those with only the hash of a wanted tag among them."""
         self._must_be_open()
         wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
         broker_id, address = await self._address(queue)
@@ -143,10 +181,8 @@ class PullConsumer(GroupClient):
             raise BrokerError(answer.code, answer.remark, address)
         places = answer.decode_header(PullMessageResponseHeader)
         self._suggested_broker_ids[queue] = places.suggest_which_broker_id
-        messages: list[MessageExt] = []
-        if status is PullStatus.FOUND:
-            messages = _with_wanted_tags(_decode(answer.body, queue), wanted)
-        return PullResult(status, places.next_begin_offset, places.min_offset, places.max_offset, messages)
+        records = answer.body if status is PullStatus.FOUND else b""
+        return PulledRecords(status, places.next_begin_offset, places.min_offset, places.max_offset, records)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message that is still there."""

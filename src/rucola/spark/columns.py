@@ -41,6 +41,7 @@ from rucola.message import properties, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host
 from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer
+from rucola.spark.schema import COLUMNS
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,35 +54,18 @@ BATCH_SIZE: Final = 32 * 1024 * 1024
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
 
-SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("flag", pa.int32()),
-        ("body", pa.binary()),
-        ("properties", PROPERTIES),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
-        ("bornTimestamp", TIMESTAMP),
-        ("storeTimestamp", TIMESTAMP),
-        ("tags", pa.string()),
-        ("keys", pa.list_(pa.field("element", pa.string()))),
-        ("msgId", pa.string()),
-        ("offsetMsgId", pa.string()),
-        ("commitLogOffset", pa.int64()),
-        ("storeSize", pa.int32()),
-        ("sysFlag", pa.int32()),
-        ("bornHost", pa.string()),
-        ("storeHost", pa.string()),
-        ("reconsumeTimes", pa.int32()),
-        ("preparedTransactionOffset", pa.int64()),
-    ]
-)
-"""The columns of a message.
+_TYPES: Final = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": TIMESTAMP,
+    "map<string,string>": PROPERTIES,
+    "array<string>": pa.list_(pa.field("element", pa.string())),
+}
 
-`body` is decompressed; `tags` is null without a tag and `keys` null without keys; `msgId` is the unique key that the
-producer gave or, without one, the offsetMsgId; timestamps are UTC, in steps of a millisecond.
-"""
+SCHEMA: Final = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
+"""The columns of a message (see `schema`) as Arrow has them."""
 
 _NUMBERS: Final = {
     "flag": "flag",
@@ -268,11 +252,12 @@ class Records:
         return lists.cast(SCHEMA.field("keys").type)
 
 
-def locate(log: Buffer, log_offset: int, positions: Array, sizes: Array) -> tuple[Records, list[Damage]]:
+def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) -> tuple[Records, list[Damage]]:
     """Return the sound ones among the records expected at `positions` of a file, and the damage of the others.
 
-    `log` holds the bytes of a CommitLog file whose first byte has the physical offset `log_offset`. `positions` must
-    ascend, and records may not overlap. Everything but the body is checked.
+    `log` holds the bytes of a CommitLog file whose first byte has the physical offset `log_offset`; that is None for
+    records taken out of their log, whose damage is then reported by position. `positions` must ascend, and records may
+    not overlap. Everything but the body is checked.
     """
     file = np.frombuffer(log, np.uint8)
     rows = np.empty(len(positions), _PLACES)
@@ -283,7 +268,7 @@ def locate(log: Buffer, log_offset: int, positions: Array, sizes: Array) -> tupl
         """Report the rows that are wrong; return which are left, or None while that is all of them."""
         if not wrong.any():
             return None
-        damages.extend(Damage(log_offset + position, why) for position in rows["begin"][wrong].tolist())
+        damages.extend(Damage((log_offset or 0) + position, why) for position in rows["begin"][wrong].tolist())
         return ~wrong
 
     kept = without(
@@ -292,10 +277,9 @@ def locate(log: Buffer, log_offset: int, positions: Array, sizes: Array) -> tupl
     if kept is not None:
         rows = rows[kept]
     heads = _at(file, rows["begin"], HEAD)
+    elsewhere = False if log_offset is None else heads["physical_offset"] != rows["begin"] + log_offset
     kept = without(
-        (heads["magic"] != MESSAGE_MAGIC)
-        | (heads["size"] != rows["end"] - rows["begin"])
-        | (heads["physical_offset"] != rows["begin"] + log_offset),
+        (heads["magic"] != MESSAGE_MAGIC) | (heads["size"] != rows["end"] - rows["begin"]) | elsewhere,
         "no record begins here: magic, size or own address is wrong",
     )
     if kept is not None:

@@ -35,12 +35,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.files import replace_file
-from rucola.spark.columns import SCHEMA
-from rucola.spark.source import ddl
+from rucola.spark.schema import COLUMNS, ddl
 
 PARTITION_COLUMNS: Final = ("topic", "date")
-_COLUMNS: Final = (*SCHEMA.names, "date")
-_DDL: Final = f"{ddl(SCHEMA.names)}, date date"
+_COLUMNS: Final = (*COLUMNS, "date")
+_DDL: Final = f"{ddl(tuple(COLUMNS))}, date date"
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
 
 
 def read_lake(spark: SparkSession, root: str | Path) -> DataFrame:
-    """Return all archived messages, with the columns of `columns.SCHEMA` and `date`.
+    """Return all archived messages, with the columns of `schema.COLUMNS` and `date`.
 
     Topics stay text: reading the directory without a schema, Spark would take topics such as `007` for numbers.
     """

@@ -1,29 +1,41 @@
 """What a read through the data source `rocketmq` can be told.
 
-Names and meanings follow Spark's Kafka source where it has the like. Which messages:
+Names and meanings follow Spark's Kafka source where it has the like. Where the messages are, one of the two:
 
     storePath                store directories, separated by commas; each must have the same path on every worker
-    brokerName               a name for each of them, in the same order; by default a store's path is its name
+    nameServer               name servers host:port, separated by semicolons: reads live brokers over the wire
+
+which messages:
+
+    brokerName               a name for each store, in the same order; by default a store's path is its name
     subscribe                topics, separated by commas
     subscribePattern         a regular expression that the whole name of a topic must match
     assign                   queues, {"topic":[0,1]} on every broker or {"topic":{"broker":[0,1]}}
     includeSystemTopics      true also reads the system's own topics, unless topics are named; default false
-    startingOffsets          earliest, or {"topic":{"broker":{"0":23}}} where -2 is earliest; queues not named: earliest
-    endingOffsets            latest, or the like, exclusive, where -1 is latest; queues not named: latest
+    startingOffsets          earliest, latest or {"topic":{"broker":{"0":23}}} where -2 is earliest and -1 latest;
+                             queues not named: earliest; default earliest, for a stream latest; not latest for a batch
+    endingOffsets            latest, or the like, exclusive, where -1 is latest; queues not named: latest; batch only
     startingTimestamp        only messages stored at this time or later, in milliseconds
-    endingTimestamp          only messages stored before this time
+    endingTimestamp          only messages stored before this time; batch only
     startingCommitLogOffset  only records from this physical offset on, which must be where one begins
-    endingCommitLogOffset    only records that begin before this physical offset
+    endingCommitLogOffset    only records that begin before this physical offset; batch only
+    subExpression            only messages with one of these tags: TagA || TagB; default *
+    keys                     only messages with one of these keys or unique keys, separated by commas
 
 and how:
 
     columns                  columns to make, separated by commas; default all
     includeBody              false leaves out the column body; default true
     corruptRecords           fail, or skip, which leaves damaged records out with a warning; default fail
+    failOnDataLoss           true ends a query when messages it was to read are gone, be it that they were deleted or
+                             that the store was replaced; false goes on with what is there and warns; default true
+    maxOffsetsPerTrigger     at most so many messages in one batch of a stream; default all there are
     minPartitions            cut the log into at least so many partitions, where it is large enough
+    consumerGroup            as which group to pull from live brokers; default rucola_spark
 
-subscribe, subscribePattern and assign exclude each other. Without any of them the log is read from front to back,
-for which queues have no offsets; bounds by CommitLog offset are for that, and for one store.
+subscribe, subscribePattern and assign exclude each other. Without any of them the log of a store is read from front to
+back, for which queues have no offsets; bounds by CommitLog offset are for that, and for one store. Live brokers are
+always read by queue; without any of the three, every queue of every topic.
 """
 
 from __future__ import annotations
@@ -35,8 +47,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from rucola.errors import ConfigError
-from rucola.spark.columns import SCHEMA
+from rucola.errors import ConfigError, InvalidMessage
+from rucola.message.topics import check_group
+from rucola.spark.schema import COLUMNS
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -46,38 +59,49 @@ QueueOffsets = Mapping[tuple[str, str, int], int]
 
 T = TypeVar("T")
 
+CONSUMER_GROUP: Final = "rucola_spark"
+
 
 @dataclass(frozen=True)
 class Options:
     """The options of a read, checked one by one and against each other.
 
-    `stores` is {broker name: store directory}. Of `topics`, `pattern` and `assigned` at most one is set; `assigned`
-    has None for a broker where queues of every broker are meant.
+    `stores` is {broker name: store directory}, empty where live brokers are read. Of `topics`, `pattern` and `assigned`
+    at most one is set; `assigned` has None for a broker where queues of every broker are meant. `starting_offsets` is
+    EARLIEST or LATEST where a word said so, and None where nothing was said.
     """
 
     stores: Mapping[str, str]
+    name_server: str | None = None
     topics: frozenset[str] | None = None
     pattern: re.Pattern[str] | None = None
     assigned: frozenset[tuple[str, str | None, int]] | None = None
     include_system_topics: bool = False
-    starting_offsets: QueueOffsets | None = None
+    starting_offsets: QueueOffsets | int | None = None
     ending_offsets: QueueOffsets | None = None
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
     starting_commit_log_offset: int | None = None
     ending_commit_log_offset: int | None = None
-    columns: tuple[str, ...] = tuple(SCHEMA.names)
+    tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    columns: tuple[str, ...] = tuple(COLUMNS)
     skip_corrupt_records: bool = False
+    fail_on_data_loss: bool = True
+    max_offsets_per_trigger: int | None = None
     min_partitions: int = 1
+    consumer_group: str = CONSUMER_GROUP
 
     @property
     def by_queue(self) -> bool:
-        """Whether topics or queues are chosen; otherwise the log is read from front to back."""
-        return not (self.topics is None and self.pattern is None and self.assigned is None)
+        """Whether queues are read; otherwise the log is, from front to back."""
+        chosen = not (self.topics is None and self.pattern is None and self.assigned is None)
+        return chosen or self.name_server is not None
 
 
 NAMES: Final = (
     "storePath",
+    "nameServer",
     "brokerName",
     "subscribe",
     "subscribePattern",
@@ -89,10 +113,15 @@ NAMES: Final = (
     "endingTimestamp",
     "startingCommitLogOffset",
     "endingCommitLogOffset",
+    "subExpression",
+    "keys",
     "columns",
     "includeBody",
     "corruptRecords",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
     "minPartitions",
+    "consumerGroup",
 )
 
 
@@ -122,29 +151,60 @@ def parse(options: Mapping[str, str]) -> Options:
             raise ConfigError(f"options {' and '.join(found)} contradict each other; give one of them")
 
     exclude("subscribe", "subscribePattern", "assign")
+    exclude("storePath", "nameServer")
+    for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
+        exclude("nameServer", name)
+    name_server = take("nameServer", _name_server, None)
     parsed = Options(
-        stores=_stores(take("storePath", _words, []), take("brokerName", _words, None)),
+        stores={} if name_server else _stores(take("storePath", _words, []), take("brokerName", _words, None)),
+        name_server=name_server,
         topics=take("subscribe", lambda text: frozenset(_words(text)), None),
         pattern=take("subscribePattern", _pattern, None),
         assigned=take("assign", lambda text: frozenset(_queues(text)), None),
         include_system_topics=take("includeSystemTopics", _boolean, False),
-        starting_offsets=take("startingOffsets", lambda text: _offsets(text, "earliest", EARLIEST), None),
-        ending_offsets=take("endingOffsets", lambda text: _offsets(text, "latest", LATEST), None),
+        starting_offsets=take("startingOffsets", _starting_offsets, None),
+        ending_offsets=take("endingOffsets", _ending_offsets, None),
         starting_timestamp=take("startingTimestamp", _number, None),
         ending_timestamp=take("endingTimestamp", _number, None),
         starting_commit_log_offset=take("startingCommitLogOffset", _number, None),
         ending_commit_log_offset=take("endingCommitLogOffset", _number, None),
+        tags=take("subExpression", _tags, None),
+        keys=take("keys", lambda text: frozenset(_words(text)), None),
         columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None)),
         skip_corrupt_records=take("corruptRecords", _corrupt_records, False),
+        fail_on_data_loss=take("failOnDataLoss", _boolean, True),
+        max_offsets_per_trigger=take("maxOffsetsPerTrigger", _count, None),
         min_partitions=take("minPartitions", _number, 1),
+        consumer_group=take("consumerGroup", _group, CONSUMER_GROUP),
     )
     _check(parsed)
     return parsed
 
 
+def check_for_batch(options: Options) -> None:
+    """Raise ConfigError for what only a stream can be told."""
+    given = options.starting_offsets
+    if given == LATEST or (isinstance(given, Mapping) and LATEST in given.values()):
+        raise ConfigError("startingOffsets is latest, where nothing is to be read; a batch must begin before that")
+    if options.max_offsets_per_trigger is not None:
+        raise ConfigError("maxOffsetsPerTrigger is for streams; a batch is bounded by endingOffsets or endingTimestamp")
+
+
+def check_for_stream(options: Options) -> None:
+    """Raise ConfigError for what only a batch can be told."""
+    endings = {
+        "endingOffsets": options.ending_offsets,
+        "endingTimestamp": options.ending_timestamp,
+        "endingCommitLogOffset": options.ending_commit_log_offset,
+    }
+    for name, value in endings.items():
+        if value is not None:
+            raise ConfigError(f"{name} is for batches; a stream has no end")
+
+
 def _check(options: Options) -> None:
-    offsets = options.starting_offsets or options.ending_offsets
-    if offsets and not options.by_queue:
+    offsets = options.starting_offsets, options.ending_offsets
+    if any(isinstance(each, Mapping) for each in offsets) and not options.by_queue:
         raise ConfigError(
             "offsets of queues need subscribe, subscribePattern or assign; without them the whole log is read, "
             "which startingCommitLogOffset and endingCommitLogOffset bound"
@@ -154,6 +214,8 @@ def _check(options: Options) -> None:
             raise ConfigError("a CommitLog offset bounds reads of the whole log; it cannot be used with topics")
         if len(options.stores) > 1:
             raise ConfigError("a CommitLog offset belongs to one store, but storePath names several")
+        if options.starting_commit_log_offset is not None and options.starting_offsets is not None:
+            raise ConfigError("startingCommitLogOffset and startingOffsets contradict each other; give one of them")
     begin, end = options.starting_timestamp, options.ending_timestamp
     if begin is not None and end is not None and begin > end:
         raise ConfigError(f"startingTimestamp {begin} is later than endingTimestamp {end}")
@@ -161,7 +223,10 @@ def _check(options: Options) -> None:
 
 def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
     if not paths:
-        raise ConfigError("option storePath is missing; it names the store directory, which holds commitlog/")
+        raise ConfigError(
+            "neither option storePath nor nameServer is given: the one names a store directory, which holds "
+            "commitlog/, the other the name servers of live brokers"
+        )
     directories = [Path(path).absolute() for path in paths]
     for directory in directories:
         if not (directory / "commitlog").is_dir():
@@ -174,10 +239,10 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
 
 def _columns(names: list[str] | None, include_body: bool | None) -> tuple[str, ...]:
     if names is None:
-        return tuple(name for name in SCHEMA.names if name != "body" or include_body is not False)
+        return tuple(name for name in COLUMNS if name != "body" or include_body is not False)
     for name in names:
-        if name not in SCHEMA.names:
-            raise ConfigError(f"option columns names {name!r}; the columns are {', '.join(SCHEMA.names)}")
+        if name not in COLUMNS:
+            raise ConfigError(f"option columns names {name!r}; the columns are {', '.join(COLUMNS)}")
     if len(set(names)) != len(names):
         raise ConfigError("option columns names a column twice")
     if include_body is not None and include_body != ("body" in names):
@@ -197,6 +262,42 @@ def _number(text: str) -> int:
     if number < 0:
         raise ValueError("it must not be negative")
     return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("it must be at least 1")
+    return number
+
+
+def _name_server(text: str) -> str:
+    addresses = [address.strip() for address in text.split(";") if address.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{address!r} is no host:port")
+    if not addresses:
+        raise ValueError("it names nothing")
+    return ";".join(addresses)
+
+
+def _group(text: str) -> str:
+    try:
+        check_group(text)
+    except InvalidMessage as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def _tags(text: str) -> frozenset[str] | None:
+    tags = frozenset(tag.strip() for tag in text.split("||"))
+    if tags == {"*"}:
+        return None
+    for tag in tags:
+        if not tag or any(character.isspace() or character == "*" for character in tag):
+            raise ValueError(f"{tag!r} is no tag; write TagA || TagB")
+    return tags
 
 
 def _boolean(text: str) -> bool:
@@ -226,17 +327,26 @@ def _queues(text: str) -> Iterator[tuple[str, str | None, int]]:
                 yield topic, broker, _queue_id(queue_id)
 
 
-def _offsets(text: str, keyword: str, stand_in: int) -> QueueOffsets | None:
-    if text.strip().lower() == keyword:
-        return None
+def _starting_offsets(text: str) -> QueueOffsets | int:
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return EARLIEST if word == "earliest" else LATEST
+    return _offsets(text, "earliest, latest", (EARLIEST, LATEST))
+
+
+def _ending_offsets(text: str) -> QueueOffsets | None:
+    return None if text.strip().lower() == "latest" else _offsets(text, "latest", (LATEST,))
+
+
+def _offsets(text: str, words: str, stand_ins: tuple[int, ...]) -> QueueOffsets:
     if not text.strip().startswith("{"):
-        raise ValueError(f'it must be {keyword} or JSON such as {{"topic":{{"broker":{{"0":23}}}}}}')
+        raise ValueError(f'it must be {words} or JSON such as {{"topic":{{"broker":{{"0":23}}}}}}')
     offsets = {}
     for topic, brokers in json.loads(text).items():
         for broker, queues in brokers.items():
             for queue_id, offset in queues.items():
-                if not isinstance(offset, int) or isinstance(offset, bool) or (offset < 0 and offset != stand_in):
-                    raise ValueError(f"{offset!r} is no queue offset, nor {stand_in} for {keyword}")
+                if not isinstance(offset, int) or isinstance(offset, bool) or (offset < 0 and offset not in stand_ins):
+                    raise ValueError(f"{offset!r} is no queue offset, nor {' or '.join(map(str, stand_ins))}")
                 offsets[topic, broker, _queue_id(queue_id)] = offset
     return offsets
 

@@ -28,8 +28,8 @@ from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import ConfigError, InvalidMessage
 from rucola.message.record import peek
-from rucola.message.topics import is_system_topic
 from rucola.spark.options import Options
+from rucola.spark.places import Log, Place, Queue, Ranges, is_chosen, shares
 from rucola.store.reader import StoreReader
 from rucola.store.scan import Stop
 
@@ -68,15 +68,70 @@ class Stretch(InputPartition):
     queues: tuple[QueueRange, ...] | None = None
 
 
-def plan(options: Options) -> list[Stretch]:
-    """Return the partitions of a read, in the order of the log. Opens every store and looks at its end."""
-    _check_topics_exist(options)
-    stretches = []
-    for broker_name, path in options.stores.items():
-        with StoreReader(path) as reader:
-            cut = _by_queue if options.by_queue else _whole_log
-            stretches += _in_time(reader, list(cut(reader, broker_name, options)), options)
-    return stretches
+class StoreSource:
+    """What is chosen of store directories. Each question opens them anew and looks at their ends."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def bounds(self) -> Ranges:
+        _check_topics_exist(self._options)
+        bounds: dict[Place, tuple[int, int]] = {}
+        for broker_name, path in self._options.stores.items():
+            with StoreReader(path) as reader:
+                if not self._options.by_queue:
+                    bounds[Log(broker_name)] = reader.min_physical_offset, log_end(reader)
+                    continue
+                for (topic, queue_id), (least, most) in reader.queues().items():
+                    if is_chosen(self._options, queue := Queue(topic, broker_name, queue_id)):
+                        bounds[queue] = least, most
+        return bounds
+
+    def plan(self, ranges: Ranges) -> list[Stretch]:
+        """The partitions are in the order of each store's log."""
+        stretches: list[Stretch] = []
+        for broker_name, path in self._options.stores.items():
+            with StoreReader(path) as reader:
+                found = list(self._cut(reader, broker_name, ranges))
+                stretches += _in_time(reader, found, self._options)
+        return stretches
+
+    def _cut(self, reader: StoreReader, broker_name: str, ranges: Ranges) -> Iterator[Stretch]:
+        if not self._options.by_queue:
+            begin, end = ranges.get(Log(broker_name), (0, 0))
+            return _whole_log(reader, broker_name, begin, end, self._options)
+        chosen = [
+            QueueRange(place.topic, place.queue_id, begin, end)
+            for place, (begin, end) in sorted(ranges.items())
+            if isinstance(place, Queue) and place.broker_name == broker_name
+        ]
+        return _by_queue(reader, broker_name, chosen, self._options)
+
+    def limit(self, ranges: Ranges, count: int) -> Ranges:
+        if self._options.by_queue:
+            return shares(ranges, count)
+        limited: dict[Place, tuple[int, int]] = {}
+        logs = {place: bounds for place, bounds in ranges.items() if bounds[0] < bounds[1]}
+        for number, (place, (begin, end)) in enumerate(logs.items()):
+            share = count * (number + 1) // len(logs) - count * number // len(logs)
+            with StoreReader(self._options.stores[place.broker_name]) as reader:
+                limited[place] = begin, _after_records(reader, begin, end, max(share, 1))
+        return limited
+
+
+def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> int:
+    """Return the address behind `count` records from `begin` on, or `end` where there are fewer."""
+    for item in reader.runs(begin):
+        if isinstance(item, Stop):
+            # What is damaged goes into the batch that meets it, up to where records begin again.
+            further = next_record(reader, item.physical_offset + 1)
+            return end if further is None else min(further, end)
+        if len(item.positions) > count:
+            return min(item.file.begin + int(item.positions[count]), end)
+        count -= len(item.positions)
+        if count == 0 or item.end >= end:
+            return min(item.end, end)
+    raise AssertionError("a walk ends with a Stop")
 
 
 def log_end(reader: StoreReader) -> int:
@@ -137,17 +192,7 @@ def _count(size: int, options: Options) -> int:
     return max(wanted, min(-(-size // TARGET_SIZE), _SLICES), 1)
 
 
-def _whole_log(reader: StoreReader, broker_name: str, options: Options) -> Iterator[Stretch]:
-    begin, end = reader.min_physical_offset, log_end(reader)
-    if options.starting_commit_log_offset is not None:
-        if not begin <= options.starting_commit_log_offset <= end:
-            raise ConfigError(
-                f"startingCommitLogOffset is {options.starting_commit_log_offset}, "
-                f"but the log of {reader.path} holds {begin} to {end}"
-            )
-        begin = options.starting_commit_log_offset
-    if options.ending_commit_log_offset is not None:
-        end = min(end, options.ending_commit_log_offset)
+def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: Options) -> Iterator[Stretch]:
     count = _count(end - begin, options)
     near = [begin + (end - begin) * k // count for k in range(1, count)]
     cuts = {next_record(reader, offset, _QUEUES_TO_ASK) for offset in near}
@@ -156,8 +201,7 @@ def _whole_log(reader: StoreReader, broker_name: str, options: Options) -> Itera
         yield Stretch(broker_name, str(reader.path), first, last)
 
 
-def _by_queue(reader: StoreReader, broker_name: str, options: Options) -> Iterator[Stretch]:
-    ranges = list(_chosen_ranges(reader, broker_name, options))
+def _by_queue(reader: StoreReader, broker_name: str, ranges: list[QueueRange], options: Options) -> Iterator[Stretch]:
     log_begin = reader.min_physical_offset
     log_size = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
     slice_size = max(1, -(-log_size // _SLICES))
@@ -186,43 +230,6 @@ def _by_queue(reader: StoreReader, broker_name: str, options: Options) -> Iterat
             edges = int(group[0]) * slice_size, (int(group[-1]) + 1) * slice_size
             yield Stretch(broker_name, str(reader.path), log_begin + edges[0], log_begin + edges[1], inside)
         passed = upto
-
-
-def _chosen_ranges(reader: StoreReader, broker_name: str, options: Options) -> Iterator[QueueRange]:
-    starting, ending = options.starting_offsets or {}, options.ending_offsets or {}
-    queues = {queue: bounds for queue, bounds in reader.queues().items() if _is_chosen(options, broker_name, *queue)}
-    for topic, broker, queue_id in {**starting, **ending}:
-        if broker not in options.stores:
-            raise ConfigError(f"offsets name broker {broker!r}; this read has {', '.join(options.stores)}")
-        if broker == broker_name and (topic, queue_id) not in queues:
-            raise ConfigError(f"offsets name queue {queue_id} of topic {topic!r} on {broker}, which this read has not")
-    for (topic, queue_id), (least, most) in sorted(queues.items()):
-        begin = starting.get((topic, broker_name, queue_id), least)
-        end = ending.get((topic, broker_name, queue_id), most)
-        begin, end = least if begin < 0 else begin, most if end < 0 else end
-        for offset in (begin, end):
-            if not least <= offset <= most:
-                raise ConfigError(
-                    f"offset {offset} of queue {queue_id} of topic {topic!r} on {broker_name} is not there; "
-                    f"the queue holds {least} to {most}"
-                )
-        if begin < end:
-            yield QueueRange(topic, queue_id, begin, end)
-
-
-def _is_chosen(options: Options, broker_name: str, topic: str, queue_id: int) -> bool:
-    if options.topics is not None:
-        return topic in options.topics
-    if options.assigned is not None:
-        return not options.assigned.isdisjoint({(topic, None, queue_id), (topic, broker_name, queue_id)})
-    return is_chosen_topic(options, topic)
-
-
-def is_chosen_topic(options: Options, topic: str) -> bool:
-    """Tell whether a read without named topics takes this one."""
-    if is_system_topic(topic) and not options.include_system_topics:
-        return False
-    return options.pattern is None or options.pattern.fullmatch(topic) is not None
 
 
 def _check_topics_exist(options: Options) -> None:

@@ -1,0 +1,232 @@
+"""Records of a stretch of a store's log as record batches: where they stand, whether they are wanted, what is damaged.
+
+A stretch that names queues is read by their units, in the order of the addresses to which these point; any other is
+followed from record to record. Either way a batch's places are found first, then decoded together (see `columns`).
+
+The store may have changed since the stretch was planned. What was deleted meanwhile ends the read, or with
+failOnDataLoss=false is left out with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rucola.errors import StoreCorrupt, StoreError
+from rucola.message import properties, sysflag
+from rucola.message.hashing import string_hashes
+from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.spark import columns, planning
+from rucola.spark.columns import Array, Damage, Records
+from rucola.spark.options import Options
+from rucola.spark.places import is_chosen_topic
+from rucola.spark.planning import QueueRange, Stretch
+from rucola.store.reader import LogFile, StoreReader
+
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """Places in one file where records are expected, ascending.
+
+    `ranges` and `queue_offsets` say which message each must be, as an index into the stretch's queues and its place
+    there; they are None where the log itself is followed.
+    """
+
+    file: LogFile
+    positions: Array
+    sizes: Array
+    ranges: Array | None = None
+    queue_offsets: Array | None = None
+
+
+class _Damaged:
+    """What to do about damage: end the read, or count it."""
+
+    def __init__(self, skip: bool) -> None:
+        self._skip = skip
+        self._count = 0
+        self._first = ""
+
+    def report(self, file: LogFile, damages: Sequence[Damage]) -> None:
+        for damage in damages:
+            error = StoreCorrupt(file.path, damage.physical_offset - file.begin, damage.why)
+            if not self._skip:
+                raise error
+            self._first = self._first or str(error)
+            self._count += 1
+
+    def close(self, stretch: Stretch) -> None:
+        if self._count:
+            place = f"{stretch.store} between physical offsets {stretch.begin} and {stretch.end}"
+            _log.warning("left out %d damaged records of %s; the first: %s", self._count, place, self._first)
+
+
+def read(stretch: Stretch, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one stretch of a log as record batches of these columns, in the order of the log."""
+    damaged = _Damaged(chosen.skip_corrupt_records)
+    with StoreReader(stretch.store) as reader:
+        stretch = _still_there(reader, stretch, chosen)
+        find = _along_the_log if stretch.queues is None else _by_units
+        for found in find(reader, stretch, chosen, damaged):
+            log = reader.buffer(found.file)
+            for cut in columns.batches(found.positions, found.sizes):
+                records, damages = columns.locate(log, found.file.begin, found.positions[cut], found.sizes[cut])
+                if stretch.queues is not None:
+                    records, strangers = _as_expected(records, found, stretch.queues)
+                    damages += strangers
+                damaged.report(found.file, damages)
+                records = records.where(wanted(records, chosen, whole_log=stretch.queues is None))
+                for batch, damages in columns.decode(records, names, broker_name=stretch.broker_name):
+                    damaged.report(found.file, damages)
+                    if batch.num_rows:
+                        yield batch
+    damaged.close(stretch)
+
+
+def _still_there(reader: StoreReader, stretch: Stretch, chosen: Options) -> Stretch:
+    """Return what the store still holds of a stretch. Raises StoreError if that is less, unless loss is allowed."""
+    least = reader.min_physical_offset
+    if stretch.queues is None:
+        left = replace(stretch, begin=min(max(stretch.begin, least), stretch.end))
+    else:
+        queues = []
+        for each in stretch.queues:
+            first, last = reader.queues().get((each.topic, each.queue_id), (0, 0))
+            begin, end = max(each.begin, first), min(each.end, last)
+            if begin < end:
+                queues.append(each._replace(begin=begin, end=end))
+        left = replace(stretch, queues=tuple(queues))
+    if left != stretch:
+        what = f"messages of {stretch.store} were deleted before they were read; its log now begins at {least}"
+        if chosen.fail_on_data_loss:
+            raise StoreError(f"{what}; failOnDataLoss=false reads what there is")
+        _log.warning("%s", what)
+    return left
+
+
+def _along_the_log(reader: StoreReader, stretch: Stretch, _: Options, damaged: _Damaged) -> Iterator[Found]:
+    """Follow the log from record to record."""
+    offset = stretch.begin
+    while offset < stretch.end:
+        file = _file_of(reader, offset)
+        log = reader.buffer(file)
+        position, end = offset - file.begin, min(stretch.end - file.begin, file.size)
+        positions: list[int] = []
+        whole = True
+        while whole and position < end and len(positions) < columns.BATCH_ROWS:
+            size, magic = FRAME.unpack_from(log, position) if position + FRAME.size <= file.size else (0, 0)
+            whole = magic == MESSAGE_MAGIC and MIN_RECORD_SIZE <= size <= file.size - position
+            if whole:
+                positions.append(position)
+                position += size
+        if positions:
+            begins = np.array(positions, np.int64)
+            yield Found(file, begins, np.diff(begins, append=position))
+        offset = file.begin + position
+        if not whole and magic == BLANK_MAGIC and size == file.size - position:
+            offset = file.begin + file.size
+        elif not whole:
+            damaged.report(file, [Damage(offset, "neither a record nor a blank begins here")])
+            offset = planning.next_record(reader, offset + 1) or stretch.end
+
+
+def _by_units(reader: StoreReader, stretch: Stretch, chosen: Options, damaged: _Damaged) -> Iterator[Found]:
+    """Go to the records to which the units of the stretch's queues point, in the order of their addresses.
+
+    Units whose hash of tags says that the record has no wanted tag are passed over.
+    """
+    assert stretch.queues is not None
+    if not stretch.queues:
+        return
+    queues = LogFile(reader.path / "consumequeue", 0, 0)  # where the damage is when the log is not to blame
+    units = [reader.units(each.topic, each.queue_id, each.begin, each.end) for each in stretch.queues]
+    addresses = np.concatenate([each["physical_offset"] for each in units]).astype(np.int64)
+    sizes = np.concatenate([each["size"] for each in units]).astype(np.int64)
+    ranges = np.repeat(np.arange(len(units)), [len(each) for each in units])
+    queue_offsets = np.concatenate([np.arange(each.begin, each.end) for each in stretch.queues])
+    order = np.argsort(addresses, kind="stable")
+    if chosen.tags is not None:
+        wanted_codes = string_hashes(sorted(chosen.tags)).astype(np.int64)
+        codes = np.concatenate([each["tags_code"] for each in units]).astype(np.int64)
+        # The units of delayed messages hold the time at which they are due.
+        delayed = np.array([each.topic == SCHEDULE_TOPIC for each in stretch.queues])[ranges]
+        order = order[(np.isin(codes, wanted_codes) | delayed)[order]]
+    twice = np.flatnonzero(np.diff(addresses[order]) == 0)
+    why = "two units of ConsumeQueues point at this physical offset"
+    damaged.report(queues, [Damage(address, why) for address in addresses[order[twice]].tolist()])
+    order = np.delete(order, twice)
+    files = reader.commit_log_files
+    outside = (addresses[order] < files[0].begin) | (addresses[order] >= files[-1].begin + files[-1].size)
+    why = "a unit of a ConsumeQueue points at this physical offset, which the log does not hold"
+    damaged.report(queues, [Damage(address, why) for address in addresses[order[outside]].tolist()])
+    for file in files:
+        inside = order[(addresses[order] >= file.begin) & (addresses[order] < file.begin + file.size)]
+        if len(inside):
+            positions = addresses[inside] - file.begin
+            yield Found(file, positions, sizes[inside], ranges[inside], queue_offsets[inside])
+
+
+def _as_expected(records: Records, found: Found, queues: Sequence[QueueRange]) -> tuple[Records, list[Damage]]:
+    """Return the records that are the messages which the units promised, and the damage of the others."""
+    assert found.ranges is not None
+    assert found.queue_offsets is not None
+    row = np.searchsorted(found.positions, records.places["begin"])
+    code_of = {topic: code for code, topic in enumerate(records.topics.dictionary.to_pylist())}
+    expected_codes = np.array([code_of.get(each.topic, -1) for each in queues])
+    expected_ids = np.array([each.queue_id for each in queues])
+    ranges = found.ranges[row]
+    kept = (
+        (records.topic_codes == expected_codes[ranges])
+        & (records.heads["queue_id"] == expected_ids[ranges])
+        & (records.heads["queue_offset"] == found.queue_offsets[row])
+    )
+    why = "a unit of a ConsumeQueue points at this record, which is of another queue or place"
+    return records.where(kept), [Damage(address, why) for address in records.addresses(~kept).tolist()]
+
+
+def wanted(records: Records, chosen: Options, *, whole_log: bool) -> Array:
+    """Tell which records the read asks for; `whole_log` where they were not found through the queues they are in."""
+    stored = records.heads["store_timestamp"]
+    found = np.ones(len(records), np.bool_)
+    if chosen.starting_timestamp is not None:
+        found &= stored >= chosen.starting_timestamp
+    if chosen.ending_timestamp is not None:
+        found &= stored < chosen.ending_timestamp
+    if whole_log:
+        names = records.topics.dictionary.to_pylist()
+        topics = np.array([is_chosen_topic(chosen, name) for name in names], np.bool_)
+        found &= topics[records.topic_codes]
+        # What takes no place in a queue was never there for anyone to consume.
+        found &= (records.heads["sys_flag"] & sysflag.TRANSACTION_PREPARED) == 0
+    if chosen.tags is not None and len(records):
+        tags = records.properties.values_of(properties.TAGS)
+        found &= pc.is_in(tags, pa.array(sorted(chosen.tags), pa.string())).to_numpy(zero_copy_only=False)
+    if chosen.keys is not None and len(records):
+        found &= _with_keys(records, chosen.keys)
+    return found
+
+
+def _with_keys(records: Records, keys: frozenset[str]) -> Array:
+    """Tell which records have one of these as a key or as their unique key."""
+    asked = pa.array(sorted(keys), pa.string())
+    unique = records.properties.values_of(properties.UNIQ_KEY)
+    found: Array = pc.is_in(unique, asked).to_numpy(zero_copy_only=False).copy()
+    lists = records.keys()
+    hits = pc.is_in(lists.flatten(), asked).to_numpy(zero_copy_only=False)
+    found[pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)[hits]] = True
+    return found
+
+
+def _file_of(reader: StoreReader, physical_offset: int) -> LogFile:
+    for file in reader.commit_log_files:
+        if file.begin <= physical_offset < file.begin + file.size:
+            return file
+    raise StoreError(f"{reader.path} no longer holds physical offset {physical_offset}; it was deleted meanwhile")

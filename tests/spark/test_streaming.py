@@ -1,0 +1,264 @@
+"""Streams: the batches that Spark would plan, planned and read here as Spark does; and a query in Spark itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from rucola.errors import ConfigError, MQError, StoreError
+from rucola.spark.options import check_for_stream, parse
+from rucola.spark.streaming import RocketMQStreamReader
+from spark.small_store import FILE_SIZE, SmallStore
+
+Offset = dict[str, Any]
+
+
+class Query:
+    """A streaming query as far as its source sees it: every offset goes through JSON, every partition through pickle.
+
+    `rows` are the physical offsets of the messages that were read, batch by batch.
+    """
+
+    def __init__(self, checkpoint: Offset | None = None, **given: str) -> None:
+        self.options = parse(given)
+        check_for_stream(self.options)
+        self.reader = RocketMQStreamReader(self.options, ("commitLogOffset", "topic", "queueOffset"))
+        self.offset = checkpoint if checkpoint is not None else _as_json(self.reader.initialOffset())
+        self.rows: list[list[int]] = []
+
+    def trigger(self) -> bool:
+        """One batch, if there is anything new."""
+        end = _as_json(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit()))
+        if json.dumps(end) == json.dumps(self.offset):
+            return False
+        self.rows.append(self.batch(self.offset, end))
+        self.offset = end
+        return True
+
+    def batch(self, start: Offset, end: Offset) -> list[int]:
+        partitions = pickle.loads(pickle.dumps(self.reader.partitions(start, end)))
+        batches = [batch for partition in partitions for batch in self.reader.read(partition)]
+        return [row["commitLogOffset"] for batch in batches for row in batch.to_pylist()]
+
+    def run(self) -> list[int]:
+        """Batches until there is nothing new; everything that was read."""
+        while self.trigger():
+            pass
+        return [row for batch in self.rows for row in batch]
+
+
+def _as_json(offset: Offset) -> Offset:
+    restored: Offset = json.loads(json.dumps(offset))
+    return restored
+
+
+MODES = [{}, {"subscribe": "T"}, {"subscribePattern": "T|U"}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stream_begins_at_the_end_or_where_it_is_told(small_store: SmallStore, mode: dict[str, str]) -> None:
+    given = {"storePath": str(small_store.path), **mode}
+    old = [small_store.put("T", n % 2) for n in range(4)]
+    latest, earliest = Query(**given), Query(**given, startingOffsets="earliest")
+    assert not latest.trigger()
+    assert earliest.run() == old
+    new = [small_store.put("T", n % 2) for n in range(60)]
+    assert latest.run() == new
+    assert earliest.run() == old + new
+    assert earliest.rows == [old, new]
+    resumed = Query(checkpoint=earliest.offset, **given)
+    assert not resumed.trigger()
+    last = small_store.put("T", 1)
+    assert resumed.run() == [last]
+
+
+def test_a_stream_begins_at_offsets(small_store: SmallStore) -> None:
+    places = [small_store.put("T", n % 2) for n in range(8)]
+    given = {"storePath": str(small_store.path), "brokerName": "b"}
+    chosen = json.dumps({"T": {"b": {"0": 2, "1": -1}}})
+    assert Query(**given, subscribe="T", startingOffsets=chosen).run() == [places[4], places[6]]
+    assert Query(**given, startingCommitLogOffset=str(places[5])).run() == places[5:]
+    with pytest.raises(ConfigError, match="offset 9 of queue 0 of topic 'T' on b is not there"):
+        Query(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"0": 9}}}))
+    with pytest.raises(ConfigError, match="which this read has not"):
+        Query(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"7": 0}}}))
+
+
+def test_a_stream_begins_at_a_time(small_store: SmallStore) -> None:
+    places = [small_store.put("T", at_ms=1_700_000_000_000 + n) for n in range(8)]
+    for mode in MODES:
+        given = {"storePath": str(small_store.path), "startingTimestamp": "1700000000005", **mode}
+        assert Query(**given).run() == places[5:]
+
+
+def test_queues_that_come_later_are_read_from_their_beginning(small_store: SmallStore) -> None:
+    small_store.put("T", 0)
+    query = Query(storePath=str(small_store.path), subscribePattern="T|U")
+    places = [small_store.put("T", 1), small_store.put("U", 0), small_store.put("V", 0)]
+    assert query.run() == places[:2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    puts=st.lists(st.tuples(st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX"]), st.integers(0, 2)), max_size=80),
+    most=st.integers(1, 30),
+    mode=st.sampled_from(MODES),
+)
+def test_batches_are_bounded_and_together_everything(
+    tmp_path_factory: pytest.TempPathFactory, puts: list[tuple[str, int]], most: int, mode: dict[str, str]
+) -> None:
+    store = SmallStore(tmp_path_factory.mktemp("store") / "store")
+    store.put("T", 0)
+    places = [store.put(*put) for put in puts]
+    wanted = {"T"} if mode.get("subscribe") else {"T", "U"}
+    given = {"storePath": str(store.path), "startingOffsets": "earliest", **mode}
+    query = Query(**given, maxOffsetsPerTrigger=str(most))
+    found = query.run()
+    expected = [place for place, (topic, _) in zip(places, puts, strict=True) if topic in wanted]
+    assert sorted(found) == [0, *expected]
+    assert all(len(batch) <= most for batch in query.rows)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_available_now_ends_where_the_store_ended(small_store: SmallStore, mode: dict[str, str]) -> None:
+    old = [small_store.put("T", n % 3) for n in range(30)]
+    query = Query(storePath=str(small_store.path), startingOffsets="earliest", maxOffsetsPerTrigger="7", **mode)
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.trigger()
+    for n in range(5):
+        small_store.put("T", n)
+    assert sorted(query.run()) == old
+    query.reader.prepareForTriggerAvailableNow()
+    assert len(query.run()) == 35
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_is_the_same_when_it_is_repeated(small_store: SmallStore, mode: dict[str, str]) -> None:
+    places = [small_store.put("T", n % 2) for n in range(9)]
+    query = Query(storePath=str(small_store.path), startingOffsets="earliest", **mode)
+    start = query.offset
+    query.trigger()
+    small_store.put("T", 0)
+    again = Query(checkpoint=start, storePath=str(small_store.path), **mode)
+    assert again.batch(start, query.offset) == query.rows[0] == places
+
+
+def delete_first_file(store: SmallStore) -> None:
+    (store.path / "commitlog" / f"{0:020d}").unlink()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_deleted_unread_is_an_error_or_left_out(
+    small_store: SmallStore, mode: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
+    small_store.put("T")
+    strict, tolerant = Query(**given), Query(**given, failOnDataLoss="false")
+    places = [small_store.put("T") for _ in range(90)]
+    planned = strict.reader.partitions(strict.offset, strict.reader.latestOffset(strict.offset, ReadAllAvailable()))
+    delete_first_file(small_store)
+    with pytest.raises(StoreError, match="were deleted unread; failOnDataLoss=false reads what there is"):
+        strict.trigger()
+    left = [place for place in places if place >= FILE_SIZE]
+    with caplog.at_level(logging.WARNING, "rucola.spark"):
+        assert tolerant.run() == left
+    assert "were deleted unread" in caplog.text
+    # Between plan and read, too.
+    with pytest.raises(StoreError, match="were deleted before they were read"):
+        list(strict.reader.read(planned[0]))
+    found = [row["commitLogOffset"] for batch in tolerant.reader.read(planned[0]) for row in batch.to_pylist()]
+    assert found == left
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_store_that_was_replaced_is_an_error_or_read_on(small_store: SmallStore, mode: dict[str, str]) -> None:
+    given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
+    for _ in range(9):
+        small_store.put("T")
+    strict, tolerant = Query(**given), Query(**given, failOnDataLoss="false")
+    strict.run()
+    tolerant.run()
+    shutil.rmtree(small_store.path)
+    fresh = SmallStore(small_store.path)
+    for _ in range(3):
+        fresh.put("T")
+    with pytest.raises(StoreError, match="but ends at"):
+        strict.trigger()
+    tolerant.run()
+    place = fresh.put("T")
+    assert tolerant.run()[-1] == place
+
+
+def test_a_topic_that_is_gone_is_an_error_or_left_out(small_store: SmallStore) -> None:
+    given = {"storePath": str(small_store.path), "subscribePattern": ".*", "startingOffsets": "earliest"}
+    small_store.put("T")
+    small_store.put("U")
+    strict, tolerant = Query(**given), Query(**given, failOnDataLoss="false")
+    shutil.rmtree(small_store.path / "consumequeue" / "U")
+    with pytest.raises(StoreError, match=r"queue 0 of topic 'U' on .* is gone"):
+        strict.trigger()
+    assert tolerant.run() == [0]
+
+
+def test_damage_is_in_the_batch_that_meets_it(small_store: SmallStore) -> None:
+    places = [small_store.put() for _ in range(12)]
+    small_store.overwrite(places[5], bytes(8))
+    given = {"storePath": str(small_store.path), "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3"}
+    with pytest.raises(MQError, match=f"at byte {places[5]}"):
+        Query(**given).run()
+    assert Query(**given, corruptRecords="skip").run() == [place for place in places if place != places[5]]
+
+
+def test_a_checkpoint_belongs_to_its_options(small_store: SmallStore) -> None:
+    small_store.put("T")
+    query = Query(storePath=str(small_store.path), subscribe="T")
+    with pytest.raises(ConfigError, match="offsets of queues, but its options read logs"):
+        Query(checkpoint=query.offset, storePath=str(small_store.path)).trigger()
+
+
+@pytest.mark.spark
+def test_a_query_goes_on_where_it_was(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    """With AvailableNow, started over and over on one checkpoint: each message once."""
+    places = [small_store.put("T", n % 2) for n in range(20)]
+
+    def run(**given: str) -> None:
+        messages = spark.readStream.format("rocketmq").options(
+            storePath=str(small_store.path), startingOffsets="earliest", columns="commitLogOffset,body", **given
+        )
+        (
+            messages.load()
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+    run(maxOffsetsPerTrigger="8")
+    places += [small_store.put("T") for _ in range(3)]
+    run()
+    run()
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row.commitLogOffset for row in rows) == places
+    with pytest.raises(PySparkException, match="its options read queues"):
+        run(subscribe="T")
+
+
+@pytest.mark.spark
+def test_a_stream_has_no_end(spark: SparkSession, small_store: SmallStore) -> None:
+    small_store.put()
+    messages = spark.readStream.format("rocketmq").options(storePath=str(small_store.path), endingTimestamp="1")
+    with pytest.raises(PySparkException, match="endingTimestamp is for batches"):
+        messages.load().writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
