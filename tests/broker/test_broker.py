@@ -330,7 +330,6 @@ def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
         ({"topic": "x" * 128}, ResponseCode.SYSTEM_ERROR, "has 128 characters; 127 are allowed"),
         ({"topic": "New", "default_topic": "None"}, ResponseCode.TOPIC_NOT_EXIST, r"topic\[New\] not exist"),
         ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
-        ({"properties": "TRAN_MSG\x01true\x02"}, ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG"),
         ({"properties": "a\x01" + "x" * 32_767}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
         ({"flag": 2**31}, ResponseCode.MESSAGE_ILLEGAL, ""),
     ],

@@ -63,6 +63,7 @@ ANSWERED = {
     RequestCode.UNREGISTER_CLIENT,
     RequestCode.CONSUMER_SEND_MSG_BACK,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.END_TRANSACTION,
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.GET_ALL_CONSUMER_OFFSET,

@@ -36,12 +36,15 @@ from rucola.broker.processors.runtime import RuntimeProcessor
 from rucola.broker.processors.send import SendProcessor
 from rucola.broker.processors.send_back import SendBackProcessor
 from rucola.broker.processors.topic import TopicProcessor
+from rucola.broker.processors.transaction import TransactionProcessor
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
 from rucola.broker.stats import SAMPLE_INTERVAL_MS, BrokerStats
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.transaction_check import TransactionCheck
+from rucola.broker.transactions import Transactions
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.remoting.client import RemotingClient
@@ -159,6 +162,20 @@ class Broker:
         running.push_async_callback(persist_delay_offsets)
         running.callback(delivery_alarm.stop)
 
+        transactions = Transactions(
+            store,
+            topics,
+            offsets,
+            config.store_host,
+            len(delays_ms),
+            reput.on_put,
+            timeout_ms=config.transaction_time_out,
+            check_max=config.transaction_check_max,
+        )
+        transactions.load()
+        transaction_check = TransactionCheck(transactions, store, offsets, clients, flush, clock)
+        running.push_async_callback(transaction_check.note_progress)
+
         processors |= SendProcessor(
             config,
             self.store_config,
@@ -168,10 +185,12 @@ class Broker:
             registration,
             flush,
             len(delays_ms),
+            transactions,
             clock,
             reput.on_put,
         ).table()
         processors |= SendBackProcessor(config, store, topics, groups, len(delays_ms), clock, reput.on_put).table()
+        processors |= TransactionProcessor(transactions, clock).table()
         processors |= PullProcessor(config, store, topics, groups, offsets, clients, hold, stats, clock).table()
         processors |= QueryProcessor(config, store).table()
         processors |= OffsetProcessor(store, offsets, delayed).table()
@@ -195,6 +214,7 @@ class Broker:
         clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(PERSIST_INTERVAL_MS, "persist delay offsets", persist_delay_offsets)
+        clockwork.every(config.transaction_check_interval, "check transactions", transaction_check.run)
         clockwork.every(config.register_name_server_period, "register", registration.register)
 
         delivery_alarm.ring_at(clock())

@@ -10,6 +10,7 @@ Answers to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeLis
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -71,6 +72,7 @@ class Clients:
     def __init__(self) -> None:
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Connection, Member]] = {}
+        self._turns = count()
 
     def heartbeat(
         self, connection: Connection, heartbeat: HeartbeatData, language: str, version: int, now_ms: int
@@ -107,6 +109,11 @@ class Clients:
     def groups_of(self, topic: str) -> list[str]:
         """The consumer groups with members that subscribe to the topic."""
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
+
+    def a_producer_of(self, group: str) -> Connection | None:
+        """A producer of the group, each in its turn; None while nobody of the group is connected."""
+        producers = [connection for connection in self.producers.get(group, ()) if connection.is_open]
+        return producers[next(self._turns) % len(producers)] if producers else None
 
     def _join(self, connection: Connection, consumer: ConsumerData, member: Member) -> None:
         group = self.consumers.get(consumer.group_name)

@@ -10,6 +10,7 @@
                   statistics, write how far delayed messages are delivered, look at the disks and let old files go
                   (cleanResourceInterval)
     every 30 s    register with the name servers (registerNameServerPeriod)
+    every minute  ask about transactions that are open for too long (transactionCheckInterval)
 
 Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
 """

@@ -55,6 +55,10 @@ class BrokerConfig:
     flush_consumer_offset_interval: int = 5000
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6000
+    reject_transaction_message: bool = False
+    transaction_time_out: int = 6000
+    transaction_check_interval: int = 60_000
+    transaction_check_max: int = 15
     max_msgs_num_batch: int = 64
     default_query_max_num: int = 32
 

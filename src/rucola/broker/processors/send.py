@@ -7,7 +7,8 @@ the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, 
 
 This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted as
 text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay waits in
-SCHEDULE_TOPIC_XXXX (see `broker.delay`), and one for `%RETRY%group` that was tried too often goes to `%DLQ%group`.
+SCHEDULE_TOPIC_XXXX (see `broker.delay`), half of a transaction is kept where nobody sees it (see
+`broker.transactions`), and one for `%RETRY%group` that was tried too often goes to `%DLQ%group`.
 
 Answers to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate differences:
 a remark says what was wrong with this message, where Apache lists what may have been; a message that a client sends
@@ -29,15 +30,16 @@ from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
-from rucola.message import properties, topics
+from rucola.message import properties, sysflag, topics
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import offset_msg_id
 from rucola.message.record import MessageInner
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand
+from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
@@ -81,6 +83,7 @@ class SendProcessor:
         registration: Registration,
         flush: Flush,
         delay_level_count: int,
+        transactions: Transactions,
         clock: Callable[[], int],
         on_put: Callable[[], None],
     ) -> None:
@@ -90,6 +93,7 @@ class SendProcessor:
         self._topics = topic_table
         self._groups = groups
         self._delay_level_count = delay_level_count
+        self._transactions = transactions
         self._registration = registration
         self._flush = flush
         self._clock = clock
@@ -245,7 +249,7 @@ class SendProcessor:
         pairs = properties.parse(header.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
-        place = (header.topic, queue_id)
+        place, sys_flag = (header.topic, queue_id), header.sys_flag
         if header.topic.startswith(topics.RETRY_PREFIX):
             name = header.topic.removeprefix(topics.RETRY_PREFIX)
             group = self._groups.find(name, now_ms)
@@ -256,19 +260,26 @@ class SendProcessor:
             if header.reconsume_times >= max_reconsume_times(group, command.version, header.max_reconsume_times):
                 place = dead_letter_place(self._topics, name, now_ms)
                 pairs.pop(properties.DELAY, None)
-        if pairs.get(properties.TRAN_MSG) == "true":
-            raise InvalidMessage(
-                "it is half of a transaction, which this broker does not offer; send it without TRAN_MSG"
-            )
-        place = postpone(*place, pairs, self._delay_level_count)
-        if wait is not None and place[0] == topics.SCHEDULE_TOPIC:
+        if is_true(pairs.get(properties.TRAN_MSG)) and not header.reconsume_times:  # tried again, it was committed
+            if self._config.reject_transaction_message:
+                return self._refusal(
+                    command,
+                    ResponseCode.NO_PERMISSION,
+                    f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden "
+                    "(rejectTransactionMessage)",
+                )
+            place = self._transactions.prepare(*place, pairs, now_ms)
+            sys_flag = sysflag.with_transaction_state(sys_flag, sysflag.TRANSACTION_NOT)
+        else:
+            place = postpone(*place, pairs, self._delay_level_count)
+        if wait is not None and place[0] in (topics.SCHEDULE_TOPIC, topics.TRANS_HALF_TOPIC):
             pairs[properties.WAIT] = wait  # which Apache keeps there
         message = MessageInner(
             *place,
             body=command.body,
             properties=properties.join(pairs),
             flag=header.flag,
-            sys_flag=header.sys_flag,
+            sys_flag=sys_flag,
             born_timestamp=header.born_timestamp,
             born_host=born_host,
             reconsume_times=header.reconsume_times,
