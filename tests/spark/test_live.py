@@ -1,0 +1,191 @@
+"""Reading live brokers: batches and streams over the wire, against what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cluster import Cluster, cluster
+from rucola.broker.broker import Broker
+from rucola.client import Message, MessageQueue, Producer
+from rucola.errors import ConfigError, MQError, StoreError, TopicNotFound
+from rucola.spark import reader
+from rucola.spark.options import parse
+from spark.test_streaming import Query
+
+Row = dict[str, Any]
+
+
+def read(namesrv: str, **given: str) -> list[Row]:
+    """The rows of a batch; each partition goes through pickle as Spark sends it."""
+    options = parse({"nameServer": namesrv, **given})
+    partitions = pickle.loads(pickle.dumps(reader.plan(options)))
+    batches = [batch for partition in partitions for batch in reader.read(partition, options, options.columns)]
+    return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
+
+
+def with_cluster(path: Path, test: Callable[[Cluster, Broker, Callable[..., Any]], Any]) -> None:
+    """Run a test on a cluster with one broker; reads happen in a thread, for they have a loop of their own."""
+
+    async def run() -> None:
+        async with cluster(path) as running:
+            broker = await running.start_broker()
+
+            async def reading(**given: str) -> list[Row]:
+                return await asyncio.to_thread(read, running.namesrv, **given)
+
+            await test(running, broker, reading)
+
+    asyncio.run(run())
+
+
+async def send(running: Cluster, topic: str, count: int, *, broker: str = "broker-a", **given: Any) -> list[str]:
+    """Send messages to the queues 0 to 3 of a topic in turn; their unique keys."""
+    async with Producer("senders", running.namesrv) as producer:
+        sent = []
+        for n in range(count):
+            message = Message(topic, b"body %d" % n, **{name: value(n) for name, value in given.items()})
+            result = await producer.send(message, MessageQueue(topic, broker, n % 4))
+            sent.append(result.msg_id)
+        return sent
+
+
+def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        for each in (broker, await running.start_broker("broker-b")):
+            await running.create_topic(each, "T")
+        first = await send(running, "T", 300, tags=lambda n: "AB"[n % 2], keys=lambda n: [f"k{n}", "é"])
+        second = await send(running, "T", 40, broker="broker-b")
+        rows = await reading(subscribe="T")
+        assert sorted(row["msgId"] for row in rows) == sorted(first + second)
+        by_id = {row["msgId"]: row for row in rows}
+        for n, msg_id in enumerate(first):
+            row = by_id[msg_id]
+            assert (row["body"], row["tags"], row["keys"]) == (b"body %d" % n, "AB"[n % 2], [f"k{n}", "é"])
+            assert (row["brokerName"], row["queueId"], row["queueOffset"]) == ("broker-a", n % 4, n // 4)
+        assert {by_id[msg_id]["brokerName"] for msg_id in second} == {"broker-b"}
+        # By offsets, queues, time, tags and keys; in order within a queue.
+        chosen = json.dumps({"T": {"broker-a": {"1": 10}}})
+        ends = json.dumps({"T": {"broker-a": {"1": 14}}})
+        one = await reading(assign='{"T":{"broker-a":[1]}}', startingOffsets=chosen, endingOffsets=ends)
+        assert [row["queueOffset"] for row in one] == [10, 11, 12, 13]
+        parts = await reading(subscribe="T", minPartitions="13", columns="msgId")
+        assert sorted(row["msgId"] for row in parts) == sorted(first + second)
+        tagged = await reading(subscribe="T", subExpression="A || none")
+        assert sorted(row["msgId"] for row in tagged) == sorted(first[0::2])
+        keyed = await reading(subscribe="T", keys=f"k7,{second[3]}")
+        assert sorted(row["msgId"] for row in keyed) == sorted([first[7], second[3]])
+        moment = by_id[first[100]]["storeTimestamp"]
+        late = await reading(subscribe="T", startingTimestamp=str(round(moment.timestamp() * 1000)))
+        assert sorted(row["msgId"] for row in late) == sorted(
+            row["msgId"] for row in rows if row["storeTimestamp"] >= moment
+        )
+
+    with_cluster(tmp_path, test)
+
+
+def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Path) -> None:
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        for topic in ("Flights", "Orders"):
+            await running.create_topic(broker, topic)
+            await send(running, topic, 4)
+        assert {row["topic"] for row in await reading()} == {"Flights", "Orders"}
+        assert {row["topic"] for row in await reading(subscribePattern="F.*")} == {"Flights"}
+        assert await reading(subscribePattern="None") == []
+        with pytest.raises(TopicNotFound):
+            await reading(subscribe="Nope")
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no broker"):
+            await reading(assign='{"Orders":[9]}')
+        with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
+            await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
+
+    with_cluster(tmp_path, test)
+
+
+def test_no_name_server_is_one_sentence() -> None:
+    with pytest.raises(MQError, match="no name server answers"):
+        read("127.0.0.1:1", subscribe="T")
+
+
+def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        await running.create_topic(broker, "T")
+        await send(running, "T", 10)
+        given = {"nameServer": running.namesrv, "subscribe": "T"}
+        latest = await asyncio.to_thread(Query, **given)
+        all_of_it = await asyncio.to_thread(Query, **given, startingOffsets="earliest", maxOffsetsPerTrigger="6")
+        assert not await asyncio.to_thread(latest.trigger)
+        await send(running, "T", 7)
+        assert len(await asyncio.to_thread(latest.run)) == 7
+        assert len(set(await asyncio.to_thread(all_of_it.run))) == 17
+        assert [len(batch) for batch in all_of_it.rows] == [6, 6, 5]
+        resumed = await asyncio.to_thread(lambda: Query(checkpoint=all_of_it.offset, **given))
+        assert not await asyncio.to_thread(resumed.trigger)
+
+    with_cluster(tmp_path, test)
+
+
+def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Partitions that promise more than the broker has, as when files expire between plan and read."""
+
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        await running.create_topic(broker, "T", queues=1)
+        async with Producer("senders", running.namesrv) as producer:
+            for n in range(5):
+                await producer.send(Message("T", b"%d" % n))
+        options = {"nameServer": running.namesrv, "subscribe": "T"}
+        strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
+        (pulls,) = await asyncio.to_thread(reader.plan, strict)
+        pulls.end = 9
+
+        def rows(chosen: Any) -> list[int]:
+            return [
+                row["queueOffset"] for batch in reader.read(pulls, chosen, ["queueOffset"]) for row in batch.to_pylist()
+            ]
+
+        with pytest.raises(StoreError, match=r"offsets 5 to 9 of .* are gone from the broker, which holds 0 to 5"):
+            await asyncio.to_thread(rows, strict)
+        with caplog.at_level(logging.WARNING, "rucola.spark.live"):
+            assert await asyncio.to_thread(rows, tolerant) == [0, 1, 2, 3, 4]
+        assert "are gone from the broker" in caplog.text
+
+    with_cluster(tmp_path, test)
+
+
+@pytest.mark.spark
+def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch, and a stream that is started over on its checkpoint."""
+
+    def stream(namesrv: str) -> int:
+        (
+            spark.readStream.format("rocketmq")
+            .options(nameServer=namesrv, subscribe="T", startingOffsets="earliest", columns="msgId")
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+        return spark.read.parquet(str(tmp_path / "out")).distinct().count()
+
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        await running.create_topic(broker, "T")
+        sent = await send(running, "T", 50)
+        table = spark.read.format("rocketmq").options(nameServer=running.namesrv, subscribe="T").load()
+        rows = await asyncio.to_thread(table.collect)
+        assert sorted(row.msgId for row in rows) == sorted(sent)
+        assert await asyncio.to_thread(stream, running.namesrv) == 50
+        await send(running, "T", 10)
+        assert await asyncio.to_thread(stream, running.namesrv) == 60
+
+    with_cluster(tmp_path, test)
