@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: does it run, roughly how fast")
     parser.add_argument("--json", type=Path, default=OUTPUT, help="where to write the figures (default: %(default)s)")
     arguments = parser.parse_args()
-    options = Options(rounds=3, divisor=5) if arguments.quick else Options()
+    options = Options(rounds=3, divisor=4) if arguments.quick else Options()
 
     console = Console()
     if not console.is_terminal:

@@ -11,8 +11,10 @@ _BATCHES = 64
 
 
 def fill(broker: Server, topic: str, count: int) -> None:
-    """Send at least `count` messages with the keys 0, 1, 2 ..., the same number to every queue."""
+    """Send messages with the keys 0 to `count` - 1, the same number to every queue; `count` is a multiple of 2,048."""
     step = _BATCHES * frames.BATCH_COUNT
+    if count % step:
+        raise ValueError(f"{count} messages cannot be sent as {_BATCHES} batches of {frames.BATCH_COUNT} at a time")
     for begin in range(0, count, step):
         batches = [
             frames.send_batch(topic, number, number // frames.BATCH_COUNT % frames.QUEUES)
