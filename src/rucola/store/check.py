@@ -16,7 +16,7 @@ The idea is bbolt's `check`, which ends each of its tests; so it does here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -60,16 +60,19 @@ class _Log:
         """{(topic, queue id): {queue offset: physical offset}}"""
 
 
-def check(path: str | Path, *, index_slots: int = 0) -> list[Finding]:
+def check(
+    path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None
+) -> list[Finding]:
     """Return everything that is wrong with the store at `path`; an empty list for a sound one.
 
-    `index_slots` is as in `reader.StoreReader`. Raises StoreError when `path` is no directory.
+    `index_slots` is as in `reader.StoreReader`. `progress` is told (done, in all) of bytes of the log. Raises
+    StoreError when `path` is no directory.
     """
     store = Path(path)
     if not store.is_dir():
         raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
     findings: list[Finding] = []
-    for finding in _check(store, index_slots):
+    for finding in _check(store, index_slots, progress):
         findings.append(finding)
         if len(findings) == MAX_FINDINGS:
             findings.append(Finding(store, 0, f"there is more; only {MAX_FINDINGS} findings are given"))
@@ -77,7 +80,7 @@ def check(path: str | Path, *, index_slots: int = 0) -> list[Finding]:
     return findings
 
 
-def _check(store: Path, index_slots: int) -> Iterator[Finding]:
+def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] | None) -> Iterator[Finding]:
     yield from _check_names(store)
     try:
         files = MappedFileQueue.open(store / "commitlog")
@@ -86,7 +89,7 @@ def _check(store: Path, index_slots: int) -> Iterator[Finding]:
         return
     try:
         log = _Log(files)
-        yield from _check_log(log)
+        yield from _check_log(log, progress)
         for topic, queue_id, directory in queue_directories(store / "consumequeue"):
             yield from _check_queue(log, topic, queue_id, directory)
         for (topic, queue_id), places in sorted(log.belongs.items()):
@@ -122,7 +125,7 @@ def _check_names(store: Path) -> Iterator[Finding]:
                 yield Finding(path, 0, "nothing of this name belongs into a ConsumeQueue")
 
 
-def _check_log(log: _Log) -> Iterator[Finding]:
+def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterator[Finding]:
     ended = False
     for file in log.files:
         if ended:
@@ -132,6 +135,8 @@ def _check_log(log: _Log) -> Iterator[Finding]:
         for item in scan_file(file, 0):
             if isinstance(item, Run):
                 yield from _take_in(log, item)
+                if progress is not None:
+                    progress(item.end - log.files.begin, log.files.end - log.files.begin)
             elif item.damage is not None:
                 yield Finding(file.path, item.physical_offset - file.begin, item.damage)
                 ended = True

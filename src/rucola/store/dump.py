@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ from rucola.store.reader import StoreReader
 from rucola.store.scan import Stop
 
 
-def dump(path: str | Path) -> Iterator[dict[str, Any]]:
+def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
     """Yield every message of the store at `path` as a dict with the fields above, in that order.
 
-    Raises StoreCorrupt where the log is damaged before its end, after all messages before the damage.
+    `progress` is told (done, in all) of bytes of the log. Raises StoreCorrupt where the log is damaged before its end,
+    after all messages before the damage.
     """
     with StoreReader(path) as reader:
         units = _units_by_record(reader)
+        total = sum(file.size for file in reader.commit_log_files)
         for item in reader.runs():
             if isinstance(item, Stop):
                 if item.damage is not None:
@@ -41,9 +43,11 @@ def dump(path: str | Path) -> Iterator[dict[str, Any]]:
             for position in item.positions.tolist():
                 try:
                     message = decode(item.file.map, position, decompress=False, check_crc=False)
-                    yield _row(message, units.get(item.file.begin + position))
+                    yield message_row(message, units.get(item.file.begin + position))
                 except InvalidMessage as error:
                     raise StoreCorrupt(item.file.path, position, str(error)) from error
+            if progress is not None:
+                progress(item.end - reader.min_physical_offset, total)
 
 
 def dump_lines(path: str | Path) -> Iterator[str]:
@@ -63,7 +67,8 @@ def _units_by_record(reader: StoreReader) -> dict[int, tuple[str, int]]:
     return found
 
 
-def _row(message: MessageExt, unit: tuple[str, int] | None) -> dict[str, Any]:
+def message_row(message: MessageExt, unit: tuple[str, int] | None) -> dict[str, Any]:
+    """Return the fields above for a message with its body as stored; `unit` is (cq, tags code) where it has one."""
     body = decompress(message.body, message.sys_flag)
     return {
         "commitLogOffset": message.physical_offset,

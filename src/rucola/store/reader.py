@@ -111,15 +111,15 @@ class StoreReader:
         """
         return memoryview(self._mapped(file.begin).map)[: file.size]
 
-    def record(self, physical_offset: int) -> MessageExt:
-        """Return the message whose record begins there.
+    def record(self, physical_offset: int, *, decompress: bool = True) -> MessageExt:
+        """Return the message whose record begins there, with its body as stored when `decompress` is False.
 
         Raises StoreError for an offset outside the log and StoreCorrupt where no sound record begins.
         """
         file = self._mapped(physical_offset)
         position = physical_offset - file.begin
         try:
-            message = decode(file.map, position)
+            message = decode(file.map, position, decompress=decompress)
         except InvalidMessage as error:
             raise StoreCorrupt(file.path, position, str(error)) from error
         if message.physical_offset != physical_offset:
@@ -174,6 +174,13 @@ class StoreReader:
         if queue is None:
             return np.empty(0, UNIT)
         return queue.units(max(begin, queue.min_offset), queue.max_offset if end is None else end)
+
+    def unit_of(self, message: MessageExt) -> tuple[str, int] | None:
+        """Return ("topic|queueId|queueOffset", tags code) of the unit that points at a message, or None."""
+        units = self.units(message.topic, message.queue_id, message.queue_offset, message.queue_offset + 1)
+        if not len(units) or units["physical_offset"][0] != message.physical_offset:
+            return None
+        return f"{message.topic}|{message.queue_id}|{message.queue_offset}", int(units["tags_code"][0])
 
     def query(
         self, topic: str, key: str, max_count: int = 64, begin_ms: int = 0, end_ms: int = (1 << 63) - 1

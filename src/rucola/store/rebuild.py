@@ -164,11 +164,11 @@ class _Builder:
         return len(run.positions)
 
 
-def found_settings(store: Path) -> StoreConfig:
+def found_settings(store: Path, *, index: bool = True) -> StoreConfig:
     """Return settings with the file sizes of a store's own files; Apache's defaults stand for what has no file.
 
     An index file shows only its size, so it is taken to have four entries per slot, as by default; StoreCorrupt
-    where that cannot be.
+    where that cannot be. With `index` False the index is not looked at.
     """
     settings = StoreConfig(store)
     if paths := file_paths(store / "commitlog"):
@@ -178,7 +178,7 @@ def found_settings(store: Path) -> StoreConfig:
             settings.mapped_file_size_consume_queue = size
             break
     for path in index_paths(store / "index")[:1]:
-        if path.stat().st_size:
+        if index and path.stat().st_size:
             file = IndexFile.open(path)
             settings.max_hash_slot_num, settings.max_index_num = file.slot_count, file.max_count
             file.file.close()

@@ -1,0 +1,193 @@
+"""What a store directory holds, in numbers: what is in the log, in each queue, in each index file, and what is waste.
+
+Sizes are of bytes that mean something; `allocated` is what the file system gave for them, less where files are sparse
+and more where they are prepared ahead. Waste in the log is the blanks that close its files, and what lies unused
+behind its end.
+
+A damaged log is counted up to the damage, which `damage` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rucola.message import properties, sysflag
+from rucola.message.record import peek
+from rucola.store.checkpoint import Checkpoint
+from rucola.store.index import Index
+from rucola.store.mapped_file import file_paths
+from rucola.store.reader import StoreReader
+from rucola.store.scan import Run, Stop
+
+
+@dataclass(slots=True)
+class Records:
+    """A count of records: how many, their bytes, the store times of the first and the last, how many keys they have.
+
+    `keys` are what the index holds for them: one for a unique key and one for each word of KEYS.
+    """
+
+    messages: int = 0
+    size: int = 0
+    first_timestamp: int = 0
+    last_timestamp: int = 0
+    keys: int = 0
+
+    def add(self, size: int, timestamp: int, keys: int) -> None:
+        """Count one record."""
+        self.messages += 1
+        self.size += size
+        self.first_timestamp = min(self.first_timestamp or timestamp, timestamp)
+        self.last_timestamp = max(self.last_timestamp, timestamp)
+        self.keys += keys
+
+
+@dataclass(slots=True)
+class LogStat:
+    """The CommitLog: physical offsets of begin and end, files, blanks, what is unused behind the end."""
+
+    files: int = 0
+    file_size: int = 0
+    allocated: int = 0
+    begin: int = 0
+    end: int = 0
+    blanks: int = 0
+    blank_size: int = 0
+    unused: int = 0
+    records: Records = field(default_factory=Records)
+    damage: str | None = None
+
+
+@dataclass(slots=True)
+class QueueStat:
+    """A queue: its range of queue offsets, half-open, its files, and the records of the log that name it.
+
+    `in_log` differs from `max_offset - min_offset` where messages are not dispatched yet, or units are damaged.
+    """
+
+    topic: str
+    queue_id: int
+    min_offset: int = 0
+    max_offset: int = 0
+    files: int = 0
+    in_log: Records = field(default_factory=Records)
+
+
+@dataclass(slots=True)
+class IndexFileStat:
+    """An index file: entries of how many, slots in use of how many, store times of its messages."""
+
+    name: str
+    entries: int
+    max_entries: int
+    slots_used: int
+    slots: int
+    begin_timestamp: int
+    end_timestamp: int
+
+
+@dataclass(slots=True)
+class StoreStat:
+    """A whole store. `queues` are ordered by topic and id; `config` has {name: size in bytes}."""
+
+    path: Path
+    log: LogStat
+    queues: list[QueueStat]
+    index: list[IndexFileStat]
+    config: dict[str, int]
+    checkpoint: tuple[int, int, int]
+    """physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp."""
+    abort: bool
+    """Whether the store is open, or was not closed in order."""
+
+
+def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None) -> StoreStat:
+    """Count everything in the store at `path`, in one walk through its log.
+
+    `index_slots` is as in `reader.StoreReader`. Raises StoreError where there is no store, and StoreCorrupt where its
+    files do not fit each other.
+    """
+    store = Path(path)
+    with StoreReader(store, index_slots=index_slots) as reader:
+        queues = {
+            name: QueueStat(*name, begin, end, len(file_paths(store / "consumequeue" / name[0] / str(name[1]))))
+            for name, (begin, end) in reader.queues().items()
+        }
+        log = _log(reader, queues, progress)
+        index = _index(reader.index)
+    point = Checkpoint(store / "checkpoint")
+    return StoreStat(
+        store,
+        log,
+        [queues[name] for name in sorted(queues)],
+        index,
+        {path.name: path.stat().st_size for path in sorted((store / "config").glob("*")) if path.is_file()},
+        (point.physic_timestamp, point.logics_timestamp, point.index_timestamp),
+        (store / "abort").exists(),
+    )
+
+
+def _log(
+    reader: StoreReader, queues: dict[tuple[str, int], QueueStat], progress: Callable[[int, int], None] | None
+) -> LogStat:
+    files = reader.commit_log_files
+    log = LogStat(len(files), files[0].size if files else 0, begin=reader.min_physical_offset)
+    log.end = log.begin
+    log.allocated = sum(file.path.stat().st_blocks * 512 for file in files)
+    total = sum(file.size for file in files)
+    for item in reader.runs():
+        if isinstance(item, Stop):
+            log.damage = item.damage and f"{item.damage}, at physical offset {item.physical_offset}"
+            _blank(log, item.physical_offset)
+            log.end = item.physical_offset
+            break
+        _blank(log, int(item.file.begin + item.positions[0]))
+        _count(item, log.records, queues)
+        log.end = item.end
+        if progress is not None:
+            progress(item.end - log.begin, total)
+    if progress is not None:
+        progress(total, total)
+    log.unused = log.begin + total - log.end
+    return log
+
+
+def _blank(log: LogStat, begin: int) -> None:
+    """Count what was passed over from the last record to the one at `begin`."""
+    if begin > log.end:
+        log.blanks += 1
+        log.blank_size += begin - log.end
+
+
+def _count(run: Run, records: Records, queues: dict[tuple[str, int], QueueStat]) -> None:
+    sizes, timestamps = run.heads["size"].tolist(), run.store_timestamps.tolist()
+    for position, size, timestamp in zip(run.positions.tolist(), sizes, timestamps, strict=True):
+        outline = peek(run.file.map, position)
+        stored = properties.parse(run.file.map[outline.properties_begin : outline.properties_end])
+        keys = (properties.UNIQ_KEY in stored) + len(stored.get(properties.KEYS, "").split())
+        records.add(size, timestamp, keys)
+        if sysflag.is_dispatched(outline.sys_flag):
+            name = outline.topic, outline.queue_id
+            queue = queues.get(name)
+            if queue is None:
+                queue = queues[name] = QueueStat(*name)
+            queue.in_log.add(size, timestamp, keys)
+
+
+def _index(index: Index) -> list[IndexFileStat]:
+    return [
+        IndexFileStat(
+            file.file.path.name,
+            file.count - 1,
+            file.max_count - 1,
+            int(np.count_nonzero(file.slots())),
+            file.slot_count,
+            file.begin_timestamp,
+            file.end_timestamp,
+        )
+        for file in index.files
+    ]
