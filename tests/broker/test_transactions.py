@@ -463,7 +463,7 @@ def test_a_broker_may_refuse_transactions(tmp_path: Path) -> None:
 
 
 def test_a_broker_asks_the_producer_also_after_a_restart(golden: Path, tmp_path: Path) -> None:
-    settings = {"transaction_time_out": 0, "transaction_check_interval": 1}
+    settings = {"transaction_time_out": 0, "transaction_check_interval": 1, "transaction_check_max": 1_000_000}
     recorded = next(row for row in frames(golden) if row["code"] == RequestCode.CHECK_TRANSACTION_STATE)
 
     async def run() -> None:

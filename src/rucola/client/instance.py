@@ -24,12 +24,14 @@ import socket
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from rucola.client.background import Background
 from rucola.client.operator import OperatedConsumer, OperatorRequests
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingError
+from rucola.message import MessageExt, properties
+from rucola.message.record import decode
 from rucola.message.topics import check_group
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
@@ -42,6 +44,7 @@ from rucola.protocol.heartbeat import (
 )
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID
+from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
 from rucola.remoting.connection import Connection, Processor
 
@@ -71,6 +74,16 @@ class GroupMember(OperatedConsumer, Protocol):
         """A topic has other queues or brokers than before."""
 
 
+@runtime_checkable
+class TransactionChecker(Protocol):
+    """What an instance asks of a producer that sends transactional messages."""
+
+    def check_transaction(
+        self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
+    ) -> None:
+        """A broker asks how the transaction of this message went; answer it on this connection."""
+
+
 class ClientInstance:
     """One client. `async with` opens and closes it; it belongs to one event loop.
 
@@ -78,7 +91,10 @@ class ClientInstance:
     """
 
     def __init__(self, namesrv: str | None = None, *, client_id: str | None = None) -> None:
-        processors: dict[int, Processor] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed}
+        processors: dict[int, Processor] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
+        }
         processors |= OperatorRequests(lambda: self.client_id, lambda group: self._consumers.get(group)).table()
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
@@ -250,6 +266,23 @@ class ClientInstance:
             return
         if consumer := self._consumers.get(group):
             consumer.members_changed()
+
+    def _check_transaction(self, connection: Connection, command: RemotingCommand) -> None:
+        try:
+            header = command.decode_header(CheckTransactionStateRequestHeader)
+            message = decode(command.body)
+        except MQError as error:
+            logger.warning("%s asks about a transaction that cannot be read: %s", connection.peer, error)
+            return
+        group = message.properties.get(properties.PGROUP, "")
+        producer = self._producers.get(group)
+        if isinstance(producer, TransactionChecker):
+            producer.check_transaction(connection, header, message)
+        else:
+            logger.warning(
+                "%s asks about transaction %s of group %r, which has no TransactionProducer here",
+                connection.peer, message.msg_id, group,
+            )  # fmt: skip
 
 
 class GroupClient:

@@ -24,15 +24,17 @@ from typing import Any, Generic, Self, TypeVar
 from rucola.client import producer as producer_module
 from rucola.client import pull as pull_module
 from rucola.client import push as push_module
+from rucola.client import transaction as transaction_module
 from rucola.client.instance import GroupClient
 from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, SendResult
 from rucola.client.pull import PULL_BATCH_SIZE, PullResult
+from rucola.client.transaction import LocalTransactionState, TransactionSendResult
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
 
-__all__ = ["Message", "Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 C = TypeVar("C", bound=GroupClient)
 T = TypeVar("T")
@@ -167,6 +169,30 @@ class Producer(_Blocking[producer_module.Producer]):
         while chunk := list(islice(stream, CHUNK)):
             results += self._run(send(chunk))
         return results
+
+
+class TransactionProducer(Producer):
+    """Sends messages that hang on local transactions; `check` and `execute` are plain functions, run in threads."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        check: Callable[[MessageExt], LocalTransactionState],
+        **options: Any,
+    ) -> None:
+        self._transactions = transaction_module.TransactionProducer(group, namesrv, check=check, **options)
+        _Blocking.__init__(self, self._transactions)
+
+    def send_in_transaction(
+        self,
+        message: Message,
+        execute: Callable[[Message], LocalTransactionState],
+        timeout_ms: float = SEND_TIMEOUT_MS,
+    ) -> TransactionSendResult:
+        """Send half of the message, execute the local transaction, and end both as it says."""
+        return self._run(self._transactions.send_in_transaction(message, execute, timeout_ms))
 
 
 class PullConsumer(_Blocking[pull_module.PullConsumer]):
