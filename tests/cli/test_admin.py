@@ -116,7 +116,7 @@ def test_all_groups(cluster: Cluster) -> None:
     groups = {group["group"]: group["diffTotal"] for group in cluster.json("consumerProgress")}
     assert groups["G_g_tag"] == 41
     assert groups["G_g_sql"] == 3
-    assert ["G_g_tag", "0", "41"] in cluster.rows("consumerProgress")
+    assert ["G_g_tag", "0", "OFFLINE", "0", "41"] in cluster.rows("consumerProgress")
 
 
 def test_a_group_that_nobody_knows(cluster: Cluster) -> None:

@@ -96,7 +96,13 @@ def test_the_hour_decides(open_store: OpenStore, tmp_path: Path, when: str, hour
     assert run_round(store, 999 * HOUR_MS, hour=hour) == gone
 
 
-@pytest.mark.parametrize("when", ["", "24", "four", "04:00", "-1"])
+def test_an_hour_that_no_day_has_means_never(tmp_path: Path) -> None:
+    """Apache's brokers are configured so where files shall go only by hand or when the disk is full."""
+    with MessageStore(config(tmp_path / "store", delete_when="99")) as store:
+        assert store.refuses_writes is None
+
+
+@pytest.mark.parametrize("when", ["", "four", "04:00", "-1"])
 def test_an_hour_that_is_none_is_refused_before_anything_is_served(tmp_path: Path, when: str) -> None:
     with pytest.raises(ConfigError, match="deleteWhen"):
         MessageStore(config(tmp_path / "store", delete_when=when)).open(1)

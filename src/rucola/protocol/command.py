@@ -236,6 +236,11 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
         )
 
 
+def version_text(version: int) -> str:
+    """`V4_9_8` for the version number that is spoken here, the number itself for any other."""
+    return VERSION_TEXT if version == VERSION else str(version)
+
+
 def next_opaque() -> int:
     """A number for a new request, unique within this process until it wraps at 2^31."""
     return next(_opaques) & 0x7FFFFFFF

@@ -176,11 +176,11 @@ class Retention:
 
 
 def _hours(when: str) -> frozenset[int]:
-    """Return the hours of deleteWhen, such as "04" or "04;16"."""
+    """Return the hours of deleteWhen, such as "04" or "04;16"; an hour that no day has, such as 99, says never."""
     try:
         hours = frozenset(int(hour) for hour in when.split(";") if hour.strip())
     except ValueError:
         hours = frozenset({-1})
-    if not hours or not hours <= set(range(24)):
+    if not hours or min(hours) < 0:
         raise ConfigError(f'deleteWhen={when}: expected hours from 00 to 23, such as "04" or "04;16"')
     return hours

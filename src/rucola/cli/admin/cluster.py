@@ -1,0 +1,380 @@
+"""Clusters, brokers and name servers: what there is, how it does, how it is configured."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from rucola.admin import AdminClient, TopicTraffic
+from rucola.cli.admin.command import ask, broker_option, cluster_option, command, confirm, one_of, targets, yes_option
+from rucola.cli.output import print_json, print_table
+from rucola.errors import ConfigError, MQError
+
+
+@command("clusterList")
+def cluster_list(namesrv_addr: str, as_json: bool) -> None:
+    """All brokers, with their version and load where they tell.
+
+    \b
+    Examples:
+      rucola admin clusterList -n localhost:9876
+    """
+
+    async def question(client: AdminClient) -> list[dict[str, Any]]:
+        info = await client.examine_cluster_info()
+        return [
+            {
+                "clusterName": cluster,
+                "brokerName": name,
+                "brokerId": broker_id,
+                "brokerAddr": address,
+                "runtimeStats": await _runtime_stats(client, address),
+            }
+            for cluster, names in sorted(info.cluster_addr_table.items())
+            for name in sorted(names)
+            for broker_id, address in sorted(info.broker_addr_table[name].broker_addrs.items())
+        ]
+
+    brokers = ask(namesrv_addr, question)
+    if as_json:
+        print_json(brokers)
+        return
+    columns = (
+        "#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)", "#PCWait(ms)",
+        "#Hour", "#SPACE",
+    )  # fmt: skip
+    names = ("clusterName", "brokerName", "brokerId", "brokerAddr")
+    print_table(columns, [(*(broker[name] for name in names), *_load(broker["runtimeStats"])) for broker in brokers])
+
+
+async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
+    """A broker's figures; none where it does not tell them, or is away."""
+    try:
+        return await client.fetch_broker_runtime_stats(address)
+    except MQError:
+        return {}
+
+
+def _load(stats: dict[str, str]) -> tuple[str, ...]:
+    """mqadmin's columns from version to space, empty where the broker does not tell."""
+
+    def rate(name: str, pool: str) -> str:
+        if name not in stats:
+            return ""
+        size, wait_ms = stats.get(f"{pool}Size", ""), stats.get(f"{pool}HeadWaitTimeMills", "")
+        return f"{float(stats[name].split()[0]):.2f}({size},{wait_ms}ms)"
+
+    earliest = stats.get("earliestMessageTimeStamp")
+    return (
+        stats.get("brokerVersionDesc", ""),
+        rate("putTps", "sendThreadPoolQueue"),
+        rate("getTransferedTps", "pullThreadPoolQueue"),
+        stats.get("pageCacheLockTimeMills", ""),
+        f"{(time.time() - int(earliest) / 1000) / 3600:.2f}" if earliest else "",
+        f"{float(stats['commitLogDiskRatio']):.4f}" if "commitLogDiskRatio" in stats else "",
+    )
+
+
+@command("brokerStatus")
+@broker_option
+@cluster_option
+def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+    """The figures of one broker (-b) or of every master of a cluster (-c).
+
+    \b
+    Examples:
+      rucola admin brokerStatus -b localhost:10911
+    """
+    one_of(address, cluster)
+
+    async def question(client: AdminClient) -> dict[str, dict[str, str]]:
+        return {one: await client.fetch_broker_runtime_stats(one) for one in await targets(client, address, cluster)}
+
+    _print_settings(ask(namesrv_addr, question), as_json, 32, ": ", "" if address else "{address:<24} ")
+
+
+def _print_settings(
+    tables: dict[str, dict[str, str]], as_json: bool, width: int, between: str, prefix: str = "", title: str = ""
+) -> None:
+    """Names and values of one server or several, sorted by name."""
+    if as_json:
+        print_json(tables)
+        return
+    for address, table in tables.items():
+        if title:
+            click.echo(title.format(address=address))
+        for name, value in sorted(table.items()):
+            click.echo(f"{prefix.format(address=address)}{name:<{width}}{between}{value}")
+
+
+# Statistics.
+
+
+@command("statsAll")
+@click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only where a message came or went today.")
+@click.option("-t", "--topic", help="Only this topic.")
+def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | None) -> None:
+    """For every topic and group: messages to come, rates of the last minute, counts of the last 24 hours.
+
+    \b
+    Examples:
+      rucola admin statsAll
+      rucola admin statsAll -a -t Flights
+    """
+
+    async def question(client: AdminClient) -> list[TopicTraffic]:
+        topics = [name for name in await client.fetch_user_topic_list() if topic in (None, name)]
+        if topic is not None and not topics:
+            raise ConfigError(f"there is no topic {topic}")
+        return [await client.examine_topic_traffic(name) for name in topics]
+
+    found = ask(namesrv_addr, question)
+    if only_active:
+        found = [of for of in found if of.came.day_count or any(group.out.day_count for group in of.groups)]
+    if as_json:
+        print_json(found)
+        return
+    rows: list[tuple[object, ...]] = []
+    for of in found:
+        came = (f"{of.came.tps:.2f}", of.came.day_count)
+        for group in of.groups:
+            out = group.out
+            rows.append(
+                (of.topic, group.consumer_group, group.accumulation, came[0], f"{out.tps:.2f}", came[1], out.day_count)
+            )
+        if not of.groups:
+            rows.append((of.topic, "", 0, came[0], "", came[1], "NO_CONSUMER"))
+    columns = ("#Topic", "#Consumer Group", "#Accumulation", "#InTPS", "#OutTPS", "#InMsg24Hour", "#OutMsg24Hour")
+    print_table(columns, rows)
+
+
+# Configuration.
+
+
+@command("getBrokerConfig")
+@broker_option
+@cluster_option
+def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+    """The settings of one broker (-b), or of every broker of a cluster (-c).
+
+    \b
+    Examples:
+      rucola admin getBrokerConfig -b localhost:10911
+    """
+    one_of(address, cluster)
+
+    async def question(client: AdminClient) -> dict[str, dict[str, str]]:
+        return {one: await client.get_broker_config(one) for one in await targets(client, address, cluster)}
+
+    title = "============{address}============"
+    _print_settings(ask(namesrv_addr, question), as_json, 50, "=  ", title=title)
+
+
+@command("updateBrokerConfig")
+@broker_option
+@cluster_option
+@click.option("-k", "--key", required=True, help="The setting, by its key in broker.conf.")
+@click.option("-v", "--value", required=True, help="Its new value.")
+def update_broker_config(
+    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, key: str, value: str
+) -> None:
+    """Change a setting of one running broker (-b), or of a whole cluster (-c).
+
+    \b
+    Examples:
+      rucola admin updateBrokerConfig -b localhost:10911 -k maxMessageSize -v 1048576
+    """
+    one_of(address, cluster)
+
+    async def question(client: AdminClient) -> list[str]:
+        addresses = await targets(client, address, cluster)
+        for one in addresses:
+            await client.update_broker_config(one, {key: value})
+        return addresses
+
+    addresses = ask(namesrv_addr, question)
+    if as_json:
+        print_json({"brokerAddrs": addresses, key: value})
+        return
+    for one in addresses:
+        click.echo(f"update broker config success, {one}")
+
+
+@command("getNamesrvConfig")
+def get_namesrv_config(namesrv_addr: str, as_json: bool) -> None:
+    """The settings of every name server.
+
+    \b
+    Examples:
+      rucola admin getNamesrvConfig -n localhost:9876
+    """
+    tables = ask(namesrv_addr, lambda client: client.get_name_server_config())
+    _print_settings(tables, as_json, 50, "=  ", title="============{address}============")
+
+
+@command("updateNamesrvConfig")
+@click.option("-k", "--key", required=True, help="The setting, by its key in namesrv.conf.")
+@click.option("-v", "--value", required=True, help="Its new value.")
+def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str) -> None:
+    """Change a setting of every name server that -n names.
+
+    \b
+    Examples:
+      rucola admin updateNamesrvConfig -k orderMessageEnable -v true
+    """
+    ask(namesrv_addr, lambda client: client.update_name_server_config({key: value}))
+    if as_json:
+        print_json({key: value})
+    else:
+        click.echo(f"update name server config success!{namesrv_addr}\n{key} : {value}")
+
+
+@command("updateKvConfig")
+@click.option("-s", "--namespace", required=True)
+@click.option("-k", "--key", required=True)
+@click.option("-v", "--value", required=True)
+def update_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str, value: str) -> None:
+    """Set a value in the key-value table of every name server.
+
+    \b
+    Examples:
+      rucola admin updateKvConfig -s ORDER_TOPIC_CONFIG -k Orders -v "broker-a:4"
+    """
+    ask(namesrv_addr, lambda client: client.create_and_update_kv_config(namespace, key, value))
+    if as_json:
+        print_json({"namespace": namespace, "key": key, "value": value})
+    else:
+        click.echo("create or update kv config to namespace success.")
+
+
+@command("deleteKvConfig")
+@click.option("-s", "--namespace", required=True)
+@click.option("-k", "--key", required=True)
+@yes_option
+def delete_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str, yes: bool) -> None:
+    """Take a value out of the key-value table of every name server.
+
+    \b
+    Examples:
+      rucola admin deleteKvConfig -s ORDER_TOPIC_CONFIG -k Orders --yes
+    """
+    if ask(namesrv_addr, lambda client: client.get_kv_config(namespace, key)) is None:
+        raise ConfigError(f"namespace {namespace} has no key {key}")
+    confirm(yes, f"delete {key} from namespace {namespace}")
+    ask(namesrv_addr, lambda client: client.delete_kv_config(namespace, key))
+    if as_json:
+        print_json({"namespace": namespace, "key": key})
+    else:
+        click.echo("delete kv config from namespace success.")
+
+
+# Permissions.
+
+broker_name_option = click.option("-b", "--brokerName", "broker_name", required=True, help="Broker name.")
+
+
+async def _check_broker(client: AdminClient, broker_name: str) -> None:
+    await client.fetch_broker_addr(broker_name)
+
+
+@command("wipeWritePerm")
+@broker_name_option
+@yes_option
+def wipe_write_perm(namesrv_addr: str, as_json: bool, broker_name: str, yes: bool) -> None:
+    """Let nobody send to a broker any more, by taking the permission out of its routes.
+
+    \b
+    Examples:
+      rucola admin wipeWritePerm -b broker-a --yes
+    """
+    ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
+    confirm(yes, f"let nobody send to broker {broker_name}")
+    counts = ask(namesrv_addr, lambda client: client.wipe_write_perm_of_broker(broker_name))
+    if as_json:
+        print_json(counts)
+        return
+    for address, count in counts.items():
+        click.echo(f"wipe write perm of broker[{broker_name}] in name server[{address}] OK, {count}")
+
+
+@command("addWritePerm")
+@broker_name_option
+def add_write_perm(namesrv_addr: str, as_json: bool, broker_name: str) -> None:
+    """Let everybody send to a broker again.
+
+    \b
+    Examples:
+      rucola admin addWritePerm -b broker-a
+    """
+    ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
+    counts = ask(namesrv_addr, lambda client: client.add_write_perm_of_broker(broker_name))
+    if as_json:
+        print_json(counts)
+        return
+    for address, count in counts.items():
+        click.echo(f"add write perm of broker[{broker_name}] in name server[{address}] OK, {count}")
+
+
+# Cleaning.
+
+
+async def _masters(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
+    """The broker or the cluster that was named; every master where none was."""
+    if address is not None or cluster is not None:
+        return await targets(client, address, cluster)
+    clusters = (await client.examine_cluster_info()).cluster_addr_table
+    return [one for name in sorted(clusters) for one in (await client.fetch_masters_of_cluster(name)).values()]
+
+
+@command("cleanExpiredCQ")
+@broker_option
+@click.option("-c", "--cluster", help="Every master of this cluster.")
+def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+    """Let a broker (-b), a cluster (-c) or all brokers drop ConsumeQueue files that lead to nothing any more.
+
+    \b
+    Examples:
+      rucola admin cleanExpiredCQ -b localhost:10911
+    """
+
+    async def question(client: AdminClient) -> list[str]:
+        addresses = await _masters(client, address, cluster)
+        for one in addresses:
+            await client.clean_expired_consumer_queue(one)
+        return addresses
+
+    _print_done(ask(namesrv_addr, question), as_json)
+
+
+@command("deleteExpiredCommitLog")
+@broker_option
+@click.option("-c", "--cluster", help="Every master of this cluster.")
+@yes_option
+def delete_expired_commit_log(
+    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, yes: bool
+) -> None:
+    """Let a broker (-b), a cluster (-c) or all brokers delete CommitLog files that are old enough, whatever the hour.
+
+    \b
+    Examples:
+      rucola admin deleteExpiredCommitLog -b localhost:10911 --yes
+    """
+    confirm(yes, f"delete expired CommitLog files of {address or cluster or 'every broker'}")
+
+    async def question(client: AdminClient) -> list[str]:
+        addresses = await _masters(client, address, cluster)
+        for one in addresses:
+            await client.delete_expired_commit_log(one)
+        return addresses
+
+    _print_done(ask(namesrv_addr, question), as_json)
+
+
+def _print_done(addresses: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json({"brokerAddrs": addresses})
+        return
+    for address in addresses:
+        click.echo(f"{address} success")

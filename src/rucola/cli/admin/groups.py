@@ -1,0 +1,508 @@
+"""Groups: who consumes and produces, how far they have come, what they may do."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from rucola.admin import (
+    AdminClient,
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    ConsumeStats,
+    MessageQueue,
+    OffsetWrapper,
+    ResponseCode,
+    SubscriptionGroupConfig,
+    dlq_topic,
+    retry_topic,
+    version_text,
+)
+from rucola.cli.admin.command import (
+    ask,
+    broker_option,
+    cluster_option,
+    command,
+    confirm,
+    one_of,
+    targets,
+    topic_option,
+    yes_option,
+)
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.errors import BrokerError, ConfigError, MQError
+
+group_option = click.option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
+
+
+def _diff(at: OffsetWrapper) -> int:
+    return at.broker_offset - at.consumer_offset
+
+
+def _last_time(at: OffsetWrapper) -> str:
+    return time_text(at.last_timestamp).partition(",")[0] or "N/A"
+
+
+@command("consumerProgress")
+@click.option("-g", "--groupName", "group", help="One consumer group; without it, all that have a retry topic.")
+@click.option("-t", "--topicName", "topic", help="Only this topic of the group.")
+@click.option(
+    "-s", "--showClientIP", "with_clients", type=bool, default=False, help="Who holds each queue (true|false)."
+)
+def consumer_progress(
+    namesrv_addr: str, as_json: bool, group: str | None, topic: str | None, with_clients: bool
+) -> None:
+    """How far consumer groups have come, and how many messages are before them.
+
+    \b
+    Examples:
+      rucola admin consumerProgress
+      rucola admin consumerProgress -g billing -s true
+    """
+    if group is None:
+        _all_groups(namesrv_addr, as_json)
+        return
+    name = group
+
+    async def question(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str]]:
+        stats = await client.examine_consume_stats(name, topic)
+        return stats, await _owners(client, name) if with_clients else {}
+
+    stats, owners = ask(namesrv_addr, question)
+    diff_total = sum(map(_diff, stats.offset_table.values()))
+    if as_json:
+        queues = [
+            {**msgspec.to_builtins(queue), **msgspec.to_builtins(at), "diff": _diff(at)}
+            | ({"clientId": owners.get(queue)} if with_clients else {})
+            for queue, at in stats.offset_table.items()
+        ]
+        print_json({"group": group, "consumeTps": stats.consume_tps, "diffTotal": diff_total, "queues": queues})
+        return
+    columns = ["#Topic", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset", "#Diff", "#LastTime"]
+    rows = [
+        [
+            queue.topic, queue.broker_name, queue.queue_id, at.broker_offset, at.consumer_offset, _diff(at),
+            _last_time(at),
+        ]
+        for queue, at in stats.offset_table.items()
+    ]  # fmt: skip
+    if with_clients:
+        columns.insert(5, "#Client IP")
+        for row, queue in zip(rows, stats.offset_table, strict=True):
+            row.insert(5, owners.get(queue, "N/A").partition("@")[0])
+    print_table(columns, rows)
+    click.echo(f"\nConsume TPS: {stats.consume_tps:.2f}\nDiff Total: {diff_total}")
+    if not stats.offset_table:
+        click.echo(f"group {group} has committed no offset", err=True)
+
+
+async def _connection(client: AdminClient, group: str) -> ConsumerConnection | None:
+    """The group's clients; None where it has none."""
+    try:
+        return await client.examine_consumer_connection_info(group)
+    except BrokerError as error:
+        if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            return None
+        raise
+
+
+async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
+    """The client id that holds each queue, where its client tells."""
+    connection = await _connection(client, group)
+    owners: dict[MessageQueue, str] = {}
+    for one in connection.connection_set if connection else []:
+        try:
+            info = await client.get_consumer_running_info(group, one.client_id)
+        except MQError as error:
+            click.echo(f"client {one.client_id} does not tell which queues it has: {error}", err=True)
+        else:
+            owners |= dict.fromkeys(info.mq_table, one.client_id)
+    return owners
+
+
+def _all_groups(namesrv_addr: str, as_json: bool) -> None:
+    async def question(client: AdminClient) -> list[dict[str, Any]]:
+        groups = []
+        for name in await client.fetch_consumer_groups():
+            stats = await client.examine_consume_stats(name)
+            connection = await _connection(client, name)
+            groups.append(
+                {
+                    "group": name,
+                    "count": len(connection.connection_set) if connection else 0,
+                    "version": min((one.version for one in connection.connection_set), default=0) if connection else 0,
+                    "type": connection.consume_type.removeprefix("CONSUME_") if connection else "",
+                    "model": connection.message_model if connection else "",
+                    "consumeTps": stats.consume_tps,
+                    "diffTotal": sum(map(_diff, stats.offset_table.values())),
+                }
+            )
+        return groups
+
+    groups = ask(namesrv_addr, question)
+    if as_json:
+        print_json(groups)
+        return
+    kinds = {"PASSIVELY": "PUSH", "ACTIVELY": "PULL"}
+    rows = [
+        (
+            entry["group"],
+            entry["count"],
+            version_text(entry["version"]) if entry["count"] else "OFFLINE",
+            kinds.get(entry["type"], ""),
+            entry["model"],
+            f"{entry['consumeTps']:.0f}",
+            entry["diffTotal"],
+        )
+        for entry in groups
+    ]
+    print_table(("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total"), rows)
+
+
+@command("brokerConsumeStats")
+@click.option("-b", "--brokerAddr", "address", required=True, help="Broker, host:port.")
+@click.option("-l", "--level", type=click.IntRange(0), default=0, help="Only queues with so many messages to come.")
+@click.option("-o", "--order", type=bool, default=False, help="Only ordered topics (true|false).")
+def broker_consume_stats(namesrv_addr: str, as_json: bool, address: str, level: int, order: bool) -> None:
+    """How far all groups of a broker have come, queue by queue.
+
+    \b
+    Examples:
+      rucola admin brokerConsumeStats -b localhost:10911 -l 1000
+    """
+    stats = ask(namesrv_addr, lambda client: client.fetch_consume_stats_in_broker(address, only_ordered=order))
+    rows = [
+        (queue.topic, group, queue.broker_name, queue.queue_id, at.broker_offset, at.consumer_offset, _diff(at),
+         _last_time(at))
+        for group, topics in stats.groups.items()
+        for of_topic in topics
+        for queue, at in of_topic.offset_table.items()
+        if _diff(at) >= level
+    ]  # fmt: skip
+    if as_json:
+        names = (
+            "topic", "group", "brokerName", "queueId", "brokerOffset", "consumerOffset", "diff", "lastTime",
+        )  # fmt: skip
+        queues = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({"brokerAddr": stats.broker_addr, "diffTotal": stats.total_diff, "queues": queues})
+        return
+    columns = (
+        "#Topic", "#Group", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset", "#Diff", "#LastTime",
+    )  # fmt: skip
+    print_table(columns, rows)
+    click.echo(f"\nDiff Total: {stats.total_diff}")
+
+
+# Clients.
+
+
+@command("consumerConnection")
+@group_option
+@click.option("-b", "--brokerAddr", "address", help="As this broker knows it, host:port.")
+def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: str | None) -> None:
+    """The clients of a consumer group, and what it subscribes to.
+
+    \b
+    Examples:
+      rucola admin consumerConnection -g billing
+    """
+    connection = ask(namesrv_addr, lambda client: client.examine_consumer_connection_info(group, address))
+    if as_json:
+        print_json(connection)
+        return
+    print_table(
+        ("#ClientId", "#ClientAddr", "#Language", "#Version"),
+        [
+            (one.client_id, one.client_addr, one.language, version_text(one.version))
+            for one in connection.connection_set
+        ],
+    )
+    click.echo("\nBelow is subscription:")
+    print_table(
+        ("#Topic", "#SubExpression"),
+        [(data.topic, data.sub_string) for _, data in sorted(connection.subscription_table.items())],
+    )
+    click.echo(
+        f"\nConsumeType: {connection.consume_type}\nMessageModel: {connection.message_model}\n"
+        f"ConsumeFromWhere: {connection.consume_from_where}"
+    )
+
+
+@command("producerConnection")
+@click.option("-g", "--producerGroup", "group", required=True, help="Producer group.")
+@topic_option
+def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str) -> None:
+    """The clients of a producer group, as a broker of the topic knows them.
+
+    \b
+    Examples:
+      rucola admin producerConnection -g airline -t Flights
+    """
+    connection = ask(namesrv_addr, lambda client: client.examine_producer_connection_info(group, topic))
+    if as_json:
+        print_json(connection)
+        return
+    print_table(
+        ("#ClientId", "#ClientAddr", "#Language", "#Version"),
+        [
+            (one.client_id, one.client_addr, one.language, version_text(one.version))
+            for one in connection.connection_set
+        ],
+    )
+
+
+@command("producer")
+@click.option("-b", "--broker", "address", required=True, help="Broker, host:port.")
+def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
+    """All producer groups of a broker, with their clients.
+
+    \b
+    Examples:
+      rucola admin producer -b localhost:10911
+    """
+    groups = ask(namesrv_addr, lambda client: client.get_all_producer_info(address))
+    if as_json:
+        print_json(groups)
+        return
+    print_table(
+        ("#Group", "#ClientId", "#RemoteIP", "#Language", "#Version", "#LastUpdate"),
+        [
+            (group, one.client_id, one.remote_ip, one.language, version_text(one.version),
+             time_text(one.last_update_timestamp))
+            for group, infos in sorted(groups.items())
+            for one in infos
+        ],
+    )  # fmt: skip
+
+
+@command("consumerStatus")
+@group_option
+@click.option("-i", "--clientId", "client_id", help="One client; without it, all of the group.")
+@click.option("-s", "--jstack", is_flag=True, help="With what its threads do, where it is a Java client.")
+def consumer_status(namesrv_addr: str, as_json: bool, group: str, client_id: str | None, jstack: bool) -> None:
+    """What goes on inside the clients of a group: settings, subscriptions, queues.
+
+    Says whether all of them subscribe alike, and whether every queue has one owner; exit code 1 where not.
+
+    \b
+    Examples:
+      rucola admin consumerStatus -g billing
+      rucola admin consumerStatus -g billing -i 10.0.0.7@4711 --json
+    """
+
+    async def question(client: AdminClient) -> dict[str, ConsumerRunningInfo]:
+        if client_id is not None:
+            return {client_id: await client.get_consumer_running_info(group, client_id, jstack=jstack)}
+        connection = await client.examine_consumer_connection_info(group)
+        return {
+            one.client_id: await client.get_consumer_running_info(group, one.client_id, jstack=jstack)
+            for one in connection.connection_set
+        }
+
+    infos = ask(namesrv_addr, question)
+    wanted = {frozenset((data.topic, data.sub_string) for data in info.subscription_set) for info in infos.values()}
+    held = [queue for info in infos.values() for queue in info.mq_table]
+    shared = sorted({queue for queue in held if held.count(queue) > 1})
+    if as_json:
+        print_json(
+            {
+                "sameSubscription": len(wanted) <= 1,
+                "queuesWithSeveralOwners": shared,
+                "clients": {name: _info_json(info) for name, info in infos.items()},
+            }
+        )
+    else:
+        for name, info in infos.items():
+            _print_info(name, info)
+        if client_id is None and len(wanted) <= 1:
+            click.echo("Same subscription in the same group of consumer")
+            click.echo(f"Rebalance {'Failed' if shared else 'OK'}")
+    if len(wanted) > 1:
+        click.echo("WARN: Different subscription in the same group of consumer!!!", err=True)
+    for queue in shared:
+        click.echo(f"WARN: {queue} has several owners", err=True)
+    if len(wanted) > 1 or shared:
+        sys.exit(1)
+
+
+def _info_json(info: ConsumerRunningInfo) -> dict[str, Any]:
+    members: dict[str, Any] = {
+        "properties": info.properties,
+        "subscriptionSet": info.subscription_set,
+        "mqTable": [
+            {**msgspec.to_builtins(queue), **msgspec.to_builtins(held)} for queue, held in info.mq_table.items()
+        ],
+        "statusTable": info.status_table,
+    }
+    return members | ({} if info.jstack is None else {"jstack": info.jstack})
+
+
+def _print_info(name: str, info: ConsumerRunningInfo) -> None:
+    click.echo(f"#Client {name}\n\n#Consumer Properties#")
+    for key, value in sorted(info.properties.items()):
+        click.echo(f"{key:<40}: {value}")
+    click.echo("\n#Consumer Subscription#")
+    rows = [(data.topic, str(data.class_filter_mode).lower(), data.sub_string) for data in info.subscription_set]
+    print_table(("#Topic", "#ClassFilter", "#SubExpression"), sorted(rows))
+    click.echo("\n#Consumer Offset#")
+    print_table(
+        ("#Topic", "#Broker Name", "#QID", "#Consumer Offset", "#Cached", "#LastPull", "#LastConsume"),
+        [
+            (queue.topic, queue.broker_name, queue.queue_id, held.commit_offset, held.cached_msg_count,
+             time_text(held.last_pull_timestamp), time_text(held.last_consume_timestamp))
+            for queue, held in info.mq_table.items()
+        ],
+    )  # fmt: skip
+    if info.status_table:
+        click.echo("\n#Consumer RT&TPS#")
+        print_table(
+            ("#Topic", "#Pull RT", "#Pull TPS", "#Consume RT", "#ConsumeOK TPS", "#ConsumeFailed TPS", "#FailedMsgs"),
+            [
+                (topic, f"{at.pull_rt:.2f}", f"{at.pull_tps:.2f}", f"{at.consume_rt:.2f}", f"{at.consume_ok_tps:.2f}",
+                 f"{at.consume_failed_tps:.2f}", at.consume_failed_msgs)
+                for topic, at in sorted(info.status_table.items())
+            ],
+        )  # fmt: skip
+    if info.jstack is not None:
+        click.echo(f"\n#Consumer jstack#\n{info.jstack}")
+    click.echo()
+
+
+# Settings.
+
+
+@command("updateSubGroup")
+@broker_option
+@cluster_option
+@click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
+@click.option("-s", "--consumeEnable", "consume_enable", type=bool, help="Whether it may consume (true|false).")
+@click.option("-m", "--consumeFromMinEnable", "from_min", type=bool, help="From the oldest message (true|false).")
+@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, help="By broadcast too (true|false).")
+@click.option("-q", "--retryQueueNums", "retry_queue_nums", type=click.IntRange(0), help="Queues of its retry topic.")
+@click.option("-r", "--retryMaxTimes", "retry_max_times", type=click.IntRange(0), help="Tries of a message.")
+@click.option("-i", "--brokerId", "broker_id", type=click.IntRange(0), help="From which broker id.")
+@click.option("-w", "--whichBrokerWhenConsumeSlowly", "slow_broker", type=click.IntRange(0), help="And when slow.")
+@click.option("-a", "--notifyConsumerIdsChanged", "notify", type=bool, help="Tell it of members (true|false).")
+def update_sub_group(
+    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, group: str, **wanted: Any
+) -> None:
+    """Create a consumer group, or change what is given of it, on one broker (-b) or on a whole cluster (-c).
+
+    \b
+    Examples:
+      rucola admin updateSubGroup -c DefaultCluster -g billing -r 3
+      rucola admin updateSubGroup -b localhost:10911 -g billing -s false
+    """
+    one_of(address, cluster)
+    fields = {
+        "consume_enable": wanted["consume_enable"],
+        "consume_from_min_enable": wanted["from_min"],
+        "consume_broadcast_enable": wanted["broadcast"],
+        "retry_queue_nums": wanted["retry_queue_nums"],
+        "retry_max_times": wanted["retry_max_times"],
+        "broker_id": wanted["broker_id"],
+        "which_broker_when_consume_slowly": wanted["slow_broker"],
+        "notify_consumer_ids_changed_enable": wanted["notify"],
+    }
+    changes = {name: value for name, value in fields.items() if value is not None}
+
+    async def question(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:
+        configs = {}
+        for one in await targets(client, address, cluster):
+            known = (await client.examine_subscription_group_config(one)).get(group)
+            config = msgspec.structs.replace(known or SubscriptionGroupConfig(group_name=group), **changes)
+            await client.create_and_update_subscription_group_config(one, config)
+            configs[one] = config
+        return configs
+
+    configs = ask(namesrv_addr, question)
+    if as_json:
+        print_json(configs)
+        return
+    for one, config in configs.items():
+        click.echo(f"create subscription group to {one} success.")
+        _print_config(config)
+
+
+def _print_config(config: SubscriptionGroupConfig) -> None:
+    for name, value in msgspec.to_builtins(config).items():
+        click.echo(f"{name:<40}= {str(value).lower() if isinstance(value, bool) else value}")
+
+
+@command("getConsumerConfig")
+@click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
+def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
+    """The settings of a consumer group on every broker that has it.
+
+    \b
+    Examples:
+      rucola admin getConsumerConfig -g billing
+    """
+
+    async def question(client: AdminClient) -> list[tuple[str, str, SubscriptionGroupConfig]]:
+        info = await client.examine_cluster_info()
+        found = []
+        for cluster in sorted(info.cluster_addr_table):
+            for name, address in (await client.fetch_masters_of_cluster(cluster)).items():
+                config = (await client.examine_subscription_group_config(address)).get(group)
+                if config is not None:
+                    found.append((cluster, name, config))
+        return found
+
+    found = ask(namesrv_addr, question)
+    if not found:
+        raise ConfigError(f"no broker has a consumer group {group}")
+    if as_json:
+        print_json([{"clusterName": cluster, "brokerName": name, "config": config} for cluster, name, config in found])
+        return
+    for cluster, name, config in found:
+        click.echo(f"============================={cluster}:{name}=============================")
+        _print_config(config)
+
+
+@command("deleteSubGroup")
+@broker_option
+@cluster_option
+@click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
+@click.option("-r", "--removeOffset", "remove_offset", type=bool, default=False, help="Its offsets too (true|false).")
+@yes_option
+def delete_sub_group(
+    namesrv_addr: str,
+    as_json: bool,
+    address: str | None,
+    cluster: str | None,
+    group: str,
+    remove_offset: bool,
+    yes: bool,
+) -> None:
+    """Delete a consumer group from one broker (-b) or from a whole cluster (-c), its retry and dead letter topics with
+    the last.
+
+    \b
+    Examples:
+      rucola admin deleteSubGroup -c DefaultCluster -g billing -r true --yes
+    """
+    one_of(address, cluster)
+
+    async def delete(client: AdminClient) -> list[str]:
+        addresses = await targets(client, address, cluster)
+        for one in addresses:
+            await client.delete_subscription_group(one, group, remove_offset=remove_offset)
+        if cluster is not None:
+            for topic in (retry_topic(group), dlq_topic(group)):
+                for one in addresses:
+                    await client.delete_topic_in_broker(one, topic)
+                await client.delete_topic_in_name_server(topic, cluster)
+        return addresses
+
+    leftovers = " with its retry and dead letter topics" if cluster is not None else ""
+    confirm(yes, f"delete group {group}{leftovers} from {cluster or address}")
+    addresses = ask(namesrv_addr, delete)
+    if as_json:
+        print_json({"group": group, "brokerAddrs": addresses})
+        return
+    for one in addresses:
+        click.echo(f"delete subscription group [{group}] from broker [{one}] success.")

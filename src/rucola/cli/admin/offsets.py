@@ -1,0 +1,89 @@
+"""Offsets: let a group go on somewhere else."""
+
+from __future__ import annotations
+
+import click
+
+from rucola.admin import LATEST, AdminClient, ResetResult
+from rucola.cli.admin.command import TIME_FORMAT, ask, command, confirm, time_of, topic_option, yes_option
+from rucola.cli.output import print_json, print_table, time_text
+
+group_option = click.option("-g", "--group", required=True, help="Consumer group.")
+force_option = click.option(
+    "-f", "--force", type=bool, default=True, show_default=True, help="Forward too, not only back (true|false)."
+)
+
+
+@command("resetOffsetByTime")
+@group_option
+@topic_option
+@click.option("-s", "--timestamp", required=True, help=f"{TIME_FORMAT}, or -1 for the end.")
+@force_option
+@yes_option
+def reset_offset_by_time(
+    namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp: str, force: bool, yes: bool
+) -> None:
+    """Let a group go on with what was stored at a time, back or forward. Its clients need no restart.
+
+    \b
+    Examples:
+      rucola admin resetOffsetByTime -g billing -t Orders -s 2013-01-01#00:00:00:000 --yes
+      rucola admin resetOffsetByTime -g billing -t Orders -s now -f false
+    """
+    at = LATEST if timestamp.strip() == "-1" else time_of(timestamp, "-s")
+    confirm(yes, f"let group {group} go on with topic {topic} at {time_text(at) or 'its end'}")
+    _reset(namesrv_addr, as_json, group, topic, at, force)
+
+
+@command("skipAccumulatedMessage")
+@group_option
+@topic_option
+@force_option
+@yes_option
+def skip_accumulated_message(namesrv_addr: str, as_json: bool, group: str, topic: str, force: bool, yes: bool) -> None:
+    """Let a group go on with the next message that comes, and skip all before it.
+
+    \b
+    Examples:
+      rucola admin skipAccumulatedMessage -g billing -t Orders --yes
+    """
+    confirm(yes, f"let group {group} skip everything that topic {topic} holds for it")
+    _reset(namesrv_addr, as_json, group, topic, LATEST, force)
+
+
+def _reset(namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool) -> None:
+    async def question(client: AdminClient) -> ResetResult:
+        return await client.reset_offset_by_timestamp(topic, group, timestamp_ms, force=force)
+
+    result = ask(namesrv_addr, question)
+    rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(result.offsets.items())]
+    if as_json:
+        queues = [dict(zip(("brokerName", "queueId", "offset"), row, strict=True)) for row in rows]
+        print_json({"group": group, "topic": topic, "online": result.online, "queues": queues})
+        return
+    print_table(("#brokerName", "#queueId", "#offset"), rows)
+    if not result.online:
+        click.echo(f"group {group} has no clients now; it begins there when one comes", err=True)
+
+
+@command("cloneGroupOffset")
+@click.option("-s", "--srcGroup", "source", required=True, help="The group that has the offsets.")
+@click.option("-d", "--destGroup", "destination", required=True, help="The group that gets them.")
+@topic_option
+@click.option("-o", "--offline", type=bool, default=False, help="Even where the group left the topic (true|false).")
+@yes_option
+def clone_group_offset(
+    namesrv_addr: str, as_json: bool, source: str, destination: str, topic: str, offline: bool, yes: bool
+) -> None:
+    """Let one group go on with a topic where another is.
+
+    \b
+    Examples:
+      rucola admin cloneGroupOffset -s billing -d billing2 -t Orders --yes
+    """
+    confirm(yes, f"give group {destination} the offsets of group {source} on topic {topic}")
+    ask(namesrv_addr, lambda client: client.clone_group_offset(source, destination, topic, offline=offline))
+    if as_json:
+        print_json({"srcGroup": source, "destGroup": destination, "topic": topic})
+    else:
+        click.echo(f"clone group offset success. srcGroup[{source}], destGroup=[{destination}], topic[{topic}]")

@@ -1,0 +1,219 @@
+"""Reading queues: print what is there, by time, tag and number."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import click
+import msgspec
+
+from rucola.admin import MessageExt, MessageQueue
+from rucola.cli.admin.command import TIME_FORMAT, command, time_of, topic_option
+from rucola.cli.admin.messages import TOOLS_GROUP
+from rucola.cli.message_view import message_json
+from rucola.cli.output import print_table, time_text
+from rucola.client import PullConsumer
+from rucola.client.pull import PullStatus
+from rucola.errors import ConfigError
+
+begin_option = click.option("-b", "--beginTimestamp", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
+end_option = click.option("-e", "--endTimestamp", "end", help=f"Stored then or before: {TIME_FORMAT}.")
+tags_option = click.option("-s", "--subExpression", "expression", default="*", help="Only these tags, `TagA || TagB`.")
+charset_option = click.option("-c", "--charsetName", "charset", default="utf-8", help="How bodies are written.")
+
+
+async def _messages(
+    consumer: PullConsumer, queue: MessageQueue, expression: str, begin_ms: int | None, end_ms: int | None
+) -> AsyncIterator[MessageExt]:
+    """The messages of a queue that were there at the beginning, within the times, both included."""
+    at = await consumer.min_offset(queue)
+    end = await consumer.max_offset(queue)
+    if begin_ms is not None:
+        at = max(at, await consumer.search_offset(queue, begin_ms))
+    while at < end:
+        result = await consumer.pull(queue, at, 32, expression)
+        if result.status is PullStatus.FOUND:
+            for message in result.messages:
+                if message.queue_offset >= end or (end_ms is not None and message.store_timestamp > end_ms):
+                    return
+                if begin_ms is None or message.store_timestamp >= begin_ms:
+                    yield message
+        if result.next_begin_offset <= at:
+            return
+        at = result.next_begin_offset
+
+
+def _line(message: MessageExt, charset: str, with_body: bool) -> str:
+    try:
+        body = message.body.decode(charset, "replace") if with_body else "NOT PRINT BODY"
+    except LookupError:
+        raise ConfigError(f"-c {charset}: there is no charset of this name") from None
+    return (
+        f"MSGID: {message.msg_id} {message.topic}@{message.queue_id}:{message.queue_offset} "
+        f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''} BODY: {body}"
+    )
+
+
+def _show(message: MessageExt, as_json: bool, charset: str, with_body: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(message_json(message)))
+    else:
+        click.echo(_line(message, charset, with_body))
+
+
+def _times(begin: str | None, end: str | None, options: str) -> tuple[int | None, int | None]:
+    begin_option, end_option = options.split()
+    return (
+        None if begin is None else time_of(begin, begin_option),
+        None if end is None else time_of(end, end_option),
+    )
+
+
+@command("printMsg")
+@topic_option
+@charset_option
+@tags_option
+@begin_option
+@end_option
+@click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Whether to print bodies (true|false).")
+def print_msg(
+    namesrv_addr: str,
+    as_json: bool,
+    topic: str,
+    charset: str,
+    expression: str,
+    begin: str | None,
+    end: str | None,
+    with_body: bool,
+) -> None:
+    """All messages of a topic, queue by queue; with --json one JSON object a line.
+
+    \b
+    Examples:
+      rucola admin printMsg -t Flights -s UA
+      rucola admin printMsg -t Flights -b 2013-01-01#00:00:00:000 -e now --json
+    """
+    begin_ms, end_ms = _times(begin, end, "-b -e")
+
+    async def run() -> None:
+        async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
+            for queue in sorted(await consumer.queues(topic)):
+                async for message in _messages(consumer, queue, expression, begin_ms, end_ms):
+                    _show(message, as_json, charset, with_body)
+
+    asyncio.run(run())
+
+
+@command("printMsgByQueue")
+@topic_option
+@click.option("-a", "--brokerName", "broker_name", required=True, help="Broker name.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), required=True)
+@charset_option
+@tags_option
+@begin_option
+@end_option
+@click.option("-p", "--printMsg", "with_messages", type=bool, default=False, help="Print messages (true|false).")
+@click.option("-d", "--printBody", "with_body", type=bool, default=False, help="Print bodies (true|false).")
+@click.option("-f", "--calculate", "with_tags", type=bool, default=False, help="Count by tag (true|false).")
+def print_msg_by_queue(
+    namesrv_addr: str,
+    as_json: bool,
+    topic: str,
+    broker_name: str,
+    queue_id: int,
+    charset: str,
+    expression: str,
+    begin: str | None,
+    end: str | None,
+    with_messages: bool,
+    with_body: bool,
+    with_tags: bool,
+) -> None:
+    """The messages of one queue (-p true), or how many there are of each tag (-f true).
+
+    \b
+    Examples:
+      rucola admin printMsgByQueue -t Flights -a broker-a -i 0 -p true -d true
+      rucola admin printMsgByQueue -t Flights -a broker-a -i 0 -f true
+    """
+    begin_ms, end_ms = _times(begin, end, "-b -e")
+    queue = MessageQueue(topic, broker_name, queue_id)
+    tags: Counter[str] = Counter()
+
+    async def run() -> None:
+        async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
+            _check_queue(queue, await consumer.queues(topic))
+            async for message in _messages(consumer, queue, expression, begin_ms, end_ms):
+                tags[message.tags or ""] += 1
+                if with_messages:
+                    _show(message, as_json, charset, with_body)
+
+    asyncio.run(run())
+    if with_tags and as_json:
+        click.echo(msgspec.json.encode(dict(tags.most_common())))
+    elif with_tags:
+        print_table(("#Tag", "#Count"), tags.most_common())
+
+
+def _check_queue(queue: MessageQueue, queues: Sequence[MessageQueue]) -> None:
+    if queue not in queues:
+        known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
+        raise ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
+
+
+@command("consumeMessage")
+@topic_option
+@click.option("-b", "--brokerName", "broker_name", help="With -i: only the queue on this broker.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="With -b: only this queue.")
+@click.option("-o", "--offset", "queue_offset", type=click.IntRange(0), help="With -b and -i: begin at this offset.")
+@click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True, help="In whose name to pull.")
+@click.option("-s", "--beginTimestamp", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
+@click.option("-e", "--endTimestamp", "end", help=f"Stored then or before: {TIME_FORMAT}.")
+@click.option("-c", "--MessageNumber", "max_count", type=click.IntRange(1), default=128, show_default=True)
+def consume_message(
+    namesrv_addr: str,
+    as_json: bool,
+    topic: str,
+    broker_name: str | None,
+    queue_id: int | None,
+    queue_offset: int | None,
+    group: str,
+    begin: str | None,
+    end: str | None,
+    max_count: int,
+) -> None:
+    """The oldest messages of a topic or of one queue; no offset is committed. With --json one JSON object a line.
+
+    \b
+    Examples:
+      rucola admin consumeMessage -t Flights -c 10
+      rucola admin consumeMessage -t Flights -b broker-a -i 0 -o 4711 -c 1
+    """
+    if (broker_name is None) != (queue_id is None) or (queue_offset is not None and broker_name is None):
+        raise click.UsageError("-b and -i belong together, and -o needs both")
+    begin_ms, end_ms = _times(begin, end, "-s -e")
+    shown = 0
+
+    async def run() -> None:
+        nonlocal shown
+        async with PullConsumer(group, namesrv_addr) as consumer:
+            queues = sorted(await consumer.queues(topic))
+            if broker_name is not None and queue_id is not None:
+                _check_queue(MessageQueue(topic, broker_name, queue_id), queues)
+                queues = [MessageQueue(topic, broker_name, queue_id)]
+            for queue in queues:
+                async for message in _messages(consumer, queue, "*", begin_ms, end_ms):
+                    if queue_offset is not None and message.queue_offset < queue_offset:
+                        continue
+                    _show(message, as_json, "utf-8", True)
+                    shown += 1
+                    if shown == max_count:
+                        return
+
+    asyncio.run(run())
+    if not shown:
+        click.echo("there is no such message", err=True)
+        sys.exit(1)

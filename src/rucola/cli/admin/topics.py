@@ -1,0 +1,375 @@
+"""Topics: routes, queues, permissions, order."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from rucola.admin import AdminClient, TopicConfig, order_conf
+from rucola.cli.admin.command import (
+    ask,
+    broker_option,
+    cluster_option,
+    command,
+    confirm,
+    one_of,
+    targets,
+    topic_option,
+    yes_option,
+)
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.client.rebalance import average
+from rucola.errors import ConfigError
+
+
+@command("topicList")
+@click.option("-c", "--clusterModel", "by_cluster", is_flag=True, help="With the cluster and the groups of each.")
+def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
+    """All topics.
+
+    \b
+    Examples:
+      rucola admin topicList
+      rucola admin topicList -c
+    """
+
+    async def question(client: AdminClient) -> list[tuple[str, str, str]]:
+        rows: list[tuple[str, str, str]] = []
+        for topic in await client.fetch_user_topic_list():
+            clusters = await client.get_topic_cluster_list(topic)
+            groups = await client.query_topic_consume_by_who(topic) or [""]
+            rows += [(cluster, topic, group) for cluster in clusters for group in groups]
+        return rows
+
+    if by_cluster:
+        rows = ask(namesrv_addr, question)
+        if as_json:
+            print_json([dict(zip(("clusterName", "topic", "consumerGroup"), row, strict=True)) for row in rows])
+        else:
+            print_table(("#Cluster Name", "#Topic", "#Consumer Group"), rows)
+        return
+    topics = ask(namesrv_addr, lambda client: client.fetch_all_topic_list())
+    if as_json:
+        print_json(topics)
+    else:
+        click.echo("\n".join(topics))
+
+
+@command("topicClusterList")
+@topic_option
+def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
+    """The clusters that have a topic.
+
+    \b
+    Examples:
+      rucola admin topicClusterList -t Flights
+    """
+    clusters = ask(namesrv_addr, lambda client: client.get_topic_cluster_list(topic))
+    if as_json:
+        print_json(clusters)
+    else:
+        click.echo("\n".join(clusters))
+
+
+@command("topicStatus")
+@topic_option
+def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
+    """Smallest and largest offset of every queue of a topic, and the time of its newest message.
+
+    \b
+    Examples:
+      rucola admin topicStatus -t Flights
+    """
+    stats = ask(namesrv_addr, lambda client: client.examine_topic_stats(topic))
+    if as_json:
+        print_json([{**msgspec.to_builtins(queue), **msgspec.to_builtins(offset)} for queue, offset in stats.items()])
+        return
+    print_table(
+        ("#Broker Name", "#QID", "#Min Offset", "#Max Offset", "#Last Updated"),
+        [
+            (queue.broker_name, queue.queue_id, at.min_offset, at.max_offset, time_text(at.last_update_timestamp))
+            for queue, at in stats.items()
+        ],
+    )
+
+
+@command("topicRoute")
+@topic_option
+@click.option("-l", "--list", "as_list", is_flag=True, help="A table instead of JSON.")
+def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> None:
+    """The brokers that have a topic, as JSON or, with -l, as a table.
+
+    \b
+    Examples:
+      rucola admin topicRoute -t Flights -l
+    """
+    route = ask(namesrv_addr, lambda client: client.examine_topic_route(topic))
+    if as_json or not as_list:
+        print_json(route)
+        return
+    brokers = {data.broker_name: data for data in route.broker_datas}
+    queues = [data for data in route.queue_datas if data.broker_name in brokers]
+    queues.sort(key=lambda data: data.broker_name)
+    rows: list[tuple[object, ...]] = []
+    for data in queues:
+        broker = brokers[data.broker_name]
+        addresses = _addresses_text(broker.broker_addrs)
+        rows.append(
+            (broker.cluster, data.broker_name, addresses, data.read_queue_nums, data.write_queue_nums, data.perm)
+        )
+    read_total = sum(data.read_queue_nums for data in queues)
+    write_total = sum(data.write_queue_nums for data in queues)
+    print_table(
+        ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm"),
+        [*rows, ("Total:", str(len(queues)), "", read_total, write_total, "")],
+        footer=True,
+    )
+
+
+def _addresses_text(addresses: dict[int, str]) -> str:
+    """`{0=127.0.0.1:10911}`, as Java prints a map."""
+    return "{" + ", ".join(f"{broker_id}={address}" for broker_id, address in sorted(addresses.items())) + "}"
+
+
+@command("updateTopic")
+@broker_option
+@cluster_option
+@topic_option
+@click.option("-r", "--readQueueNums", "read_queue_nums", type=click.IntRange(1), default=8, show_default=True)
+@click.option("-w", "--writeQueueNums", "write_queue_nums", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "-p", "--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2 W, 4 R, 6 RW."
+)
+@click.option("-o", "--order", type=bool, default=False, help="Whether the topic is ordered (true|false).")
+@click.option("-u", "--unit", type=bool, default=False, help="Whether it is a unit topic (true|false).")
+@click.option(
+    "-s", "--hasUnitSub", "has_unit_sub", type=bool, default=False, help="Has unit subscriptions (true|false)."
+)
+def update_topic(
+    namesrv_addr: str,
+    as_json: bool,
+    address: str | None,
+    cluster: str | None,
+    topic: str,
+    read_queue_nums: int,
+    write_queue_nums: int,
+    perm: str,
+    order: bool,
+    unit: bool,
+    has_unit_sub: bool,
+) -> None:
+    """Create a topic, or change it, on one broker (-b) or on a whole cluster (-c).
+
+    \b
+    Examples:
+      rucola admin updateTopic -c DefaultCluster -t Orders -r 4 -w 4
+      rucola admin updateTopic -b localhost:10911 -t Orders -p 4
+    """
+    one_of(address, cluster)
+    config = TopicConfig(
+        topic_name=topic,
+        read_queue_nums=read_queue_nums,
+        write_queue_nums=write_queue_nums,
+        perm=int(perm),
+        topic_sys_flag=unit | has_unit_sub << 1,
+        order=order,
+    )
+
+    async def question(client: AdminClient) -> list[str]:
+        order_conf: dict[str, int] = {}
+        if cluster is not None:
+            masters = await client.fetch_masters_of_cluster(cluster)
+            order_conf = dict.fromkeys(masters, write_queue_nums)
+            addresses = list(masters.values())
+        else:
+            assert address is not None
+            addresses = [address]
+            if order:
+                name = await client.fetch_broker_name(address)
+                order_conf = await client.examine_order_conf(topic) | {name: write_queue_nums}
+        for one in addresses:
+            await client.create_and_update_topic_config(one, config)
+        if order:
+            await client.create_or_update_order_conf(topic, order_conf)
+        return addresses
+
+    addresses = ask(namesrv_addr, question)
+    if as_json:
+        print_json({"brokerAddrs": addresses, "topicConfig": config})
+        return
+    for one in addresses:
+        click.echo(f"create topic to {one} success.")
+    click.echo(str(config))
+
+
+@command("updateTopicPerm")
+@broker_option
+@cluster_option
+@topic_option
+@click.option("-p", "--perm", type=click.Choice(["2", "4", "6"]), required=True, help="2 W, 4 R, 6 RW.")
+def update_topic_perm(
+    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, topic: str, perm: str
+) -> None:
+    """Change who may use a topic, on one broker (-b) or on a whole cluster (-c).
+
+    \b
+    Examples:
+      rucola admin updateTopicPerm -c DefaultCluster -t Orders -p 4
+    """
+    one_of(address, cluster)
+
+    async def question(client: AdminClient) -> list[tuple[str, int, TopicConfig]]:
+        changed = []
+        for one in await targets(client, address, cluster):
+            config = (await client.examine_topic_config(one)).get(topic)
+            if config is None:
+                raise ConfigError(f"broker {one} has no topic {topic}")
+            before, config.perm = config.perm, int(perm)
+            await client.create_and_update_topic_config(one, config)
+            changed.append((one, before, config))
+        return changed
+
+    changed = ask(namesrv_addr, question)
+    if as_json:
+        print_json([{"brokerAddr": one, "oldPerm": before, "topicConfig": config} for one, before, config in changed])
+        return
+    for one, before, config in changed:
+        click.echo(f"update topic perm from {before} to {perm} in {one} success.\n{config}.")
+
+
+@command("deleteTopic")
+@topic_option
+@click.option("-c", "--clusterName", "cluster", required=True, help="From every broker of this cluster.")
+@yes_option
+def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes: bool) -> None:
+    """Delete a topic from a cluster, and from the name servers.
+
+    \b
+    Examples:
+      rucola admin deleteTopic -c DefaultCluster -t Orders --yes
+    """
+
+    async def check(client: AdminClient) -> None:
+        if cluster not in await client.get_topic_cluster_list(topic):
+            raise ConfigError(f"cluster {cluster} has no topic {topic}")
+
+    async def delete(client: AdminClient) -> list[str]:
+        addresses = await targets(client, None, cluster)
+        for address in addresses:
+            await client.delete_topic_in_broker(address, topic)
+        await client.delete_topic_in_name_server(topic, cluster)
+        return addresses
+
+    ask(namesrv_addr, check)
+    confirm(yes, f"delete topic {topic} from cluster {cluster}")
+    addresses = ask(namesrv_addr, delete)
+    if as_json:
+        print_json({"topic": topic, "brokerAddrs": addresses})
+        return
+    click.echo(f"delete topic [{topic}] from cluster [{cluster}] success.")
+    click.echo(f"delete topic [{topic}] from NameServer success.")
+
+
+@command("updateOrderConf")
+@topic_option
+@click.option("-v", "--orderConf", "conf", help="For put: broker-a:4;broker-b:4.")
+@click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True)
+def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | None, method: str) -> None:
+    """How many queues an ordered topic has on which broker: set it, show it, or take it away.
+
+    \b
+    Examples:
+      rucola admin updateOrderConf -t Orders -m put -v "broker-a:4;broker-b:4"
+      rucola admin updateOrderConf -t Orders -m get
+    """
+    if (method == "put") != (conf is not None):
+        raise click.UsageError("-v belongs to -m put, and only to it")
+    if conf is not None:
+        counts = order_conf(conf)
+        ask(namesrv_addr, lambda client: client.create_or_update_order_conf(topic, counts))
+    elif method == "delete":
+        counts = {}
+        ask(namesrv_addr, lambda client: client.delete_order_conf(topic))
+    else:
+        counts = ask(namesrv_addr, lambda client: client.examine_order_conf(topic))
+        if not counts:
+            raise ConfigError(f"topic {topic} has no order configuration")
+    text = ";".join(f"{name}:{count}" for name, count in counts.items())
+    if as_json:
+        print_json({"topic": topic, "orderConf": counts})
+    elif method == "get":
+        click.echo(f"get orderConf success. topic=[{topic}], orderConf=[{text}]")
+    else:
+        click.echo(f"{'update' if counts else 'delete'} orderConf success. topic=[{topic}], orderConf=[{text}]")
+
+
+@command("allocateMQ")
+@topic_option
+@click.option("-i", "--ipList", "ip_list", required=True, help="Client ids or addresses, with commas between them.")
+def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> None:
+    """Which of these clients would get which queues of a topic, by the average strategy.
+
+    \b
+    Examples:
+      rucola admin allocateMQ -t Orders -i 10.0.0.1,10.0.0.2
+    """
+    clients = sorted(client for part in ip_list.split(",") if (client := part.strip()))
+    if not clients:
+        raise click.UsageError("-i names no client")
+    queues = ask(namesrv_addr, lambda client: client.fetch_subscribe_message_queues(topic))
+    shares = {client: average(client, queues, clients) for client in clients}
+    if as_json:
+        print_json({"result": shares})
+    else:
+        rows = [(client, queue.broker_name, queue.queue_id) for client, share in shares.items() for queue in share]
+        print_table(("#Client", "#Broker Name", "#QID"), rows)
+
+
+@command("queryCq")
+@topic_option
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
+@click.option("-i", "--index", type=click.IntRange(0), required=True, help="The first unit, a queue offset.")
+@click.option("-c", "--count", type=click.IntRange(1), default=10, show_default=True, help="How many units.")
+@click.option("-b", "--broker", "address", help="A broker's address; without it the first of the route.")
+@click.option("-g", "--consumer", "group", help="Show this group's subscription with it.")
+def query_cq(
+    namesrv_addr: str,
+    as_json: bool,
+    topic: str,
+    queue_id: int,
+    index: int,
+    count: int,
+    address: str | None,
+    group: str | None,
+) -> None:
+    """Units of a ConsumeQueue: where the messages of a queue lie in the CommitLog.
+
+    \b
+    Examples:
+      rucola admin queryCq -t Flights -q 0 -i 0 -c 20
+    """
+
+    async def one_address(client: AdminClient) -> str:
+        route = await client.examine_topic_route(topic)
+        return next(iter(sorted(data.broker_addrs[min(data.broker_addrs)] for data in route.broker_datas)))
+
+    at = address or ask(namesrv_addr, one_address)
+    found = ask(namesrv_addr, lambda client: client.query_consume_queue(at, topic, queue_id, index, count, group))
+    if as_json:
+        print_json(found)
+    else:
+        if found.subscription_data is not None:
+            click.echo(f"Subscription: {found.subscription_data.sub_string}")
+        elif found.filter_data is not None:
+            click.echo(found.filter_data)
+        click.echo(f"Queue data: max: {found.max_queue_index}, min: {found.min_queue_index}")
+        rows = [
+            (index + number, unit.physic_offset, unit.physic_size, unit.tags_code)
+            for number, unit in enumerate(found.queue_data)
+        ]
+        print_table(("#Index", "#Physic Offset", "#Physic Size", "#Tags Code"), rows)
+    if not found.queue_data:
+        click.echo(f"index {index} of queue {queue_id} of topic {topic} does not exist at {at}", err=True)
+        sys.exit(1)
