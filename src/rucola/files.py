@@ -21,13 +21,21 @@ def replace_file(path: Path, content: bytes) -> None:
     try:
         before = path.read_bytes()
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         before = b""
     if before == content and content:
         return
     if before:
         _write(path.with_name(path.name + ".bak"), before)
     _write(path, content)
+
+
+def make_directory(directory: Path) -> None:
+    """See to it that there is such a directory, and that its name and those of its new parents are on disk."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def sync_directory(directory: Path) -> None:
@@ -47,6 +55,9 @@ def _write(path: Path, content: bytes) -> None:
         while view:
             view = view[os.write(fd, view) :]
         os.fsync(fd)
+    except BaseException:
+        temporary.unlink()
+        raise
     finally:
         os.close(fd)
     temporary.replace(path)

@@ -64,6 +64,7 @@ class CommitLog:
             if file is not None and self.end + size + BLANK_SIZE > file.end:
                 # The next file first: a blank without one behind it would be an end that no put could get over.
                 following = self._following(file)
+                file.reserve(self.end - file.begin + BLANK_SIZE, BLANK_SIZE)
                 FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
                 self.end = file.end
                 file = self._file = following

@@ -50,7 +50,17 @@ class ConsumeQueue:
     `min_offset` is the first unit whose record the log still has; units before it may still be in the file.
     """
 
-    __slots__ = ("_files", "_last", "_log_begin", "_per_file", "max_offset", "min_offset", "queue_id", "topic")
+    __slots__ = (
+        "_files",
+        "_flushed_end",
+        "_last",
+        "_log_begin",
+        "_per_file",
+        "max_offset",
+        "min_offset",
+        "queue_id",
+        "topic",
+    )
 
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue) -> None:
         self.topic = topic
@@ -58,6 +68,7 @@ class ConsumeQueue:
         self._files = files
         self._per_file = files.file_size // UNIT_SIZE
         self._last: MappedFile | None = files.files[-1] if files.files else None
+        self._flushed_end = 0
         self._log_begin = 0
         self.max_offset = self._count_written()
         self.min_offset = self._skip_filler()
@@ -113,7 +124,8 @@ class ConsumeQueue:
         low, high = self.min_offset, self.max_offset
         while low < high:
             middle = (low + high) // 2
-            if self.unit(middle)[0] < physical_offset:
+            address, size, _ = self.unit(middle)
+            if size > 0 and address < physical_offset:
                 low = middle + 1
             else:
                 high = middle
@@ -169,8 +181,9 @@ class ConsumeQueue:
         while position < end:
             file = self._last
             at = queue_offset * UNIT_SIZE + position
-            if file is None or at >= file.end:
-                file = self._last = self._files.create_next(at)
+            if file is None or not file.begin <= at < file.end:
+                # Behind the last unit there may be a file already, made before a crash that took the units.
+                file = self._last = self._files.find(at) or self._files.create_next(at)
             at -= file.begin
             size = min(end - position, file.size - at)
             file.reserve(at + size, _RESERVE_WINDOW)
@@ -189,9 +202,9 @@ class ConsumeQueue:
 
     def cut(self, queue_offset: int) -> None:
         """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there."""
+        self._flushed_end = min(self._flushed_end, queue_offset * UNIT_SIZE)
         if queue_offset <= self.min_offset:
-            while self._files.files:
-                self._files.files.pop().delete()
+            self._files.cut(-1)
             self.min_offset = self.max_offset = 0
         elif queue_offset < self.max_offset:
             self._files.cut(queue_offset * UNIT_SIZE)
@@ -223,9 +236,12 @@ class ConsumeQueue:
                     raise
 
     def flush(self) -> None:
-        """Wait until the last two files are on disk; those before them were full when they were flushed."""
-        for file in self._files.files[-2:]:
-            file.flush()
+        """Wait until all units that were written before this call are on disk. For any thread, one at a time."""
+        end, begin = self.max_offset * UNIT_SIZE, self._flushed_end
+        for file in list(self._files.files):
+            if file.begin < end and begin < file.end:
+                file.flush()
+        self._flushed_end = end
 
 
 pack_unit = _UNIT.pack

@@ -150,9 +150,10 @@ def _level(text: str) -> int:
 def pending_of(buffer: Buffer, position: int) -> Pending:
     """Return a stored record as what was put when it was stored, without its body.
 
-    Raises InvalidMessage for what is no record.
+    Raises InvalidMessage for what is no record, or a record that no queue can hold.
     """
     outline = peek(buffer, position)
+    check_queue_name(outline.topic, outline.queue_id)
     stored = bytes(buffer[outline.properties_begin : outline.properties_end])
     parsed = properties.parse(stored)
     message = MessageInner(

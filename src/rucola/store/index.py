@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.errors import StoreCorrupt
-from rucola.files import sync_directory
+from rucola.files import make_directory, sync_directory
 from rucola.message.hashing import index_hash
 from rucola.store.mapped_file import MappedFile
 
@@ -132,6 +132,12 @@ class IndexFile:
         """Whether no entry fits any more."""
         return self.count >= self.max_count
 
+    def is_sound_at_end(self) -> bool:
+        """Tell whether the entry that the header calls the last one is that, and leads where the header says."""
+        if not 1 <= self.count <= self.max_count or any(self.entries(self.count, self.count + 1).tobytes()):
+            return False
+        return self.count == 1 or int(self.entries(self.count - 1)["physical_offset"][0]) == self.end_physical_offset
+
     def entries(self, begin: int = 1, end: int | None = None) -> npt.NDArray[np.void]:
         """Return the entries from number `begin` to `end`, or all that were made: shape (n,), of type ENTRY, a copy."""
         end = self.count if end is None else end
@@ -152,7 +158,7 @@ class IndexFile:
         mapped, at = self.file.map, self._entries_at
         found: list[int] = []
         (number,) = _SLOT.unpack_from(mapped, HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE)
-        following = self.count
+        following = min(self.count, self.max_count)
         while 0 < number < following and len(found) < max_count:
             stored_hash, physical_offset, seconds, previous = _ENTRY.unpack_from(mapped, at + number * ENTRY_SIZE)
             time_ms = self.begin_timestamp + seconds * 1000
@@ -348,17 +354,18 @@ class Index:
         last = self.files[-1] if self.files else None
         if last is not None and not last.is_full:
             return last
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True)
-            sync_directory(self.directory.parent)
+        make_directory(self.directory)
         size = HEADER_SIZE + self._slot_count * SLOT_SIZE + self._max_count * ENTRY_SIZE
         path = self.directory / index_file_name(now_ms)
         if last is not None and path.name <= last.file.path.name:  # two in one millisecond, or a clock set back
             path = self.directory / _name_after(last.file.path.name)
         file = MappedFile.create(path, size)
-        # Slots are written all over, so their blocks are taken at once; a hole could end the process later.
-        file.reserve(HEADER_SIZE + self._slot_count * SLOT_SIZE, HEADER_SIZE)
-        sync_directory(self.directory)
+        try:
+            # Slots are written all over, so their blocks are taken at once; a hole could end the process later.
+            file.reserve(HEADER_SIZE + self._slot_count * SLOT_SIZE, HEADER_SIZE)
+        except OSError:
+            file.delete()
+            raise
         new = IndexFile(file, self._slot_count)
         if last is not None:
             new.begin_after(last.end_timestamp, last.end_physical_offset)
@@ -388,8 +395,10 @@ class Index:
 
     def drop(self, first: int) -> None:
         """Delete the files from number `first` on; their messages must be indexed again."""
-        while len(self.files) > first:
-            self.files.pop().file.delete()
+        if len(self.files) > first:
+            while len(self.files) > first:
+                self.files.pop().file.delete()
+            sync_directory(self.directory)
 
     def take_before(self, physical_offset: int) -> list[MappedFile]:
         """Give up the files whose messages all lie before a physical offset, but the last; they are to be deleted."""

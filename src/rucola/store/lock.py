@@ -8,6 +8,7 @@ this process are remembered here, and a second store in the same process is turn
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -33,6 +34,8 @@ class DirectoryLock:
             os.pwrite(self._fd, b"lock", 0)
         except OSError as error:
             os.close(self._fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
             raise StoreLocked(f"{store} is served by another process; stop that broker first") from error
         _held.add(self._identity)
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import StoreCorrupt
-from rucola.files import sync_directory
+from rucola.files import make_directory, sync_directory
 
 NAME_DIGITS: Final = 20
 PAGE_SIZE: Final = mmap.PAGESIZE
@@ -99,13 +99,14 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, size: int, *, begin: int = 0) -> MappedFile:
-        """Make a new file of `size` zeros and map it for writing. Raises FileExistsError where one is.
+        """Make a new file of `size` zeros and map it for writing; its name is on disk then.
 
-        After any other error there is none.
+        Raises FileExistsError where one is, and OSError, after which there is none.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, size)
+            sync_directory(path.parent)
             return cls(path, fd, True, begin)
         except BaseException:
             os.close(fd)
@@ -132,8 +133,8 @@ class MappedFile:
         """
         if end > self.reserved:
             upto = min(max(end, end + window - end % window), self.size)
-            begin = self.reserved if self.reserved else max(end - window, 0)
-            os.posix_fallocate(self.fd, begin, upto - begin)
+            # In a file that was opened again this asks from its beginning on, where it may have holes too.
+            os.posix_fallocate(self.fd, self.reserved, upto - self.reserved)
             self.reserved = upto
 
     def warm(self, begin: int, end: int) -> None:
@@ -155,11 +156,18 @@ class MappedFile:
             self._populates = False
 
     def erase(self, position: int) -> None:
-        """Turn everything from `position` to the end of the file into zeros, without writing them."""
-        if position < self.size:
-            os.ftruncate(self.fd, position)
-            os.ftruncate(self.fd, self.size)
+        """Turn everything from `position` to the end of the file into zeros, and give its blocks back.
+
+        The file keeps its size all the while: a file cut short in a crash would contradict the configuration. The
+        zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        """
+        if not self.is_zero_from(position):
+            page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
+            self.map[position:page] = bytes(page - position)
+            if page < self.size:
+                self.map.madvise(mmap.MADV_REMOVE, page, self.size - page)
             self.reserved = self._warmed = 0
+            self.flush()
 
     def is_zero_from(self, position: int) -> bool:
         """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
@@ -255,11 +263,14 @@ class MappedFileQueue:
         self.files = files
 
     @classmethod
-    def open(cls, directory: Path, *, writable: bool = False, file_size: int = 0) -> MappedFileQueue:
+    def open(
+        cls, directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
+    ) -> MappedFileQueue:
         """Map all files of a directory. A missing directory is an empty one.
 
         With `file_size` 0 the size is that of the first file. A last file that is empty, or shorter than those before
-        it, as a crash in the moment of its making leaves it, gets its size when `writable`. Raises StoreCorrupt for
+        it, as a crash in the moment of its making leaves it, gets its size when `writable`; so does any empty one
+        `after_crash`, since several files may have been made of which nothing was flushed. Raises StoreCorrupt for
         a file of another size and for a gap between two files. Names that are no 20 digits are not looked at.
         """
         paths = file_paths(directory)
@@ -267,7 +278,8 @@ class MappedFileQueue:
             file_size = max(path.stat().st_size for path in paths[:2])
         for path, following in zip(paths, [*paths[1:], None], strict=False):
             size = path.stat().st_size
-            if following is None and size < file_size and (len(paths) > 1 or not size):
+            is_unfinished = following is None and size < file_size and (len(paths) > 1 or not size)
+            if is_unfinished or (after_crash and not size):
                 if writable:
                     os.truncate(path, file_size)
             elif size != file_size:
@@ -303,11 +315,8 @@ class MappedFileQueue:
         """Add a file behind the last one; in an empty queue it starts at `begin`, a multiple of the file size."""
         if begin is None or self.files:
             begin = self.end
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True)
-            sync_directory(self.directory.parent)
+        make_directory(self.directory)
         file = MappedFile.create(self.directory / file_name(begin), self.file_size, begin=begin)
-        sync_directory(self.directory)
         self.files.append(file)
         return file
 
@@ -320,8 +329,10 @@ class MappedFileQueue:
 
     def cut(self, offset: int) -> None:
         """Erase everything from the logical offset on: zeros to the end of its file, and no file after that."""
-        while self.files and self.files[-1].begin > offset:
-            self.files.pop().delete()
+        if self.files and self.files[-1].begin > offset:
+            while self.files and self.files[-1].begin > offset:
+                self.files.pop().delete()
+            sync_directory(self.directory)
         if (file := self.find(offset)) is not None:
             file.erase(offset - file.begin)
 

@@ -23,16 +23,17 @@ so a get is limited by the limits for memory alone; an fsync error is never swal
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rucola.errors import InvalidMessage
-from rucola.files import sync_directory
+from rucola.errors import InvalidMessage, StoreError
+from rucola.files import make_directory, sync_directory
 from rucola.message import MessageInner, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
@@ -58,6 +59,9 @@ from rucola.store.retention import DiskUsage, Retention
 log = logging.getLogger(__name__)
 
 _OK = PutMessageStatus.PUT_OK
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What may be otherwise at the next put. No other error of the disk is asked about twice."""
+
 _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 
 
@@ -79,6 +83,7 @@ class MessageStore:
         self._on_arrive = on_arrive
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
+        self._lost_bytes: OSError | None = None
         self._put_timestamp = 0
         self._dispatched_timestamp = 0
         self._dirty: set[ConsumeQueue] = set()
@@ -91,36 +96,38 @@ class MessageStore:
         """Take the directory, recover what a crash left and be ready for puts.
 
         Raises StoreLocked where another broker has it, StoreCorrupt where the files contradict each other or the
-        configuration, and OSError.
+        configuration, and StoreError where the system does not let it work there.
         """
         config, root = self.config, self._root
-        root.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as resources:
+        with _said_clearly(root), ExitStack() as resources:
+            make_directory(root)
             resources.callback(DirectoryLock(root).release)
-            sync_directory(root.parent)
             abort = root / "abort"
-            after_crash = abort.exists()
             self._checkpoint = Checkpoint(root / "checkpoint")
+            after_crash = abort.exists()
             files = MappedFileQueue.open(
-                config.commit_log_directory, writable=True, file_size=config.mapped_file_size_commit_log
+                config.commit_log_directory,
+                writable=True,
+                file_size=config.mapped_file_size_commit_log,
+                after_crash=after_crash,
             )
             resources.callback(files.close)
             self._queues = Queues(root / "consumequeue", config.mapped_file_size_consume_queue)
             resources.callback(self._close_queues)
-            self._open_queues()
+            self._open_queues(after_crash)
             index = None
             if config.message_index_enable:
                 slots, entries = config.max_hash_slot_num, config.max_index_num
                 index = Index.open(root / "index", slots, entries, writable=True)
                 resources.callback(index.close)
-            abort.touch()
-            sync_directory(root)
             self._dispatcher = Dispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
             recovery = Recovery(files, self._dispatcher, self._checkpoint, after_crash=after_crash)
+            abort.touch()
+            sync_directory(root)
             self._log = CommitLog(files, recovery.run())
             self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
-        self._log.flushed_end = self._log.begin if after_crash else self._log.end
+        self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
         for name, queue in self._queues.items():
             self._next_offsets[name] = queue.max_offset
             self._dirty.add(queue)
@@ -129,9 +136,11 @@ class MessageStore:
         self._is_open = True
         self.failure = self.refuses_writes = None
 
-    def _open_queues(self) -> None:
+    def _open_queues(self, after_crash: bool) -> None:
         for topic, queue_id, directory in queue_directories(self._queues.directory):
-            files = MappedFileQueue.open(directory, writable=True, file_size=self._queues.file_size)
+            files = MappedFileQueue.open(
+                directory, writable=True, file_size=self._queues.file_size, after_crash=after_crash
+            )
             self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, files)
 
     def _close_queues(self) -> None:
@@ -268,6 +277,8 @@ class MessageStore:
 
     def _no_room(self, error: OSError) -> PutResult:
         log.error("no place for a record at %d: %s", self._log.end, error)
+        if error.errno not in _PASSING:
+            self._fail(f"the disk gave no place for a message: {error}")
         return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
 
     def reput(self) -> int:
@@ -345,9 +356,12 @@ class MessageStore:
         self._log.warm()
 
     def _sync(self, flush: Callable[[], object]) -> None:
+        if self._lost_bytes is not None:
+            raise self._lost_bytes
         try:
             flush()
         except OSError as error:
+            self._lost_bytes = error
             self._fail(f"the disk did not take what was stored: {error}")
             raise
 
@@ -565,3 +579,12 @@ class MessageStore:
         if queue is not None:
             queue.raise_min_offset(self._log.begin)
         return queue
+
+
+@contextmanager
+def _said_clearly(root: Path) -> Iterator[None]:
+    """Turn an error of the system into one that names the store."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{root} cannot be opened: {error}") from error

@@ -10,10 +10,17 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
    how far the index goes; a message of whose keys only some made it is recognised by its entries at the end.
 3. The log is read from the earlier of the two places. Every sound record gets the unit and the entries that it
    lacks. The first record that is not sound is the end of the log: zeros, damage, or a queueOffset that does not go
-   on where its queue stopped. A last record whose properties end in zeros was torn. What lies behind the end is
-   erased, so that no old record can ever come to light again.
-4. Where a queue lacks units from before the scan (a deleted folder, a store with nothing but its log), all queues are
-   rebuilt from the first record of the log.
+   on where its queue stopped. The CRC ends with the body; a record whose properties have a sector of zeros, or end in
+   zeros where nothing follows, was torn. What lies behind the end is erased, so that no old record can ever come to
+   light again.
+4. Where a queue does not go on as the log does (a deleted folder, a store with nothing but its log, units that a crash
+   took from before the scan), all queues are rebuilt from the first record of the log.
+
+A stop counts as clean when the queues say so, too: each ends with a unit that points at its own record, and together
+they have as many units as the last file has records for them. A queue that was lost with its directory is noticed by
+that as long as the last file has a message of it; later only `check` finds out. After a clean stop there is no torn
+tail. Damage in the last file to which or behind which units lead is therefore left as damage in any other file is: a
+body that has changed is passed over, and where the way from record to record is lost, opening stops.
 
 Damage before the place where the scan begins is no torn tail: it was on disk and has been changed since. It is left as
 it is, for `check` to report.
@@ -30,7 +37,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from rucola.errors import StoreCorrupt
+import numpy as np
+
+from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
 from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
@@ -41,12 +50,15 @@ from rucola.store.scan import Run, Stop, scan, scan_file
 
 log = logging.getLogger(__name__)
 
+_SECTOR: Final = 512
+"""What a disk writes whole or not at all."""
+
 _NEVER: Final = 1 << 63
 """A physical offset that no record reaches."""
 
 
 class _Gap(Exception):
-    """A queue lacks units from before the place where the scan began."""
+    """A queue does not end where its first record in the scan goes on."""
 
 
 class Recovery:
@@ -60,9 +72,12 @@ class Recovery:
         self._queues: Queues = dispatcher.queues
         self._index: Index | None = dispatcher.index
         self._checkpoint = checkpoint
-        self._after_crash = after_crash
+        self.after_crash = after_crash
+        """Whether anything may be less than it was when it was flushed; `run` can find that out."""
         self._sound_end = 0
         """Up to this physical offset the log was found sound; known in advance only after a clean stop."""
+        self._records = 0
+        """How many records of the last file must have units; known only after a clean stop."""
 
     def run(self) -> int:
         """Set everything right and return the end of the log. Raises StoreCorrupt, and OSError on a full disk."""
@@ -71,7 +86,7 @@ class Recovery:
             return 0
         scan_begin = self._scan_begin()
         units_begin = self._units_begin(scan_begin)
-        if not self._after_crash and not self._queues_are_sound():
+        if not self.after_crash and not self._queues_are_sound(scan_begin):
             return self._run_as_after_crash()
         try:
             end = self._read(scan_begin, units_begin, *self._index_end())
@@ -89,18 +104,17 @@ class Recovery:
         self._index_again(end)
         return end
 
-    def _queues_are_sound(self) -> bool:
-        """Tell whether every queue ends with a unit that points at its own record."""
-        return all(
-            queue.is_sound_at(queue.max_offset - 1, self._files)
-            for queue in self._queues.values()
-            if queue.max_offset > queue.min_offset
-        )
+    def _queues_are_sound(self, scan_begin: int) -> bool:
+        """Tell whether every queue ends with a unit that points at its own record, and none is missing."""
+        queues = [queue for queue in self._queues.values() if queue.max_offset > queue.min_offset]
+        if not all(queue.is_sound_at(queue.max_offset - 1, self._files) for queue in queues):
+            return False
+        return self._records == sum([queue.max_offset - queue.first_at_or_after(scan_begin) for queue in queues])
 
     def _run_as_after_crash(self) -> int:
         """The stop was not as clean as it seemed."""
         log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
-        self._after_crash, self._sound_end = True, 0
+        self.after_crash, self._sound_end = True, 0
         return self.run()
 
     def _index_again(self, end: int) -> None:
@@ -118,22 +132,49 @@ class Recovery:
         """Return the physical offset from which on the log is believed only as far as it is sound."""
         for file in reversed(self._files.files):
             first = _first_timestamp(file)
-            if first is not None and (not self._after_crash or 0 < first <= self._checkpoint.min_timestamp):
+            if first is not None and (not self.after_crash or 0 < first <= self._checkpoint.min_timestamp):
                 return file.begin
         return self._files.begin
 
     def _units_begin(self, scan_begin: int) -> int:
         """Drop units that cannot be relied on and return the physical offset from which on units are to be written."""
-        if self._after_crash:
-            for queue in self._queues.values():
+        queues = self._queues.values()
+        if self.after_crash:
+            for queue in queues:
                 queue.cut(queue.first_at_or_after(scan_begin))
-            begin = max([queue.max_physical_offset for queue in self._queues.values()], default=-1)
+            begin = max([queue.max_physical_offset for queue in queues], default=-1)
             return scan_begin if begin >= 0 else self._files.begin
-        self._sound_end = end = _end_of(self._files, scan_begin)
-        for queue in self._queues.values():
+        begin = max([queue.max_physical_offset for queue in queues], default=-1)
+        self._sound_end = end = self._end_of_clean_log(scan_begin, begin)
+        for queue in queues:
             queue.cut(queue.first_at_or_after(end))
-        begin = max([queue.max_physical_offset for queue in self._queues.values()], default=-1)
-        return max(begin, self._files.begin)
+        return max(min(begin, end), self._files.begin)
+
+    def _end_of_clean_log(self, scan_begin: int, units_end: int) -> int:
+        """Return where the log ends, and count the records before `units_end` that must have a unit."""
+        stop = self._count_records(scan_begin, units_end, check_crc=True)
+        if stop.damage is not None and stop.physical_offset < units_end:
+            log.warning("%s is damaged at %d: %s", self._files.directory, stop.physical_offset, stop.damage)
+            stop = self._count_records(scan_begin, units_end, check_crc=False)
+            if stop.damage is not None and stop.physical_offset < units_end:
+                file = self._files.find(stop.physical_offset)
+                assert file is not None
+                raise StoreCorrupt(
+                    file.path,
+                    stop.physical_offset - file.begin,
+                    f"{stop.damage}; there are messages behind it, and the store was closed in order, so nothing is "
+                    "cut off here; run `rucola store check` on the directory, and `rucola store repair` to save them",
+                )
+        return stop.physical_offset
+
+    def _count_records(self, scan_begin: int, units_end: int, *, check_crc: bool) -> Stop:
+        self._records = 0
+        for item in scan(self._files, scan_begin, check_crc=check_crc):
+            if isinstance(item, Stop):
+                return item
+            count = int(np.searchsorted(item.positions, units_end - item.file.begin))
+            self._records += int((item.heads["sys_flag"][:count] & sysflag.TRANSACTION_PREPARED == 0).sum())
+        raise AssertionError("a scan ends with a Stop")
 
     def _index_end(self) -> tuple[int, int]:
         """Drop index files that cannot be relied on; return the offset of the last message that is indexed, and how
@@ -141,12 +182,16 @@ class Recovery:
         index = self._index
         if index is None:
             return _NEVER, 0
-        if self._after_crash:
+        kept = 0
+        if self.after_crash:
             safe = self._checkpoint.index_timestamp
-            kept = 0
             while kept < len(index.files) and index.files[kept].is_full and index.files[kept].end_timestamp <= safe:
                 kept += 1
-            index.drop(kept)
+        else:
+            kept = len(index.files)
+            while kept and not index.files[kept - 1].is_sound_at_end():
+                kept -= 1
+        index.drop(kept)
         if not index.files or index.end_physical_offset < self._files.begin:
             return self._files.begin, 0
         last, there = index.end_physical_offset, 0
@@ -179,7 +224,7 @@ class Recovery:
             self._read_old(begin, scan_begin, units_begin, index_begin, entries_there)
         entries_there = entries_there if index_begin >= scan_begin else 0
         stop = None
-        for item in scan(self._files, max(scan_begin, min(begin, self._sound_end))):
+        for item in scan(self._files, max(scan_begin, min(begin, self._sound_end)), check_crc=self.after_crash):
             if isinstance(item, Stop):
                 stop = item
                 break
@@ -227,17 +272,23 @@ class Recovery:
             physical_offset = begin + position
             if physical_offset < units_begin and physical_offset < index_begin:
                 continue
-            item = pending_of(run.file.map, position)
+            try:
+                item = pending_of(run.file.map, position)
+            except InvalidMessage as error:
+                if not tail:
+                    raise StoreCorrupt(run.file.path, position, f"{error}; run `rucola store check`") from error
+                stop = Stop(physical_offset, str(error))
+                break
             message, queue_offset = item[0], item[1]
-            if tail and self._after_crash and _is_torn(run.file, position, item):
-                stop = Stop(physical_offset, "the last record ends in zeros where its properties should end")
+            if tail and self.after_crash and _is_torn(run.file, position, item):
+                stop = Stop(physical_offset, "the record has zeros where its properties should be")
                 break
             if physical_offset >= units_begin and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
                 name = (message.topic, message.queue_id)
                 if name not in expected:
                     expected[name] = self._expected(name, queue_offset, physical_offset, units_begin)
                 if queue_offset == 0 and expected[name] > 0:
-                    # The topic was deleted and made anew: its queue starts over.
+                    log.warning("%s-%d starts over; its topic was deleted and made anew", *name)
                     self._dispatcher.add_units(units)
                     units.clear()
                     self._queues[name].cut(0)
@@ -259,20 +310,25 @@ class Recovery:
     def _expected(self, name: tuple[str, int], queue_offset: int, physical_offset: int, units_begin: int) -> int:
         """Return the queue offset that the next record of a queue must have."""
         queue = self._queues.get(name)
+        max_offset = queue.max_offset if queue is not None else 0
+        if units_begin > self._files.begin and queue_offset not in (0, max_offset):
+            raise _Gap(f"{name[0]}-{name[1]} ends with {max_offset} where the log goes on with {queue_offset}")
         if queue is not None and queue.files.files:
-            if queue_offset > queue.max_offset and units_begin > self._files.begin:
-                raise _Gap(f"{name[0]}-{name[1]} lacks units from {queue.max_offset} to {queue_offset}")
-            return queue.max_offset
-        if units_begin > self._files.begin and queue_offset > 0:
-            raise _Gap(f"{name[0]}-{name[1]} lacks its first {queue_offset} units")
+            return max_offset
         # What came before the first record of the log is gone, so a queue may begin anywhere.
         return queue_offset if self._files.begin > 0 else 0
 
 
 def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
-    """Tell whether the last bytes of a record never came. Its CRC ends with the body and does not tell."""
+    """Tell whether a part of a record's properties never came. Its CRC ends with the body and does not tell."""
     message, _, _, size, _ = item
-    return message.properties.endswith(b"\0") and not any(file.map[position + size : position + size + FRAME.size])
+    if b"\0" not in message.properties:
+        return False
+    end = position + size
+    sectors = range((end - len(message.properties)) // _SECTOR * _SECTOR, end, _SECTOR)
+    return any(not any(file.map[sector : sector + _SECTOR]) for sector in sectors) or (
+        message.properties.endswith(b"\0") and not any(file.map[end : end + FRAME.size])
+    )
 
 
 def _first_timestamp(file: MappedFile) -> int | None:
@@ -281,10 +337,3 @@ def _first_timestamp(file: MappedFile) -> int | None:
         if isinstance(item, Run):
             return int(item.store_timestamps[0])
     return None
-
-
-def _end_of(files: MappedFileQueue, begin: int) -> int:
-    """Return the physical offset at which the log ends, scanning from `begin`."""
-    *_, stop = scan(files, begin)
-    assert isinstance(stop, Stop)
-    return stop.physical_offset

@@ -1,0 +1,184 @@
+"""The power fails: whatever the disk may then hold, what was flushed is there, and nothing that nobody sent."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from power import Disk
+from rucola.message import MessageInner
+from rucola.message.record import decode
+from rucola.store.check import check
+from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
+from rucola.store.message_store import MessageStore
+from stores import config, inner
+
+
+@dataclass
+class Ledger:
+    """What was put, in order, and how much of it a flush has vouched for."""
+
+    records: list[bytes] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    durable: int = 0
+    now_ms: int = 1_000_000
+
+    def copy(self) -> Ledger:
+        return Ledger(list(self.records), list(self.keys), self.durable, self.now_ms)
+
+    def cut(self, count: int) -> None:
+        del self.records[count:], self.keys[count:]
+        self.durable = count
+
+
+def some_message(random: Random, number: int) -> MessageInner:
+    keys = random.choice(["", f"k{number}", f"k{number} all"])
+    filler = "x" * random.choice([0, 0, 20, 700])
+    return inner(
+        random.choice(["A", "A", "Topic"]),
+        random.randrange(3),
+        random.randbytes(random.choice([0, 1, 30, 300, 900])),
+        tags=f"tag{filler}",
+        keys=keys or None,
+        unique_key=f"{number:032X}",
+    )
+
+
+def work(store: MessageStore, ledger: Ledger, random: Random, steps: int, disk: Disk) -> None:
+    """Put, read, dispatch, flush and vouch in any order, noting what was promised."""
+
+    def put(*messages: MessageInner) -> None:
+        ledger.now_ms += random.choice([0, 1, 900, 4000])
+        if len(messages) == 1:
+            results = [store.put(messages[0], ledger.now_ms)]
+        else:
+            results = store.put_batch(messages, ledger.now_ms)
+        assert {result.status for result in results} == {PutMessageStatus.PUT_OK}
+        for message, result in zip(messages, results, strict=True):
+            record = store.record_at(result.physical_offset)
+            assert record is not None
+            ledger.records.append(record)
+            ledger.keys.append(str(message.unique_key))
+
+    for _ in range(steps):
+        step = random.random()
+        if step < 0.6:
+            put(some_message(random, len(ledger.records)))
+        elif step < 0.7:
+            first = some_message(random, len(ledger.records))
+            batch = [
+                inner(first.topic, first.queue_id, b"%d" % k, unique_key=f"{first.unique_key}-{k}") for k in range(9)
+            ]
+            put(*batch)
+        elif step < 0.85:
+            store.reput()
+        elif step < 0.95:
+            store.flush()
+            ledger.durable = len(ledger.records)
+        else:
+            store.checkpoint()
+            ledger.durable = len(ledger.records)
+        disk.look()
+
+
+def verify(store: MessageStore, ledger: Ledger) -> None:
+    """Hold an opened store against the ledger, and cut the ledger to what came through."""
+    offsets = [decode(record).physical_offset for record in ledger.records]
+    found = [store.record_at(offset) for offset in offsets]
+    count = found.index(None) if None in found else len(found)
+    assert count >= ledger.durable, f"{ledger.durable} were on disk, {count} came back"
+    assert found[:count] == ledger.records[:count], "the same bytes at the same places"
+    assert found[count:] == [None] * (len(found) - count)
+    ledger.cut(count)
+    queues: dict[tuple[str, int], list[bytes]] = {}
+    for record in ledger.records:
+        message = decode(record)
+        queues.setdefault((message.topic, message.queue_id), []).append(record)
+    assert {name: (0, len(records)) for name, records in queues.items()} == {
+        name: ends for name, ends in store.queues().items() if ends != (0, 0)
+    }
+    for name, records in queues.items():
+        assert read(store, *name) == records, name
+    for record, key in zip(ledger.records, ledger.keys, strict=True):
+        message = decode(record)
+        assert record in store.query(message.topic, key, 64).records, key
+
+
+def read(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
+    records: list[bytes] = []
+    begin = 0
+    while (page := store.get(topic, queue_id, begin, 32)).status is GetMessageStatus.FOUND:
+        records += page.records
+        begin = page.next_begin_offset
+    return records
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny files": {},
+    "files of some sectors": {
+        "mapped_file_size_commit_log": 16384,
+        "mapped_file_size_consume_queue": 2000,
+        "max_hash_slot_num": 30,
+        "max_index_num": 120,
+    },
+}
+
+
+def live(at: StoreConfig, ledger: Ledger, random: Random, crashes: Path, steps: int) -> list[tuple[Path, Ledger]]:
+    """One life of a store, from its opening to its end; what several power cuts during it leave, with what must be
+    there."""
+    left: list[tuple[Path, Ledger]] = []
+    root = at.store_path_root_dir
+    root.mkdir(parents=True, exist_ok=True)
+
+    def fail_perhaps() -> None:
+        if random.random() < 0.06:
+            to = crashes / str(len(left))
+            disk.crash(random, to)
+            left.append((to, ledger.copy()))
+
+    with closing(Disk(root)) as disk:
+        disk.on_call = fail_perhaps
+        with disk.recording():
+            store = MessageStore(at)
+            store.open(ledger.now_ms)
+            verify(store, ledger)
+            work(store, ledger, random, steps, disk)
+            if random.random() < 0.3:
+                store.close()
+                ledger.durable = len(ledger.records)
+                fail_perhaps()
+        to = crashes / str(len(left))
+        disk.crash(random, to)
+        left.append((to, ledger.copy()))
+        store.close()
+    assert check(root) == []
+    return left
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_the_disk_holds_what_was_flushed_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, seed: int
+) -> None:
+    for call in ("fsync", "fdatasync"):  # the true disk below is not what this is about
+        monkeypatch.setattr(os, call, lambda descriptor: None)
+    random = Random(seed)
+    (tmp_path / "first").mkdir()
+    lives = live(config(tmp_path / "store", **SIZES[sizes]), Ledger(), random, tmp_path / "first", 60)
+    for number, (root, ledger) in enumerate(lives):
+        # The recovery is a life too, in which the power may fail again.
+        crashes = tmp_path / f"second{number}"
+        crashes.mkdir()
+        for again, after in live(config(root, **SIZES[sizes]), ledger, random, crashes, 10):
+            store = MessageStore(config(again, **SIZES[sizes]))
+            store.open(after.now_ms)
+            verify(store, after)
+            store.close()
+            assert check(again) == []

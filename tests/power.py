@@ -1,0 +1,155 @@
+"""A disk that loses its power: what a directory tree may look like afterwards.
+
+While a `Disk` records, every call by which a program asks for a change of names or sizes, or for durability
+(`os.open`, `mkdir`, `ftruncate`, `pwrite`, `replace`, `unlink`, `fsync`, `fdatasync` ...), is framed by two looks at
+the whole tree. Stores into mapped memory pass by no call; the looks, and those that a test asks for, see what they
+made of the files. So the disk knows, for each file and each directory, every content that it has had since it was
+last synced, and a crash may leave
+
+    of a file         each sector of 512 bytes as in any of these contents, and the size of any of them: pages reach the
+                      disk in any order, early, late, torn or never
+    of a directory    the names of any of these moments: journals keep the order of changes within a directory, and
+                      say nothing about that between directories or between a name and the bytes behind it
+
+A sync makes the content that the file has when it begins the only one. A directory is synced apart from its files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+SECTOR = 512
+
+_CHANGES = [
+    *["open", "mkdir", "rmdir", "ftruncate", "truncate", "posix_fallocate", "pwrite", "write"],
+    *["replace", "rename", "unlink", "fsync", "fdatasync"],
+]
+
+_SYNCS = {"fsync", "fdatasync"}
+
+
+class Disk:
+    """The disk under the directory `root`, which is durable as it is when the disk is made."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.contents: dict[int, list[bytes]] = {}
+        self.names: dict[int, list[dict[str, int]]] = {}
+        self._held: list[int] = []
+        self._root = root.stat().st_ino
+        self._is_looking = False
+        self.on_call: Callable[[], None] = lambda: None
+        """Is called after each framed call: a moment at which the power may fail."""
+        self.look()
+        for versions in itertools.chain(self.contents.values(), self.names.values()):
+            del versions[:-1]  # type: ignore[attr-defined]
+
+    def look(self) -> None:
+        """Take note of what every file and directory holds now."""
+        self._look_at_directory(self.root, self._root)
+
+    def _look_at_directory(self, path: Path, inode: int) -> None:
+        names: dict[str, int] = {}
+        with os.scandir(path) as entries:
+            for entry in entries:
+                number = names[entry.name] = entry.inode()
+                if entry.is_dir():
+                    self._note_new(self.names, number, entry.path, {})
+                    self._look_at_directory(Path(entry.path), number)
+                else:
+                    self._note_new(self.contents, number, entry.path, b"")
+                    with open(entry.path, "rb") as file:
+                        content = file.read()
+                    if self.contents[number][-1] != content:
+                        self.contents[number].append(content)
+        versions = self.names.setdefault(inode, [names])
+        if versions[-1] != names:
+            versions.append(names)
+
+    def _note_new(self, table: dict[int, list[Any]], inode: int, path: str, nothing: object) -> None:
+        """A file that nobody synced may be empty. It is held, so that its number is given to no other."""
+        if inode not in table:
+            table[inode] = [nothing]
+            self._held.append(_open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _synced(self, inode: int) -> None:
+        for table in (self.contents, self.names):
+            if inode in table:
+                del table[inode][:-1]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Frame the calls of this process while the block runs."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in _CHANGES:
+                patch.setattr(os, name, self._framed(name, getattr(os, name)))
+            yield
+
+    def _framed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def framed(*arguments: Any, **named: Any) -> Any:
+            if self._is_looking:
+                return call(*arguments, **named)
+            self._is_looking = True
+            try:
+                self.look()
+                if name in _SYNCS:  # Nothing waits for the disk below: this one is the disk.
+                    self._synced(os.fstat(arguments[0]).st_ino)
+                    result = None
+                else:
+                    result = call(*arguments, **named)
+                    self.look()
+            finally:
+                self._is_looking = False
+            self.on_call()
+            return result
+
+        return framed
+
+    def crash(self, random: Random, to: Path) -> None:
+        """Make `to` a tree that the power cut may leave. Changes nothing here."""
+        is_looking, self._is_looking = self._is_looking, True
+        kind = random.choice(["nothing more", "everything", "any", "any", "any"])
+        self._restore(self._root, to, random, kind)
+        self._is_looking = is_looking
+
+    def _restore(self, inode: int, to: Path, random: Random, kind: str) -> None:
+        to.mkdir()
+        for name, number in _choose(self.names[inode], random, kind).items():
+            if number in self.names:
+                self._restore(number, to / name, random, kind)
+            else:
+                (to / name).write_bytes(_torn(self.contents[number], random, kind))
+
+    def close(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+
+
+_open = os.open
+
+
+def _choose(versions: list[Any], random: Random, kind: str) -> Any:
+    return {"nothing more": versions[0], "everything": versions[-1]}.get(kind, random.choice(versions))
+
+
+def _torn(versions: list[bytes], random: Random, kind: str) -> bytes:
+    if len(versions) == 1 or kind != "any":
+        return _choose(versions, random, kind)
+    size = len(random.choice(versions))
+    padded = [version.ljust(size, b"\0") for version in versions]
+    # Most sectors never change; only the others are thrown for. Late contents are as likely as the first.
+    content = bytearray(padded[-1][:size])
+    for begin in range(0, size, SECTOR):
+        choices = {version[begin : begin + SECTOR] for version in padded}
+        if len(choices) > 1:
+            ends = [padded[0], padded[-1], random.choice(padded)]
+            content[begin : begin + SECTOR] = random.choice(ends)[begin : begin + SECTOR]
+    return bytes(content[:size])
