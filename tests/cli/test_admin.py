@@ -3,81 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-import shutil
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from rucola.cli.main import main
-from servers import server
+from golden_cluster import GoldenCluster, words
 
-
-class Cluster:
-    """The golden store, served."""
-
-    def __init__(self, namesrv: str, broker: str, mqadmin: str) -> None:
-        self.namesrv = namesrv
-        self.broker = broker
-        sections = re.split(r"^### mqadmin (.*)\n", mqadmin, flags=re.MULTILINE)
-        self.recorded = dict(zip(sections[1::2], sections[2::2], strict=True))
-
-    def admin(self, command: str) -> Result:
-        return CliRunner().invoke(main, ["admin", *shlex.split(command)], env={"NAMESRV_ADDR": self.namesrv})
-
-    def rows(self, command: str) -> list[list[str]]:
-        """The words of every line printed."""
-        result = self.admin(command)
-        assert result.exit_code == 0, result.stderr
-        return words(result.stdout)
-
-    def json(self, command: str) -> Any:
-        result = self.admin(command + " --json")
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)
-
-    def expected(self, command: str) -> list[list[str]]:
-        """The words of every line that mqadmin printed, with this broker's address."""
-        name, _, rest = command.partition(" ")
-        text = self.recorded[f"{name} -n 127.0.0.1:9876{' ' if rest else ''}{rest}"]
-        return words(text.replace("127.0.0.1:10911", self.broker))
-
-
-def words(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines()]
-
-
-@pytest.fixture(scope="module")
-def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("cluster")
-    store = Path(shutil.copytree(golden / "g1-clean" / "store", directory / "store"))
-    ports = ("--namesrv-port", "0", "--broker-port", "0")
-    conf = golden / "g1-clean" / "broker.conf"
-    with server("standalone", "--store", store, *ports, "-c", conf, log=directory / "log") as standalone:
-        yield Cluster(*standalone.addresses(), (golden / "g1-clean" / "mqadmin.txt").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """mqadmin was recorded where local time was UTC."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("_utc")
 
 
 @pytest.mark.parametrize("command", ["topicStatus -t GA", "queryMsgByKey -t GA -k order-3"])
-def test_tables_read_as_mqadmins(cluster: Cluster, command: str) -> None:
+def test_tables_read_as_mqadmins(cluster: GoldenCluster, command: str) -> None:
     assert cluster.rows(command) == cluster.expected(command)
 
 
-def test_consumer_progress_reads_as_mqadmins(cluster: Cluster) -> None:
+def test_consumer_progress_reads_as_mqadmins(cluster: GoldenCluster) -> None:
     """But for the rate, which a broker that has just started does not have."""
     command = "consumerProgress -g G_g_tag"
     assert _without_rate(cluster.rows(command)) == _without_rate(cluster.expected(command))
@@ -87,7 +27,7 @@ def _without_rate(rows: list[list[str]]) -> list[list[str]]:
     return [row for row in rows if row[:2] != ["Consume", "TPS:"]]
 
 
-def test_topic_route_has_what_mqadmin_shows(cluster: Cluster) -> None:
+def test_topic_route_has_what_mqadmin_shows(cluster: GoldenCluster) -> None:
     recorded = cluster.recorded["topicRoute -n 127.0.0.1:9876 -t GA"].replace("127.0.0.1:10911", cluster.broker)
     expected = json.loads(recorded.replace("{0:", '{"0":'))
     shown = json.loads(cluster.admin("topicRoute -t GA").stdout)
@@ -99,7 +39,7 @@ def test_topic_route_has_what_mqadmin_shows(cluster: Cluster) -> None:
     assert total == ["Total:", "1", "4", "4"]
 
 
-def test_cluster_list(cluster: Cluster) -> None:
+def test_cluster_list(cluster: GoldenCluster) -> None:
     (header, row), (expected_header, expected_row) = cluster.rows("clusterList"), cluster.expected("clusterList")
     assert header == expected_header
     assert row[:4] == expected_row[:4]
@@ -112,21 +52,21 @@ def test_cluster_list(cluster: Cluster) -> None:
     ]
 
 
-def test_all_groups(cluster: Cluster) -> None:
+def test_all_groups(cluster: GoldenCluster) -> None:
     groups = {group["group"]: group["diffTotal"] for group in cluster.json("consumerProgress")}
     assert groups["G_g_tag"] == 41
     assert groups["G_g_sql"] == 3
     assert ["G_g_tag", "0", "OFFLINE", "0", "41"] in cluster.rows("consumerProgress")
 
 
-def test_a_group_that_nobody_knows(cluster: Cluster) -> None:
+def test_a_group_that_nobody_knows(cluster: GoldenCluster) -> None:
     result = cluster.admin("consumerProgress -g nobody")
     assert result.exit_code == 0
     assert "nobody" in result.stderr
     assert cluster.json("consumerProgress -g nobody")["queues"] == []
 
 
-def test_messages_by_key_and_by_unique_key(cluster: Cluster, golden: Path) -> None:
+def test_messages_by_key_and_by_unique_key(cluster: GoldenCluster, golden: Path) -> None:
     found = cluster.json("queryMsgByKey -t GA -k order-3")
     (message,) = found["messages"]
     assert (found["cut"], found["failures"]) == (False, {})
@@ -146,14 +86,14 @@ def test_messages_by_key_and_by_unique_key(cluster: Cluster, golden: Path) -> No
     assert lines["Topic:"] == "GA"
 
 
-def test_no_message_has_the_key(cluster: Cluster) -> None:
+def test_no_message_has_the_key(cluster: GoldenCluster) -> None:
     result = cluster.admin("queryMsgByKey -t GA -k no-such-key")
     assert result.exit_code == 0
     assert words(result.stdout) == [["#Message", "ID", "#QID", "#Offset"]]
     assert result.stderr == "no message has it\n"
 
 
-def test_a_cut_answer_says_so(cluster: Cluster) -> None:
+def test_a_cut_answer_says_so(cluster: GoldenCluster) -> None:
     result = cluster.admin("queryMsgByKey -t GSpam -k grp-31 -m 10")
     assert result.exit_code == 0
     assert len(words(result.stdout)) == 11
@@ -162,7 +102,7 @@ def test_a_cut_answer_says_so(cluster: Cluster) -> None:
     assert len(cluster.json("queryMsgByKey -t GSpam -k grp-31")["messages"]) == 40
 
 
-def test_a_message_by_offset_msg_id(cluster: Cluster) -> None:
+def test_a_message_by_offset_msg_id(cluster: GoldenCluster) -> None:
     """Ids in the store name the address of the broker that wrote it; here the same place is asked at this broker."""
     port = int(cluster.broker.rpartition(":")[2])
     (message,) = cluster.json(f"queryMsgById -i 7F000001{port:08X}{0:016X}")
@@ -172,7 +112,7 @@ def test_a_message_by_offset_msg_id(cluster: Cluster) -> None:
     assert rows.count(["Topic:", "GB"]) == 2
 
 
-def test_topics_are_created_on_a_cluster(cluster: Cluster) -> None:
+def test_topics_are_created_on_a_cluster(cluster: GoldenCluster) -> None:
     created = cluster.json("updateTopic -c DefaultCluster -t Made -r 3 -w 2 -p 4 -o true")
     assert created["brokerAddrs"] == [cluster.broker]
     route = cluster.json("topicRoute -t Made")
@@ -190,10 +130,51 @@ def test_topics_are_created_on_a_cluster(cluster: Cluster) -> None:
         ("updateTopic -t T", 2, "-b"),
         ("updateTopic -b a:1 -c C -t T", 2, "-b"),
         ("queryMsgById -i 4711", 1, "4711"),
+        ("queryMsgByOffset -t GA -b broker-a -i 0 -o 999", 1, "it has 0 to 31"),
+        ("queryMsgByOffset -t GA -b nowhere -i 0 -o 0", 1, "nowhere"),
+        ("queryMsgById -i 4711 -g G", 2, "-d"),
+        ("topicClusterList -t Unknown", 1, "Unknown"),
+        ("deleteTopic -c DefaultCluster -t Unknown --yes", 1, "Unknown"),
+        ("deleteTopic -c Elsewhere -t GA --yes", 1, "Elsewhere"),
+        ("updateTopicPerm -c DefaultCluster -t Unknown -p 4", 1, "Unknown"),
+        ("updateOrderConf -t GA -m get", 1, "GA"),
+        ("updateOrderConf -t GA -m put", 2, "-v"),
+        ("updateOrderConf -t GA -m put -v 4", 1, "broker-a:4"),
+        ("allocateMQ -t GA -i ,", 2, "-i"),
+        ("consumerConnection -g G_g_tag", 1, "not online"),
+        ("producerConnection -g nobody -t GA", 1, "nobody"),
+        ("consumerStatus -g G_g_tag", 1, "not online"),
+        ("consumerStatus -g G_g_tag -i nobody", 1, "nobody"),
+        ("getConsumerConfig -g nobody", 1, "nobody"),
+        ("updateSubGroup -g G", 2, "-b"),
+        ("resetOffsetByTime -g G_g_tag -t GA -s yesterday --yes", 1, "yesterday"),
+        ("resetOffsetByTime -g nobody -t GA -s now --yes", 1, "nobody"),
+        ("resetOffsetByTime -g G_g_tag -t Unknown -s now --yes", 1, "Unknown"),
+        ("brokerStatus -b 127.0.0.1:1", 1, "127.0.0.1:1"),
+        ("brokerStatus -b nowhere", 1, "host:port"),
+        ("statsAll -t Unknown", 1, "Unknown"),
+        ("getBrokerConfig -c Elsewhere", 1, "Elsewhere"),
+        ("updateBrokerConfig -c DefaultCluster -k noSuchKey -v 1", 1, "noSuchKey"),
+        ("updateBrokerConfig -c DefaultCluster -k maxMessageSize -v large", 1, "maxMessageSize"),
+        ("updateBrokerConfig -c DefaultCluster -k brokerName -v other", 1, "brokerName"),
+        ("updateNamesrvConfig -k listenPort -v 1", 1, "black list"),
+        ("deleteKvConfig -s N -k unknown --yes", 1, "unknown"),
+        ("wipeWritePerm -b nowhere --yes", 1, "nowhere"),
+        ("addWritePerm -b nowhere", 1, "nowhere"),
+        ("printMsg -t Unknown", 1, "Unknown"),
+        ("printMsg -t GA -c no-charset", 1, "no-charset"),
+        ("printMsg -t GA -b then", 1, "then"),
+        ("printMsgByQueue -t GA -a broker-a -i 99", 1, "broker-a:99"),
+        ("consumeMessage -t GA -o 1", 2, "-b"),
+        ("consumeMessage -t GA -b broker-a -i 0 -o 999", 1, "no such message"),
+        ("sendMessage -t GA -p x -b broker-a", 2, "-i"),
+        ("sendMessage -t GA -p x -b broker-a -i 99", 1, "broker-a:99"),
+        ("clusterRT -c Elsewhere", 1, "Elsewhere"),
     ],
 )
-def test_what_cannot_be_done_is_said(cluster: Cluster, command: str, code: int, said: str) -> None:
+def test_what_cannot_be_done_is_said(cluster: GoldenCluster, command: str, code: int, said: str) -> None:
     result = cluster.admin(command)
     assert result.exit_code == code
     assert result.stdout == ""
     assert said in result.stderr
+    assert code == 2 or len(result.stderr.splitlines()) == 1

@@ -1,0 +1,34 @@
+"""Fixtures of the tests of the command line."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from golden_cluster import GoldenCluster
+from servers import server
+
+
+@pytest.fixture(scope="module")
+def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenCluster]:
+    """A copy of the golden store, served; for all tests of a module."""
+    directory = tmp_path_factory.mktemp("cluster")
+    store = Path(shutil.copytree(golden / "g1-clean" / "store", directory / "store"))
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+    conf = golden / "g1-clean" / "broker.conf"
+    with server("standalone", "--store", store, *ports, "-c", conf, log=directory / "log") as standalone:
+        yield GoldenCluster(*standalone.addresses(), (golden / "g1-clean" / "mqadmin.txt").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """mqadmin was recorded where local time was UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()

@@ -1,0 +1,157 @@
+"""The commands of `rucola admin` that only look, on the golden store; held against mqadmin where it was recorded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from golden_cluster import GoldenCluster
+
+pytestmark = pytest.mark.usefixtures("_utc")
+
+
+def test_topics_are_listed_as_mqadmin_does(cluster: GoldenCluster) -> None:
+    """But for topics that this broker does not make: its own system topics are those of `topicList` here."""
+    listed = {row[0] for row in cluster.rows("topicList")}
+    assert {row[0] for row in cluster.expected("topicList")} <= listed
+    assert set(cluster.json("topicList")) == listed
+    assert ["DefaultCluster", "GA", "G_g_tag"] in cluster.rows("topicList -c")
+    assert cluster.rows("topicClusterList -t GA") == [["DefaultCluster"]]
+    assert cluster.json("topicClusterList -t GA") == ["DefaultCluster"]
+
+
+def test_consume_stats_of_a_broker_read_as_mqadmins(cluster: GoldenCluster) -> None:
+    """Apache leaves out what the clients that were there did not subscribe to; nobody is there here."""
+    rows = cluster.rows(f"brokerConsumeStats -b {cluster.broker}")
+    recorded = cluster.recorded["brokerConsumeStats -n 127.0.0.1:9876 -b 127.0.0.1:10911"]
+    expected = [line.split() for line in recorded.splitlines()]
+    assert rows[0] == expected[0]
+    assert [row for row in expected[1:-2] if row not in rows] == []
+    of_group = [row for row in rows if row[1:2] == ["G_g_tag"]]
+    assert sum(int(row[6]) for row in of_group) == 41
+    as_json = cluster.json(f"brokerConsumeStats -b {cluster.broker} -l 15")
+    assert all(queue["diff"] >= 15 for queue in as_json["queues"])
+    assert ("GA", 3) in {(queue["topic"], queue["queueId"]) for queue in as_json["queues"]}
+
+
+def test_stats_of_all_topics_have_what_mqadmin_shows(cluster: GoldenCluster) -> None:
+    header, *expected = cluster.expected("statsAll")
+    shown_header, *rows = cluster.rows("statsAll")
+    assert shown_header == header
+    ahead = {(row[0], row[1]): row[2] for row in rows if len(row) == 7}
+    for row in expected:
+        if len(row) == 7 and not row[1].startswith("CID_"):
+            assert ahead[row[0], row[1]] == row[2]
+    (topic,) = cluster.json("statsAll -t GA")
+    assert [(group["consumer_group"], group["accumulation"]) for group in topic["groups"]] == [("G_g_tag", 41)]
+
+
+def test_traffic_is_counted(cluster: GoldenCluster) -> None:
+    for body in ("a", "b"):
+        cluster.done(f"sendMessage -t GReply -p {body}")
+    (topic,) = cluster.json("statsAll -a -t GReply")
+    assert topic["came"]["day_count"] == 2
+    assert topic["came"]["tps"] > 0
+    assert cluster.json("brokerStatus -c DefaultCluster")[cluster.broker]["msgPutTotalTodayNow"] >= "2"
+
+
+def test_broker_status_has_apaches_names(cluster: GoldenCluster) -> None:
+    recorded = cluster.recorded["brokerStatus -n 127.0.0.1:9876 -b 127.0.0.1:10911"]
+    known = {line.partition(":")[0].strip() for line in recorded.splitlines()}
+    (figures,) = cluster.json(f"brokerStatus -b {cluster.broker}").values()
+    names = {name for name in figures if not name.startswith("commitLogDiskRatio_")}
+    assert names <= known
+    assert figures["commitLogMaxOffset"] >= "1393350"
+    assert figures["brokerVersionDesc"] == "V4_9_8"
+    shown = {line.partition(":")[0].strip() for line in cluster.done(f"brokerStatus -b {cluster.broker}").splitlines()}
+    assert names <= shown
+
+
+def test_cluster_list_shows_the_load(cluster: GoldenCluster) -> None:
+    _, row = cluster.rows("clusterList")
+    assert len(row) == 10
+    assert row[4] == "V4_9_8"
+    assert row[5].endswith("(0,0ms)")
+
+
+def test_queue_units(cluster: GoldenCluster) -> None:
+    found = cluster.json("queryCq -t GA -q 0 -i 30 -c 10")
+    assert (found["minQueueIndex"], found["maxQueueIndex"], len(found["queueData"])) == (0, 32, 2)
+    unit = found["queueData"][0]
+    message = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 30")[0]
+    assert (unit["physicOffset"], unit["physicSize"]) == (message["commitLogOffset"], message["storeSize"])
+    rows = cluster.rows("queryCq -t GA -q 0 -i 30")
+    assert rows[-1][0] == "31"
+    assert rows[-2][1] == str(unit["physicOffset"])
+    beyond = cluster.admin("queryCq -t GA -q 0 -i 32")
+    assert beyond.exit_code == 1
+    assert "index 32" in beyond.stderr
+
+
+def test_a_message_shows_what_became_of_it(cluster: GoldenCluster) -> None:
+    (message,) = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 0")
+    assert [(track["consumerGroup"], track["trackType"]) for track in message["tracks"]] == [("G_g_tag", "NOT_ONLINE")]
+    rows = cluster.rows("queryMsgByOffset -t GA -b broker-a -i 0 -o 0")
+    assert ["G_g_tag", "NOT_ONLINE"] in [row[:2] for row in rows]
+    assert ["WARN:", "No", "Consumer"] in cluster.rows("queryMsgByOffset -t GB -b broker-a -i 1 -o 0")
+
+
+def test_messages_are_printed(cluster: GoldenCluster) -> None:
+    lines = cluster.done("printMsg -t GA").splitlines()
+    assert len(lines) == 32 + 32 + 34 + 34
+    assert all(line.startswith("MSGID: ") for line in lines)
+    messages = [json.loads(line) for line in cluster.done("printMsg -t GA --json").splitlines()]
+    tagged = [message for message in messages if message["tags"] == "TagA"]
+    assert 0 < len(tagged) < len(messages)
+    assert len(cluster.done("printMsg -t GA -s TagA").splitlines()) == len(tagged)
+    times = sorted(message["storeTimestamp"] for message in messages)
+    middle = times[len(times) // 2]
+    later = cluster.done(f"printMsg -t GA -b {middle} -d false").splitlines()
+    assert len(later) == sum(time >= middle for time in times)
+    assert all(line.endswith("BODY: NOT PRINT BODY") for line in later)
+    assert len(cluster.done(f"printMsg -t GA -e {middle}").splitlines()) == sum(time <= middle for time in times)
+
+    of_queue = [message for message in messages if message["queueId"] == 0]
+    shown = cluster.done("printMsgByQueue -t GA -a broker-a -i 0 -p true -d true").splitlines()
+    assert len(shown) == len(of_queue) == 32
+    counts = json.loads(cluster.done("printMsgByQueue -t GA -a broker-a -i 0 -f true --json"))
+    assert sum(counts.values()) == 32
+    assert counts["TagA"] == sum(message["tags"] == "TagA" for message in of_queue)
+
+
+def test_the_oldest_messages_are_consumed_without_a_trace(cluster: GoldenCluster) -> None:
+    before = cluster.rows("consumerProgress -g G_g_tag")
+    lines = cluster.done("consumeMessage -t GA -c 5 --json").splitlines()
+    assert [json.loads(line)["queueOffset"] for line in lines] == [0, 1, 2, 3, 4]
+    (line,) = cluster.done("consumeMessage -t GA -b broker-a -i 2 -o 33 --json").splitlines()
+    assert json.loads(line)["queueOffset"] == 33
+    assert cluster.rows("consumerProgress -g G_g_tag")[:5] == before[:5]
+
+
+def test_queues_are_allocated(cluster: GoldenCluster) -> None:
+    shares = cluster.json("allocateMQ -t GA -i 10.0.0.2,10.0.0.1,10.0.0.3")["result"]
+    assert {client: [queue["queueId"] for queue in share] for client, share in shares.items()} == {
+        "10.0.0.1": [0, 1],
+        "10.0.0.2": [2],
+        "10.0.0.3": [3],
+    }
+    assert len(cluster.rows("allocateMQ -t GA -i a")) == 5
+
+
+def test_configurations_are_shown(cluster: GoldenCluster) -> None:
+    (broker,) = cluster.json(f"getBrokerConfig -b {cluster.broker}").values()
+    assert (broker["brokerName"], broker["deleteWhen"]) == ("broker-a", "99")
+    (namesrv,) = cluster.json("getNamesrvConfig").values()
+    assert namesrv["listenPort"] == cluster.namesrv.rpartition(":")[2]
+    assert ["brokerName", "=", "broker-a"] in cluster.rows(f"getBrokerConfig -b {cluster.broker}")
+    assert ["orderMessageEnable", "=", "false"] in cluster.rows("getNamesrvConfig")
+
+
+def test_response_times(cluster: GoldenCluster) -> None:
+    (row,) = cluster.json("clusterRT -a 3")
+    assert (row["brokerName"], row["successCount"], row["failCount"]) == ("broker-a", 3, 0)
+    assert cluster.done("clusterRT -a 1 -p true -m east").count("|") == 4
+    assert len(cluster.json("checkMsgSendRT -t GReply -a 4 -s 10")["sends"]) == 4
+    assert cluster.rows("checkMsgSendRT -t GReply -a 2")[-1][:2] == ["Avg", "RT:"]
+    assert [send["sent"] for send in cluster.json("sendMsgStatus -b broker-a -c 2")] == [True, True]
