@@ -198,7 +198,7 @@ class _Comparison:
             else:
                 candidates.append(place)
         while kept := _rising(candidates, last):
-            if self._can_end(kept, last):
+            if self._can_end(kept, candidates, last):
                 break
             self._strays[kept[-1].physical_offset] = kept[-1]
             candidates.remove(kept[-1])
@@ -208,7 +208,7 @@ class _Comparison:
                 self._strays[place.physical_offset] = place
         return kept
 
-    def _can_end(self, kept: list[Place], last: int) -> bool:
+    def _can_end(self, kept: list[Place], candidates: list[Place], last: int) -> bool:
         """Tell whether the last of these records can be where it says, after so many as it says."""
         tail, before = kept[-1], kept[-2] if len(kept) > 1 else None
         expected = before.queue_offset + 1 if before else last + 1
@@ -216,7 +216,8 @@ class _Comparison:
             return True
         begin = before.physical_offset if before else self._found.begin - 1
         elsewhere = self._units.at(tail.queue, expected)[0] == tail.physical_offset
-        return not elsewhere and self._room(begin, tail) >= tail.queue_offset - expected
+        unbelieved = sum(1 for place in candidates if begin < place.physical_offset < tail.physical_offset)
+        return not elsewhere and self._room(begin, tail) + unbelieved >= tail.queue_offset - expected
 
     def _room(self, begin: int, tail: Place) -> int:
         """Return how many records could have lain in the holes between two records of a queue."""
@@ -267,7 +268,9 @@ class _Comparison:
             claims = {stray.queue_offset for stray in strays}
             for number, stray in enumerate(strays, last + 1):
                 known = self._units.at(name, number) == (stray.physical_offset, stray.size)
-                if known or (last + 1 in claims and len(strays) > 1):
+                if stray.queue_offset == number:
+                    del self._strays[stray.physical_offset]
+                elif known or last + 1 in claims:
                     self._settle(stray, name, number, [number])
 
     def _hidden(self, name: QueueName, queue_offset: int, begin: int, end: int) -> Place | None:
@@ -303,7 +306,9 @@ class _Comparison:
                 options = [known] if known and left[known.begin] >= need else []
                 options += [hole for hole in between if left[hole.begin] >= need]
                 if not options:
-                    if end != _NOWHERE:
+                    if (alone := self._alone(name, queue_offset, begin, end)) is not None:
+                        self._settle(alone, name, queue_offset, [queue_offset])
+                    elif end != _NOWHERE:
                         places.gaps.append(Place(name, queue_offset, end, 0))
                     continue
                 hole = options[0]
@@ -312,6 +317,22 @@ class _Comparison:
                 places.stand_ins.setdefault(hole.begin, []).append(
                     Place(name, queue_offset, physical_offset if known else -1, size if known else 0)
                 )
+
+    def _alone(self, name: QueueName, queue_offset: int, begin: int, end: int) -> Place | None:
+        """Return the record that claims this queue offset in a queue of one message of which the units know
+        nothing, and whose name is that of the true queue but for its id or one byte of its topic."""
+        topic = name[0].encode()
+        for other, sequence in self._found.queues.items():
+            letters = other[0].encode()
+            if (
+                list(sequence.queue_offsets) == [queue_offset]
+                and begin < sequence.physical_offsets[0] < end
+                and not self._units.end(other)
+                and len(letters) == len(topic)
+                and sum(a != b for a, b in zip(letters, topic, strict=True)) + (other[1] != name[1]) == 1
+            ):
+                return Place(other, queue_offset, sequence.physical_offsets[0], sequence.sizes[0])
+        return None
 
     def _close_gaps(self) -> None:
         """Let the records behind a gap move up in their queue."""

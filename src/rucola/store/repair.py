@@ -285,20 +285,20 @@ def _copy_config(source: Path, target: Path) -> Iterator[str]:
     """Take over every config file that can be read, and say what became of the others."""
     names = sorted({path.name.removesuffix(".bak") for path in source.glob("*.json*") if path.suffix != ".tmp"})
     for name in names:
-        kept = [data for data in (_json(source / name), _json(source / f"{name}.bak")) if data is not None]
-        if _json(source / name) is None:
-            yield f"{name} was broken; " + (
-                "its .bak takes its place" if kept else "it is left out, and so is its .bak"
-            )
-        for data in reversed(kept):  # the older first, which the newer then turns into .bak
-            replace_file(target / name, data)
+        content, before = _json(source / name), _json(source / f"{name}.bak")
+        if content is None:
+            yield f"{name} was broken; {'its .bak takes its place' if before else 'it is left out, and so is its .bak'}"
+        if before is not None:
+            replace_file(target / f"{name}.bak", before)
+        if content is not None or before is not None:
+            replace_file(target / name, content or before or b"")
 
 
 def _json(path: Path) -> bytes | None:
     """Return the bytes of a file that holds JSON as fastjson writes it, else None."""
     try:
         data = path.read_bytes()
-        fastjson.loads(data)
+        fastjson.loads(data)  # an empty file is no JSON
     except (OSError, RemoteProtocolError):
         return None
     return data
