@@ -330,6 +330,11 @@ def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
         ({"topic": "x" * 128}, ResponseCode.SYSTEM_ERROR, "has 128 characters; 127 are allowed"),
         ({"topic": "New", "default_topic": "None"}, ResponseCode.TOPIC_NOT_EXIST, r"topic\[New\] not exist"),
         ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
+        (
+            {"properties": "TIMER_DELAY_SEC\x015\x02"},
+            ResponseCode.MESSAGE_ILLEGAL,
+            "TIMER_DELAY_SEC.*use a delay level",
+        ),
         ({"properties": "a\x01" + "x" * 32_767}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
         ({"flag": 2**31}, ResponseCode.MESSAGE_ILLEGAL, ""),
     ],
@@ -391,6 +396,19 @@ def test_damaged_batch_is_refused_whole(tmp_path: Path, cut: int) -> None:
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body)).code == 0
         assert len(decode_many((await peer.pull()).body)) == 2
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize("pairs", [{"DELAY": "1"}, {"TRAN_MSG": "true"}, {"TIMER_DELIVER_MS": "1795217265087"}])
+def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(tmp_path: Path, pairs: dict[str, str]) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        body = encode_batch([Message("T", b"one"), Message("T", b"two", properties=pairs)])
+        refused = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body)
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+        assert next(iter(pairs)) in (refused.remark or "")
+        assert len(decode_many((await peer.pull()).body)) == 1
 
     with_broker(tmp_path, talk)
 

@@ -50,7 +50,10 @@ SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX = Struct(">II")
 
-_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER})
+_TIMERS = frozenset({properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS})
+"""How clients of RocketMQ 5 ask for delivery at a time of their own."""
+
+_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER}) | _TIMERS
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
 
 _SYSTEM_PREFIX = "%"
@@ -249,6 +252,8 @@ class SendProcessor:
         pairs = properties.parse(header.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
+        if not _TIMERS.isdisjoint(pairs) and not header.reconsume_times:  # tried again, it had its time
+            raise _no_timers()
         place, sys_flag = (header.topic, queue_id), header.sys_flag
         if header.topic.startswith(topics.RETRY_PREFIX):
             name = header.topic.removeprefix(topics.RETRY_PREFIX)
@@ -260,7 +265,7 @@ class SendProcessor:
             if header.reconsume_times >= max_reconsume_times(group, command.version, header.max_reconsume_times):
                 place = dead_letter_place(self._topics, name, now_ms)
                 pairs.pop(properties.DELAY, None)
-        if is_true(pairs.get(properties.TRAN_MSG)) and not header.reconsume_times:  # tried again, it was committed
+        if is_true(pairs.get(properties.TRAN_MSG)) and not header.reconsume_times:  # likewise its commit
             if self._config.reject_transaction_message:
                 return self._refusal(
                     command,
@@ -344,7 +349,7 @@ class SendProcessor:
             pairs = dict([segment.split("\x01", 1) for segment in segments])
         except ValueError:
             return None
-        if len(pairs) != len(segments) or not pairs.keys().isdisjoint(_UNUSUAL):
+        if len(pairs) != len(segments) or not _UNUSUAL.isdisjoint(pairs):
             return None
         if properties.WAIT in pairs:
             segments.remove(f"{properties.WAIT}\x01{pairs[properties.WAIT]}")
@@ -361,6 +366,8 @@ class SendProcessor:
             raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
         if pairs.get(properties.TRAN_MSG) == "true":
             raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
+        if not _TIMERS.isdisjoint(pairs):
+            raise _no_timers()
         stored = {name: value for name, value in pairs.items() if name != properties.WAIT}
         stored[properties.CLUSTER] = self._config.broker_cluster_name
         return pairs, properties.join(stored)
@@ -392,3 +399,10 @@ class SendProcessor:
         answer = command.response(code, remark=remark)
         answer.ext_fields.update(self._region)
         return answer
+
+
+def _no_timers() -> InvalidMessage:
+    return InvalidMessage(
+        f"it asks for delivery at a time of its own ({', '.join(sorted(_TIMERS))}), which this broker does not offer; "
+        "use a delay level"
+    )
