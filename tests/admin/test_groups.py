@@ -1,0 +1,190 @@
+"""AdminClient and groups that are there: their clients are seen, reset, and given single messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, Tally, cluster
+from rucola.admin import LATEST, AdminClient, TrackType
+from rucola.broker.broker import Broker
+from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
+from rucola.errors import BrokerError
+from rucola.message import Message
+from rucola.protocol.codes import ResponseCode
+
+FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+
+class Scene:
+    """A broker with the messages 0 to 9 of topic T in 2 queues, and a listening member of group c."""
+
+    def __init__(self, admin: AdminClient, broker: Broker, running: Cluster, consumer: PushConsumer) -> None:
+        self.admin = admin
+        self.broker = broker
+        self.running = running
+        self.consumer = consumer
+        self.client_id = consumer.instance.client_id
+        self.heard: Tally[MessageExt] = Tally()
+
+    async def hear(self, message: MessageExt) -> None:
+        if message.body == b"bad":
+            raise ValueError("bad message")
+        self.heard.add(message)
+
+
+def play(path: Path, act: Callable[[Scene], Awaitable[None]], expression: str = "*") -> None:
+    async def run() -> None:
+        async with cluster(path) as running:
+            broker = await running.start_broker()
+            await running.create_topic(broker, "T", 2)
+            async with Producer("p", running.namesrv) as producer:
+                for number in range(10):
+                    await producer.send(Message("T", b"%d" % number, tags="even" if number % 2 == 0 else "odd"))
+                consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
+                consumer.subscribe("T", expression)
+                async with AdminClient(running.namesrv) as admin:
+                    scene = Scene(admin, broker, running, consumer)
+                    consumer.listen(scene.hear)
+                    async with consumer:
+                        await act(scene)
+
+    asyncio.run(run())
+
+
+def test_who_is_connected(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        connection = await scene.admin.examine_consumer_connection_info("c")
+        assert [(one.client_id, one.language) for one in connection.connection_set] == [(scene.client_id, "PYTHON")]
+        assert connection.subscription_table["T"].tags_set == ["even"]
+        assert (connection.consume_type, connection.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
+        assert await scene.admin.examine_consumer_connection_info("c", scene.broker.address) == connection
+        with pytest.raises(BrokerError) as refused:
+            await scene.admin.examine_consumer_connection_info("nobody")
+        assert refused.value.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+        async with Producer("q", scene.running.namesrv) as producer:
+            await producer.send(Message("T", b"x"))
+            await producer.instance.beat()
+            (one,) = (await scene.admin.examine_producer_connection_info("q", "T")).connection_set
+            assert one.client_id == producer.instance.client_id
+            assert (await scene.admin.get_all_producer_info(scene.broker.address))["q"][0].remote_ip == one.client_addr
+
+    play(tmp_path, act, "even")
+
+
+def test_what_goes_on_inside(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.heard.reach(10)
+        info = await scene.admin.get_consumer_running_info("c", scene.client_id)
+        assert {(data.topic, data.sub_string) for data in info.subscription_set} == {("T", "*"), ("%RETRY%c", "*")}
+        places = {queue.queue_id: held for queue, held in info.mq_table.items() if queue.topic == "T"}
+        assert (
+            sum(held.commit_offset for held in places.values()) + sum(held.cached_msg_count for held in places.values())
+            >= 10
+        )
+        assert all(held.last_pull_timestamp > 0 for held in places.values())
+        assert info.properties["consumerGroup"] == "c"
+
+        status = await scene.admin.get_consume_status("T", "c")
+        assert sum(status[scene.client_id].values()) == 10
+        assert await scene.admin.get_consume_status("T", "c", scene.client_id) == status
+        assert await scene.admin.get_consume_status("T", "c", "another") == {}
+        with pytest.raises(BrokerError, match="not online"):
+            await scene.admin.get_consumer_running_info("c", "another")
+        with pytest.raises(BrokerError, match="No Any Consumer online"):
+            await scene.admin.get_consume_status("T", "nobody")
+
+    play(tmp_path, act)
+
+
+def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        first = list(await scene.heard.reach(10))
+        for queue in scene.consumer.queues:
+            await scene.admin.update_consume_offset(scene.broker.address, "c", queue, 5)
+        result = await scene.admin.reset_offset_by_timestamp("T", "c", 0)
+        assert result.online
+        assert set(result.offsets.values()) == {0}
+        again = (await scene.heard.reach(20))[10:]
+        assert sorted(message.body for message in again) == sorted(message.body for message in first)
+
+        result = await scene.admin.reset_offset_by_timestamp("T", "c", LATEST)
+        assert set(result.offsets.values()) == {5}
+        async with Producer("p", scene.running.namesrv) as producer:
+            await producer.send(Message("T", b"next"))
+        assert (await scene.heard.reach(21))[-1].body == b"next"
+        unmoved = await scene.admin.reset_offset_by_timestamp("T", "c", 0, force=False)
+        assert set(unmoved.offsets.values()) == {0}, "back is allowed without force"
+        with pytest.raises(BrokerError, match="not exist"):
+            await scene.admin.reset_offset_by_timestamp("T", "stranger", 0)
+
+    play(tmp_path, act)
+
+
+def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        first = (await scene.heard.reach(10))[0]
+        result = await scene.admin.consume_message_directly("c", scene.client_id, first.offset_msg_id)
+        assert result.consume_result == "CR_SUCCESS"
+        assert (await scene.heard.reach(11))[-1].offset_msg_id == first.offset_msg_id
+        async with Producer("p", scene.running.namesrv) as producer:
+            bad = await producer.send(Message("T", b"bad"))
+        result = await scene.admin.consume_message_directly("c", scene.client_id, bad.offset_msg_id)
+        assert result.consume_result == "CR_THROW_EXCEPTION"
+        assert result.remark == "ValueError: bad message"
+        with pytest.raises(BrokerError, match="not online"):
+            await scene.admin.consume_message_directly("c", "another", first.offset_msg_id)
+        with pytest.raises(BrokerError, match="can not find message"):
+            await scene.admin.consume_message_directly("c", scene.client_id, first.offset_msg_id[:16] + "7" * 16)
+
+        iterating = PushConsumer("i", scene.running.namesrv)
+        iterating.subscribe("T")
+        async with iterating:
+            with pytest.raises(BrokerError, match="has no listener"):
+                await scene.admin.consume_message_directly("i", iterating.instance.client_id, first.offset_msg_id)
+
+    play(tmp_path, act)
+
+
+def test_what_became_of_a_message(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        heard = await scene.heard.reach(5)
+        assert {message.tags for message in heard} == {"even"}
+        async with asyncio.timeout(20):
+            status = await scene.admin.get_consume_status("T", "c")
+            while sum(status[scene.client_id].values()) < 10:
+                status = await scene.admin.get_consume_status("T", "c")
+        for queue, offset in status[scene.client_id].items():
+            await scene.admin.update_consume_offset(scene.broker.address, "c", queue, offset)
+        async with PullConsumer("looking", scene.running.namesrv) as looking:
+            messages = []
+            for queue in await looking.queues("T"):
+                await looking.commit(queue, 1)
+                messages += (await looking.pull(queue, 0, 32)).messages
+        for message in messages:
+            tracks = {one.consumer_group: one.track_type for one in await scene.admin.message_track_detail(message)}
+            wanted = TrackType.CONSUMED if message.tags == "even" else TrackType.CONSUMED_BUT_FILTERED
+            assert tracks == {"c": wanted, "looking": TrackType.NOT_ONLINE}
+        await scene.consumer.close()
+        async with Producer("p", scene.running.namesrv) as producer:
+            late = await producer.send(Message("T", b"late", tags="even"))
+        message = await scene.admin.query_message_by_id(late.offset_msg_id)
+        tracks = {one.consumer_group: one.track_type for one in await scene.admin.message_track_detail(message)}
+        assert tracks == {"c": TrackType.NOT_ONLINE, "looking": TrackType.NOT_ONLINE}
+
+    play(tmp_path, act, "even")
+
+
+def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.heard.reach(10)
+        spans = await scene.admin.query_consume_time_span("T", "c")
+        assert [span.message_queue.queue_id for span in spans] == [0, 1]
+        assert all(0 < span.min_time_stamp <= span.max_time_stamp for span in spans)
+        assert all(span.min_time_stamp_str.startswith("20") for span in spans)
+
+    play(tmp_path, act)

@@ -1,0 +1,124 @@
+"""The commands of `rucola admin` that change something: what they say, what they do, and that they ask first."""
+
+from __future__ import annotations
+
+import pytest
+
+from golden_cluster import GoldenCluster
+
+
+def test_permissions_of_a_topic(cluster: GoldenCluster) -> None:
+    (changed,) = cluster.json("updateTopicPerm -c DefaultCluster -t GB -p 4")
+    assert (changed["oldPerm"], changed["topicConfig"]["perm"]) == (6, 4)
+    assert cluster.json("topicRoute -t GB")["queueDatas"][0]["perm"] == 4
+    refused = cluster.admin("sendMessage -t GB -p x")
+    assert refused.exit_code == 1
+    assert "GB" in refused.stderr
+    first, _ = cluster.rows(f"updateTopicPerm -b {cluster.broker} -t GB -p 6")
+    assert first == f"update topic perm from 4 to 6 in {cluster.broker} success.".split()
+
+
+def test_a_topic_is_deleted_only_where_that_is_wanted(cluster: GoldenCluster) -> None:
+    cluster.done("updateTopic -c DefaultCluster -t Gone -r 1 -w 1")
+    kept = cluster.admin("deleteTopic -c DefaultCluster -t Gone", "n\n")
+    assert kept.exit_code == 1
+    assert "delete topic Gone from cluster DefaultCluster?" in kept.stderr
+    assert "Gone" in cluster.json("topicList")
+    assert cluster.admin("deleteTopic -c DefaultCluster -t Gone", "y\n").exit_code == 0
+    assert "Gone" not in cluster.json("topicList")
+    cluster.done("updateTopic -c DefaultCluster -t Gone -r 1 -w 1")
+    assert cluster.json("deleteTopic -c DefaultCluster -t Gone --yes")["brokerAddrs"] == [cluster.broker]
+
+
+def test_messages_are_sent_and_found(cluster: GoldenCluster) -> None:
+    sent = cluster.json("sendMessage -t GA -p hello -k 'key-1 key-2' -c TagA -b broker-a -i 3")
+    assert (sent["brokerName"], sent["queueId"], sent["sendStatus"]) == ("broker-a", 3, "SEND_OK")
+    (found,) = cluster.json("queryMsgByKey -t GA -k key-2")["messages"]
+    assert (found["msgId"], found["body"], found["tags"]) == (sent["msgId"], "hello", "TagA")
+    assert cluster.json(f"queryMsgById -i {sent['offsetMsgId']}")[0]["msgId"] == sent["msgId"]
+    header, row = cluster.rows("sendMessage -t GA -p hello")
+    assert row[2] == "SEND_OK"
+    assert header == ["#Broker", "Name", "#QID", "#Send", "Result", "#MsgId"]
+
+
+def test_groups_are_made_changed_and_deleted(cluster: GoldenCluster) -> None:
+    made = cluster.json("updateSubGroup -c DefaultCluster -g Made -r 3")[cluster.broker]
+    assert (made["retryMaxTimes"], made["consumeEnable"]) == (3, True)
+    cluster.done(f"updateSubGroup -b {cluster.broker} -g Made -s false")
+    (entry,) = cluster.json("getConsumerConfig -g Made")
+    assert (entry["config"]["retryMaxTimes"], entry["config"]["consumeEnable"]) == (3, False), "the rest stays"
+    assert ["retryMaxTimes", "=", "3"] in cluster.rows("getConsumerConfig -g Made")
+    assert cluster.admin("deleteSubGroup -c DefaultCluster -g Made", "\n").exit_code == 1
+    assert cluster.json("deleteSubGroup -c DefaultCluster -g Made --yes")["brokerAddrs"] == [cluster.broker]
+    assert cluster.admin("getConsumerConfig -g Made").exit_code == 1
+
+
+def test_a_group_leaves_its_topics_and_offsets_with_it(cluster: GoldenCluster) -> None:
+    assert "%RETRY%G_g_lite" in cluster.json("topicList")
+    cluster.done("deleteSubGroup -c DefaultCluster -g G_g_lite -r true --yes")
+    assert "%RETRY%G_g_lite" not in cluster.json("topicList")
+    assert cluster.json("consumerProgress -g G_g_lite")["queues"] == []
+
+
+def test_offsets_of_a_group_that_is_away(cluster: GoldenCluster) -> None:
+    """Back to the beginning, forward only by force, to a time between, and past everything."""
+
+    def places() -> list[int]:
+        return [queue["consumerOffset"] for queue in cluster.json("consumerProgress -g G_g_tag -t GA")["queues"]]
+
+    at_first = places()
+    back = cluster.json("resetOffsetByTime -g G_g_tag -t GA -s 0 --yes")
+    assert (back["online"], [queue["offset"] for queue in back["queues"]]) == (False, [0, 0, 0, 0])
+    assert places() == [0, 0, 0, 0]
+    cluster.done("cloneGroupOffset -s G_g_tag -d G_clone -t GA -o true --yes")
+    assert [queue["consumerOffset"] for queue in cluster.json("consumerProgress -g G_clone")["queues"]] == [0, 0, 0, 0]
+    cluster.done("resetOffsetByTime -g G_g_tag -t GA -s now -f false --yes")
+    assert places() == [0, 0, 0, 0], "without force nothing goes forward"
+    message = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 20")[0]
+    cluster.done(f"resetOffsetByTime -g G_g_tag -t GA -s {message['storeTimestamp']} --yes")
+    assert all(0 < place < 34 for place in places())
+    skipped = cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA --yes")
+    assert "no clients" in skipped.stderr
+    assert cluster.json("consumerProgress -g G_g_tag -t GA")["diffTotal"] == 0
+    assert places() != at_first
+    assert cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA", "").exit_code == 1, "nobody said yes"
+
+
+def test_configurations_are_changed(cluster: GoldenCluster) -> None:
+    cluster.done(f"updateBrokerConfig -b {cluster.broker} -k maxMessageSize -v 100")
+    assert cluster.json("getBrokerConfig -c DefaultCluster")[cluster.broker]["maxMessageSize"] == "100"
+    too_large = cluster.admin(f"sendMessage -t GA -p {'x' * 101}")
+    assert too_large.exit_code == 1
+    assert "100" in too_large.stderr
+    assert cluster.json("updateBrokerConfig -c DefaultCluster -k maxMessageSize -v 4194304")["brokerAddrs"]
+    cluster.done("updateNamesrvConfig -k orderMessageEnable -v true")
+    (namesrv,) = cluster.json("getNamesrvConfig").values()
+    assert namesrv["orderMessageEnable"] == "true"
+    assert cluster.json("updateNamesrvConfig -k orderMessageEnable -v false") == {"orderMessageEnable": "false"}
+
+
+def test_the_name_servers_table(cluster: GoldenCluster) -> None:
+    assert cluster.json("updateKvConfig -s N -k K -v V") == {"namespace": "N", "key": "K", "value": "V"}
+    assert cluster.admin("deleteKvConfig -s N -k K", "n\n").exit_code == 1
+    cluster.done("deleteKvConfig -s N -k K --yes")
+    assert cluster.admin("deleteKvConfig -s N -k K --yes").exit_code == 1
+    cluster.done("updateOrderConf -t GOrder -m put -v 'broker-a:4'")
+    assert cluster.json("updateOrderConf -t GOrder -m get")["orderConf"] == {"broker-a": 4}
+    assert "orderConf=[broker-a:4]" in cluster.done("updateOrderConf -t GOrder -m get")
+    cluster.done("updateOrderConf -t GOrder -m delete")
+    assert cluster.admin("updateOrderConf -t GOrder -m get").exit_code == 1
+
+
+def test_nobody_may_send_to_a_broker_for_a_while(cluster: GoldenCluster) -> None:
+    (count,) = cluster.json("wipeWritePerm -b broker-a --yes").values()
+    assert count > 10
+    assert cluster.json("topicRoute -t GA")["queueDatas"][0]["perm"] == 4
+    assert cluster.done("addWritePerm -b broker-a").startswith("add write perm of broker[broker-a] in name server[")
+    assert cluster.json("topicRoute -t GA")["queueDatas"][0]["perm"] == 6
+
+
+@pytest.mark.parametrize("command", ["cleanExpiredCQ", "deleteExpiredCommitLog --yes"])
+def test_cleaning(cluster: GoldenCluster, command: str) -> None:
+    assert cluster.json(f"{command} -b {cluster.broker}")["brokerAddrs"] == [cluster.broker]
+    assert cluster.json(command)["brokerAddrs"] == [cluster.broker]
+    assert cluster.rows(f"{command} -c DefaultCluster") == [[cluster.broker, "success"]]
