@@ -20,7 +20,9 @@ from rucola.message.topics import is_system_topic
 from rucola.spark import lake as lake_module
 from rucola.spark.jobs import archive
 from rucola.spark.lake import Lake, Progress, open_lake, read_lake
-from spark.small_store import SmallStore
+from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
+from spark.small_store import HOST, SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
@@ -158,6 +160,14 @@ def test_what_is_no_store_is_said_in_one_sentence(tmp_path: Path, make: Callable
         archive.run(None, tmp_path / "store", tmp_path / "lake")  # type: ignore[arg-type]
     assert str(raised.value) == f"{tmp_path / 'store'} is no store directory: it holds no commitlog/"
     assert not (tmp_path / "lake").exists()
+
+
+def test_a_store_without_a_message_is_archived_as_nothing(tmp_path: Path) -> None:
+    """A broker makes its log with the first message. There is no session here, for there is nothing to do."""
+    with MessageStore(StoreConfig(store_path_root_dir=str(tmp_path / "store"), store_host=HOST)):
+        assert not (tmp_path / "store" / "commitlog").exists()
+        summary = archive.run(None, tmp_path / "store", tmp_path / "lake")  # type: ignore[arg-type]
+    assert (summary.rows, summary.begin_physical_offset, summary.end_physical_offset) == (0, 0, 0)
 
 
 # -- the lake alone ---------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"storePaht": "x"}, "no option 'storepaht'; it has storePath, nameServer, brokerName"),
+        ({"storePaht": "x"}, "no option 'storepaht' for a read; it has storePath, nameServer, brokerName"),
         ({"storePath": ""}, "it names nothing"),
         ({"storePath": "/nowhere"}, "/nowhere is no store directory: it holds no commitlog/"),
         ({"brokerName": "a,b"}, "names 1 stores"),
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said(small_store: SmallStore, given: dict[str, str], s
 
 
 def test_every_option_is_documented() -> None:
-    for name in options.NAMES:
+    for name in (*options.NAMES, *options.SINK_NAMES):
         assert f"\n    {name} " in (options.__doc__ or "")
 
 
@@ -135,3 +135,17 @@ def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) ->
 def test_the_store_must_be_named() -> None:
     with pytest.raises(ConfigError, match="neither option storePath nor nameServer"):
         parse({})
+
+
+def rows_of(section: str) -> list[str]:
+    """The first cells of the table in a section of docs/spark.md."""
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    text = page.split(f"## {section}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [line.split("|")[1].strip() for line in lines[1:]]
+
+
+def test_the_page_has_every_option_and_column() -> None:
+    assert rows_of("Options of a read") == list(options.NAMES)
+    assert rows_of("Options and columns of a write") == list(options.SINK_NAMES)
+    assert rows_of("Columns") == list(SCHEMA.names)

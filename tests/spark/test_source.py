@@ -107,7 +107,7 @@ def test_system_topics_are_left_out(spark: SparkSession, golden: Path) -> None:
     ("options", "says"),
     [
         ({"subscribe": "A", "assign": "{}"}, "subscribe and assign contradict"),
-        ({"subcribe": "A"}, "has no option 'subcribe'; it has storePath"),
+        ({"subcribe": "A"}, "has no option 'subcribe' for a read; it has storePath"),
         ({"storePath": "/nowhere"}, "/nowhere is no store directory"),
         ({"subscribe": "Nope"}, "topic 'Nope' is not in"),
     ],

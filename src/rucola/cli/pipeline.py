@@ -39,5 +39,6 @@ def archive(store: Path, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json())
         return
-    print_table(("#Topic", "#Messages"), summary.rows_by_topic.items())
+    if summary.rows:
+        print_table(("#Topic", "#Messages"), summary.rows_by_topic.items())
     click.echo(f"{summary.rows} messages of {store} archived in {summary.lake}, in {summary.file_count} files")

@@ -1,6 +1,7 @@
-"""What a read through the data source `rocketmq` can be told.
+"""What the data source `rocketmq` can be told.
 
-Names and meanings follow Spark's Kafka source where it has the like. Where the messages are, one of the two:
+Names and meanings follow Spark's Kafka source where it has the like. Of a read: where the
+messages are, one of the two:
 
     storePath                store directories, separated by commas; each must have the same path on every worker
     nameServer               name servers host:port, separated by semicolons: reads live brokers over the wire
@@ -36,19 +37,25 @@ and how:
 subscribe, subscribePattern and assign exclude each other. Without any of them the log of a store is read from front to
 back, for which queues have no offsets; bounds by CommitLog offset are for that, and for one store. Live brokers are
 always read by queue; without any of the three, every queue of every topic.
+
+Of a write:
+
+    nameServer               the name servers of the brokers to send to
+    topic                    the topic of every message; without it each row names its own in the column topic
+    producerGroup            as which group to send; default rucola_spark
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rucola.errors import ConfigError, InvalidMessage
-from rucola.message.topics import check_group
+from rucola.message.topics import check_group, check_topic
 from rucola.spark.schema import COLUMNS
 
 EARLIEST: Final = -2
@@ -59,7 +66,10 @@ QueueOffsets = Mapping[tuple[str, str, int], int]
 
 T = TypeVar("T")
 
-CONSUMER_GROUP: Final = "rucola_spark"
+GROUP: Final = "rucola_spark"
+
+_CHECKPOINT: Final = "checkpointlocation"
+"""An option of the query, which Spark hands to the sink as well."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +100,22 @@ class Options:
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
     min_partitions: int = 1
-    consumer_group: str = CONSUMER_GROUP
+    consumer_group: str = GROUP
 
     @property
     def by_queue(self) -> bool:
         """Whether queues are read; otherwise the log is, from front to back."""
         chosen = not (self.topics is None and self.pattern is None and self.assigned is None)
         return chosen or self.name_server is not None
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The options of a write. Without `topic` every row names its own."""
+
+    name_server: str
+    topic: str | None = None
+    producer_group: str = GROUP
 
 
 NAMES: Final = (
@@ -123,21 +142,24 @@ NAMES: Final = (
     "minPartitions",
     "consumerGroup",
 )
+SINK_NAMES: Final = ("nameServer", "topic", "producerGroup")
 
 
-def parse(options: Mapping[str, str]) -> Options:
-    """Return the options as given to Spark, whose names ignore case.
+class _Given:
+    """Options as Spark gives them; their names ignore case."""
 
-    Raises ConfigError for an option that does not exist, that cannot be understood or that contradicts another.
-    """
-    given = {name.lower(): value for name, value in options.items()}
-    known = {name.lower(): name for name in NAMES}
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"the data source rocketmq has no option {name!r}; it has {', '.join(NAMES)}")
+    def __init__(self, options: Mapping[str, str], names: Sequence[str], what: str) -> None:
+        self._given = {name.lower(): value for name, value in options.items() if name.lower() != _CHECKPOINT}
+        known = {name.lower() for name in names}
+        for name in self._given:
+            if name not in known:
+                raise ConfigError(
+                    f"the data source rocketmq has no option {name!r} for {what}; it has {', '.join(names)}"
+                )
 
-    def take(name: str, read: Callable[[str], T], default: T) -> T:
-        text = given.get(name.lower())
+    def take(self, name: str, read: Callable[[str], T], default: T) -> T:
+        """Return what `read` makes of an option; ConfigError with its reasons where it cannot."""
+        text = self._given.get(name.lower())
         if text is None:
             return default
         try:
@@ -145,11 +167,29 @@ def parse(options: Mapping[str, str]) -> Options:
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"option {name} is {text!r}: {error}") from error
 
-    def exclude(*names: str) -> None:
-        found = [name for name in names if name.lower() in given]
+    def exclude(self, *names: str) -> None:
+        """Raise ConfigError when more than one of these is given."""
+        found = [name for name in names if name.lower() in self._given]
         if len(found) > 1:
             raise ConfigError(f"options {' and '.join(found)} contradict each other; give one of them")
 
+
+def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+    """Return the options of a write. Raises ConfigError as `parse` does."""
+    given = _Given(options, SINK_NAMES, "a write")
+    name_server = given.take("nameServer", _name_server, "")
+    if not name_server:
+        raise ConfigError("option nameServer is missing; messages are written to live brokers, which it finds")
+    return SinkOptions(name_server, given.take("topic", _topic, None), given.take("producerGroup", _group, GROUP))
+
+
+def parse(options: Mapping[str, str]) -> Options:
+    """Return the options of a read.
+
+    Raises ConfigError for an option that does not exist, that cannot be understood or that contradicts another.
+    """
+    given = _Given(options, NAMES, "a read")
+    take, exclude = given.take, given.exclude
     exclude("subscribe", "subscribePattern", "assign")
     exclude("storePath", "nameServer")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
@@ -175,7 +215,7 @@ def parse(options: Mapping[str, str]) -> Options:
         fail_on_data_loss=take("failOnDataLoss", _boolean, True),
         max_offsets_per_trigger=take("maxOffsetsPerTrigger", _count, None),
         min_partitions=take("minPartitions", _number, 1),
-        consumer_group=take("consumerGroup", _group, CONSUMER_GROUP),
+        consumer_group=take("consumerGroup", _group, GROUP),
     )
     _check(parsed)
     return parsed
@@ -221,6 +261,11 @@ def _check(options: Options) -> None:
         raise ConfigError(f"startingTimestamp {begin} is later than endingTimestamp {end}")
 
 
+def is_store(directory: Path) -> bool:
+    """Tell whether a broker has this directory. Before the first message there is no log in it, but other files are."""
+    return (directory / "commitlog").is_dir() or any((directory / name).is_file() for name in ("lock", "checkpoint"))
+
+
 def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
     if not paths:
         raise ConfigError(
@@ -229,7 +274,7 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
         )
     directories = [Path(path).absolute() for path in paths]
     for directory in directories:
-        if not (directory / "commitlog").is_dir():
+        if not is_store(directory):
             raise ConfigError(f"{directory} is no store directory: it holds no commitlog/")
     names = [str(directory) for directory in directories] if names is None else names
     if len(names) != len(paths) or len(set(names)) != len(names):
@@ -285,6 +330,14 @@ def _name_server(text: str) -> str:
 def _group(text: str) -> str:
     try:
         check_group(text)
+    except InvalidMessage as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def _topic(text: str) -> str:
+    try:
+        check_topic(text)
     except InvalidMessage as error:
         raise ValueError(str(error)) from error
     return text

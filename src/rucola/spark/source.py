@@ -29,6 +29,7 @@ methods that make a reader.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -36,11 +37,12 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError
-from rucola.spark.options import check_for_batch, check_for_stream, parse
+from rucola.spark.options import Options, check_for_batch, check_for_stream, parse, parse_sink
 from rucola.spark.schema import COLUMNS, ddl
 
 if TYPE_CHECKING:
     from rucola.spark.reader import RocketMQReader
+    from rucola.spark.sink import RocketMQStreamWriter, RocketMQWriter
     from rucola.spark.streaming import RocketMQStreamReader
 
 FORMAT = "rocketmq"
@@ -51,31 +53,53 @@ class RocketMQSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.parsed = parse(options)
+        self._given = dict(options)
+
+    @cached_property
+    def _parsed(self) -> Options:
+        """The options of a read; one of which a write knows nothing is wrong only there."""
+        return parse(self._given)
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> str:
-        return ddl(self.parsed.columns)
+        return ddl(self._parsed.columns)
 
     def reader(self, schema: StructType) -> RocketMQReader:
         from rucola.spark.reader import RocketMQReader  # here, since it takes Arrow
 
-        check_for_batch(self.parsed)
-        return RocketMQReader(self.parsed, _columns_of(schema))
+        check_for_batch(self._parsed)
+        return RocketMQReader(self._parsed, _columns_of(schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
         from rucola.spark.streaming import RocketMQStreamReader  # here, since it takes Arrow
 
-        check_for_stream(self.parsed)
-        return RocketMQStreamReader(self.parsed, _columns_of(schema))
+        check_for_stream(self._parsed)
+        return RocketMQStreamReader(self._parsed, _columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        from rucola.spark.sink import RocketMQWriter  # here, since it takes a client
+
+        _refuse_overwriting(overwrite)
+        return RocketMQWriter(parse_sink(self._given), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: N802 - Spark's name
+        from rucola.spark.sink import RocketMQStreamWriter  # here, since it takes a client
+
+        _refuse_overwriting(overwrite)
+        return RocketMQStreamWriter(parse_sink(self._given), schema)
 
 
 def register(session: SparkSession) -> None:
     """Make the data source known to a session. Where `pyspark_rucola` is on Python's path, Spark does so by itself."""
     session.dataSource.register(RocketMQSource)
+
+
+def _refuse_overwriting(overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigError("messages cannot be overwritten, nor a result that changes be sent; write in mode append")
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
 from rucola.spark.lake import PARTITION_COLUMNS, Lake, Progress, open_lake, read_lake
+from rucola.spark.options import is_store
 from rucola.spark.planning import log_end
 from rucola.spark.source import FORMAT
 from rucola.store.reader import StoreReader
@@ -122,7 +123,7 @@ def run(
     cannot be used. Nothing is archived then.
     """
     directory = Path(store).absolute()
-    if not (directory / "commitlog").is_dir():
+    if not is_store(directory):
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
