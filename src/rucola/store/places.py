@@ -7,6 +7,7 @@ sequence of queue offsets is believed; a record outside it is a stray.
 
     a place that is missing, and a stray that the units know to lie there       the stray is mended
     as many places missing as there are strays of that queue in between         they are mended, in order
+    a missing place that a stray claims, or would but for one byte of its queue's name    the stray has it
     any other stray                                                             becomes a hole
     any other missing place                                                     gets a stand-in, in a hole between
     a missing place without a hole that could take it                           what follows in the queue moves up
@@ -253,6 +254,15 @@ class _Comparison:
             if len(own) == len(missing):
                 for stray, queue_offset in zip(own, missing[:], strict=True):
                     self._settle(stray, name, queue_offset, missing)
+            for stray in own:  # the first of two that claim one place has it
+                if stray.queue_offset in missing and stray.physical_offset in self._strays:
+                    del self._strays[stray.physical_offset]
+                    missing.remove(stray.queue_offset)
+        for name, begin, end, missing in self._missing:
+            for stray in list(self._strays.values()):
+                between = begin < stray.physical_offset < end
+                if between and stray.queue_offset in missing and _is_alike(stray.queue, name):
+                    self._settle(stray, name, stray.queue_offset, missing)
         self._mend_ends()
 
     def _mend_ends(self) -> None:
@@ -319,17 +329,13 @@ class _Comparison:
                 )
 
     def _alone(self, name: QueueName, queue_offset: int, begin: int, end: int) -> Place | None:
-        """Return the record that claims this queue offset in a queue of one message of which the units know
-        nothing, and whose name is that of the true queue but for its id or one byte of its topic."""
-        topic = name[0].encode()
+        """Return the record that claims this queue offset in a queue of one message of which the units know nothing."""
         for other, sequence in self._found.queues.items():
-            letters = other[0].encode()
             if (
                 list(sequence.queue_offsets) == [queue_offset]
                 and begin < sequence.physical_offsets[0] < end
                 and not self._units.end(other)
-                and len(letters) == len(topic)
-                and sum(a != b for a, b in zip(letters, topic, strict=True)) + (other[1] != name[1]) == 1
+                and _is_alike(other, name)
             ):
                 return Place(other, queue_offset, sequence.physical_offsets[0], sequence.sizes[0])
         return None
@@ -382,6 +388,14 @@ def _rising(places: list[Place], last: int) -> list[Place]:
         kept.append(places[number])
         number = previous[number]
     return kept[::-1]
+
+
+def _is_alike(one: QueueName, other: QueueName) -> bool:
+    """Tell whether two queues differ by no more than the queue id, or one byte of the topic."""
+    letters, others = one[0].encode(), other[0].encode()
+    if len(letters) != len(others):
+        return False
+    return sum(a != b for a, b in zip(letters, others, strict=True)) + (one[1] != other[1]) == 1
 
 
 def _why(stray: Place) -> str:
