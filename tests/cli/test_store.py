@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
 
@@ -67,3 +68,108 @@ def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert result.stdout == ""
         assert f"{tmp_path} is no store directory" in result.stderr
+
+
+# stat, grep, rebuild, repair ------------------------------------------------------------------------------------------
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["store", *map(str, arguments)])
+
+
+@pytest.fixture
+def store(golden: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
+
+
+@pytest.fixture
+def conf(golden: Path) -> Path:
+    return golden / "g1-clean" / "broker.conf"
+
+
+def damage(store: Path, physical_offset: int) -> None:
+    log = store / "commitlog" / f"{0:020}"
+    data = bytearray(log.read_bytes())
+    data[physical_offset] ^= 1
+    log.write_bytes(data)
+
+
+def test_stat_as_a_table_and_as_json(store: Path) -> None:
+    result = run("stat", store)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "2556 messages" in result.stdout
+    assert "#Topic" in result.stdout
+    counted = json.loads(run("stat", store, "--json").stdout)
+    assert counted["log"]["records"]["messages"] == 2556
+    assert {queue["topic"] for queue in counted["queues"]} >= {"GA", "GB", "SCHEDULE_TOPIC_XXXX"}
+
+
+def test_grep_prints_what_dump_prints(store: Path) -> None:
+    dumped = [json.loads(line) for line in run("dump", store).stdout.splitlines()]
+    result = run("grep", store, "-t", "GA", "-g", "TagB", "-i", 0)
+    expected = [
+        row for row in dumped if (row["topic"], row["queueId"], row["properties"].get("TAGS")) == ("GA", 0, "TagB")
+    ]
+    assert [json.loads(line) for line in result.stdout.splitlines()] == expected
+    assert result.exit_code == 0
+    assert len(run("grep", store, "-t", "GA", "-n", 2).stdout.splitlines()) == 2
+    table = run("grep", store, "-t", "GA", "-k", "order-6", "--table").stdout
+    assert "#MsgId" in table
+    assert "order-6" in table
+
+
+def test_grep_that_finds_nothing_or_is_asked_wrongly(store: Path) -> None:
+    result = run("grep", store, "-t", "GA", "-k", "no such key")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "")
+    for wrong in (("-r", "("), ("-b", "yesterday"), ("--table", "--json")):
+        assert run("grep", store, *wrong).exit_code == 2
+
+
+def test_grep_in_a_window_of_time(store: Path) -> None:
+    dumped = [json.loads(line) for line in run("dump", store).stdout.splitlines()]
+    begin, end = dumped[10]["storeTimestamp"], dumped[500]["storeTimestamp"]
+    as_text = datetime.fromtimestamp(begin / 1000).isoformat()
+    found = [json.loads(line) for line in run("grep", store, "-b", as_text, "-e", end).stdout.splitlines()]
+    assert found == [row for row in dumped if begin <= row["storeTimestamp"] < end]
+
+
+def test_rebuild_in_place_needs_the_brokers_delay_levels(store: Path, conf: Path) -> None:
+    shutil.rmtree(store / "index")
+    result = run("rebuild", store, "-c", conf)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "2556 messages read; 2556 units" in result.stdout
+    assert run("check", store).stdout.endswith("is clean\n")
+    assert json.loads(run("rebuild", store, "-c", conf, "--json").stdout)["units"] == 2556
+
+
+def test_what_stops_a_rebuild_says_what_to_run(store: Path) -> None:
+    damage(store, 88)
+    result = run("rebuild", store)
+    assert result.exit_code == 1
+    assert "rucola store repair DIR --out COPY" in result.stderr
+    (store / "index" / f"{0:017}").write_bytes(bytes(100))
+    result = run("rebuild", store)
+    assert result.exit_code == 1
+    assert "maxHashSlotNum" in result.stderr
+
+
+def test_repair_says_what_is_left_out(store: Path, conf: Path, tmp_path: Path) -> None:
+    damage(store, 88)
+    result = run("repair", store, "--out", tmp_path / "copy", "-c", conf)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "CRC" in result.stdout
+    assert "GB|1|0" in result.stdout
+    assert "2555 messages" in result.stdout
+    assert run("check", tmp_path / "copy").exit_code == 0
+    told = json.loads(run("repair", store, "--out", tmp_path / "again", "-c", conf, "--json").stdout)
+    assert (told["kept"], told["lost"], told["clean"]) == (2555, 1, False)
+    assert told["left_out"][0]["messages"] == ["GB|1|0"]
+    result = run("repair", store, "--out", tmp_path / "copy")
+    assert result.exit_code == 1
+    assert "is not empty" in result.stderr
+
+
+def test_help_tells_exit_codes_and_examples() -> None:
+    assert "Exit codes:" in run("--help").stdout
+    for command in ("check", "stat", "dump", "grep", "rebuild", "repair"):
+        assert f"rucola store {command} data" in run(command, "--help").stdout

@@ -5,9 +5,9 @@ witnesses tell: in every queue the queue offsets count up by one in the order of
 damaged store say which record lies at each place. Of a queue whose records contradict each other the longest rising
 sequence of queue offsets is believed; a record outside it is a stray.
 
-    a place that is missing, and a stray that the units know to lie there       the stray is mended
-    as many places missing as there are strays of that queue in between         they are mended, in order
-    a missing place that a stray claims, or would but for one byte of its queue's name    the stray has it
+    a missing place, and a stray that the units know to lie there               the stray is mended
+    as many missing places as there are strays of their queue in between        these are mended, in order
+    a missing place that a stray claims but for one byte of the queue's name    the stray is mended
     any other stray                                                             becomes a hole
     any other missing place                                                     gets a stand-in, in a hole between
     a missing place without a hole that could take it                           what follows in the queue moves up
