@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from rucola.spark.session import local_session
 from spark.small_store import SmallStore
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = local_session("tests", cores=2)
-    yield session
-    session.stop()
+@pytest.fixture
+def spark() -> SparkSession:
+    """The session of this process; a new one where a test, such as the demonstration's, has stopped it."""
+    return local_session("tests", cores=2, is_short=True)
 
 
 @pytest.fixture

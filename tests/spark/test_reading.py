@@ -79,6 +79,12 @@ def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
     assert offsets(read(g1, assign=json.dumps({TRANS_HALF_TOPIC: [0]}))) == half
 
 
+def keys_of(row: Row) -> set[str]:
+    """The keys of a message and its unique key."""
+    properties = row["properties"]
+    return {*properties.get("KEYS", "").split(), properties.get("UNIQ_KEY", "")} - {""}
+
+
 TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_TRANS_HALF_TOPIC"]
 
 
@@ -119,6 +125,16 @@ def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.Da
         end = data.draw(st.integers(begins, 1_393_350))
         given |= {"startingCommitLogOffset": str(begins), "endingCommitLogOffset": str(end)}
         wanted = [row for row in wanted if begins <= row["commitLogOffset"] < end]
+    if data.draw(st.booleans()):
+        present = sorted({row["properties"]["TAGS"] for row in everything if "TAGS" in row["properties"]})
+        tags = data.draw(st.sets(st.sampled_from([*present, "none"]), min_size=1, max_size=3))
+        given["subExpression"] = " || ".join(tags)
+        wanted = [row for row in wanted if row["properties"].get("TAGS") in tags]
+    if data.draw(st.booleans()):
+        present = sorted({key for row in everything for key in keys_of(row) if "," not in key})
+        keys = data.draw(st.sets(st.sampled_from([*present, "none"]), min_size=1, max_size=30))
+        given["keys"] = ",".join(keys)
+        wanted = [row for row in wanted if not keys.isdisjoint(keys_of(row))]
     assert offsets(read(store, **given)) == [row["commitLogOffset"] for row in wanted]
 
 

@@ -102,7 +102,8 @@ def _make_room(out: Path) -> None:
 async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
     """Every step that needs the broker, the archive among them: the store is read while it is served."""
     ledger = Ledger()
-    spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo"))  # starts while messages flow
+    # It starts while messages flow.
+    spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo", is_short=True))
     async with _standalone(out) as (namesrv, ready_s):
         console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
         async with AdminClient(namesrv) as admin:
