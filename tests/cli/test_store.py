@@ -169,6 +169,20 @@ def test_repair_says_what_is_left_out(store: Path, conf: Path, tmp_path: Path) -
     assert "is not empty" in result.stderr
 
 
+def test_damage_that_stops_a_command_says_what_to_run(store: Path) -> None:
+    log = store / "commitlog"
+    (log / f"{1 << 20:020}").rename(log / f"{2 << 20:020}")
+    result = run("stat", store)
+    assert result.exit_code == 1
+    assert "a file before it is missing" in result.stderr
+    assert "rucola store repair DIR --out COPY" in result.stderr
+    (log / f"{2 << 20:020}").rename(log / f"{1 << 20:020}")
+    next((store / "index").iterdir()).write_bytes(bytes(77))
+    result = run("grep", store, "-t", "GA", "-k", "order-6")
+    assert result.exit_code == 1
+    assert "rucola store rebuild DIR" in result.stderr
+
+
 def test_help_tells_exit_codes_and_examples() -> None:
     assert "Exit codes:" in run("--help").stdout
     for command in ("check", "stat", "dump", "grep", "rebuild", "repair"):

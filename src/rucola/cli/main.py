@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 import rucola
-from rucola.errors import MQError
+from rucola.errors import MQError, StoreCorrupt
 
 # numpy's linear algebra would start a thread for every core; nothing here multiplies matrices. Read when numpy loads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,7 +27,7 @@ COMMANDS = {
     "namesrv": ("rucola.cli.serve:namesrv", "A name server (mqnamesrv)."),
     "broker": ("rucola.cli.serve:broker", "A broker (mqbroker)."),
     "admin": ("rucola.cli.admin:admin", "Ask and change a running cluster (mqadmin)."),
-    "store": ("rucola.cli.store:store", "Look into a store directory, without a broker."),
+    "store": ("rucola.cli.store:store", "Look into a store directory, search it, repair it."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Spark jobs over a store directory."),
     "demo": ("rucola.cli.demo:demo", "A year of flights through the whole house."),
 }
@@ -52,8 +53,19 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except StoreCorrupt as error:
+            raise click.ClickException(f"{error}\n{advice(error)}".rstrip()) from None
         except MQError as error:
             raise click.ClickException(str(error)) from None
+
+
+def advice(error: StoreCorrupt) -> str:
+    """What to run after damage was met; nothing more where the error says it already."""
+    if "rucola store" in error.why:
+        return ""
+    if {"consumequeue", "index"} & set(Path(error.path).parts):
+        return "`rucola store rebuild DIR` makes ConsumeQueues and index anew from the log, with the broker stopped."
+    return "`rucola store check DIR` names all damage; `rucola store repair DIR --out COPY` writes a sound copy."
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -11,6 +11,9 @@ whoever only reads a directory comes in through `reader`, which takes no lock an
     dispatch        from a record to its queue and keys          recovery       opening after a stop or a crash
     checkpoint      what is known to be on disk                      retention      which files go, and when
     archived        how far an archive has the log
+    rebuild         queues and index anew from the log           stat     a directory in numbers
+    repair          a sound copy of a damaged store              grep     a search for messages
+    salvage         what of a damaged log can be kept            places   which places in queues are lost
 
 Nothing is imported here, so that the reading side stays light in Spark's workers.
 """
