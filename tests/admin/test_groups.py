@@ -14,7 +14,10 @@ from rucola.broker.broker import Broker
 from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
 from rucola.errors import BrokerError
 from rucola.message import Message
-from rucola.protocol.codes import ResponseCode
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.group import QueryCorrectionOffsetBody, QueryCorrectionOffsetRequestHeader
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -186,5 +189,28 @@ def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
         assert [span.message_queue.queue_id for span in spans] == [0, 1]
         assert all(0 < span.min_time_stamp <= span.max_time_stamp for span in spans)
         assert all(span.min_time_stamp_str.startswith("20") for span in spans)
+
+    play(tmp_path, act)
+
+
+def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.consumer.close()
+        queue, other = await scene.admin.fetch_subscribe_message_queues("T")
+        for group, offset in (("slow", 2), ("fast", 4), ("slower", 1)):
+            await scene.admin.update_consume_offset(scene.broker.address, group, queue, offset)
+        await scene.admin.delete_subscription_group(scene.broker.address, "c", remove_offset=True)
+
+        async def corrections(filtered: str | None, compared: str) -> dict[int, int]:
+            header = QueryCorrectionOffsetRequestHeader(topic="T", filter_groups=filtered, compare_group=compared)
+            request = RemotingCommand.request(RequestCode.QUERY_CORRECTION_OFFSET, header)
+            answer = await scene.running.remoting.invoke_ok(scene.broker.address, request)
+            return decode_body(QueryCorrectionOffsetBody, answer.body).correction_offsets
+
+        assert await corrections(None, "fast") == {queue.queue_id: 1}
+        assert await corrections("slower,none", "fast") == {queue.queue_id: 2}
+        assert await corrections("slower", "slower") == {queue.queue_id: 2**63 - 1}
+        await scene.admin.update_consume_offset(scene.broker.address, "new", other, 0)
+        assert await corrections("slower", "new") == {queue.queue_id: 2, other.queue_id: 0}
 
     play(tmp_path, act)

@@ -11,6 +11,64 @@ import pytest
 from rucola.cli.admin import admin
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mqadmin.md"
+MQADMIN = [
+    "updateTopic",
+    "deleteTopic",
+    "updateSubGroup",
+    "deleteSubGroup",
+    "updateBrokerConfig",
+    "updateTopicPerm",
+    "topicRoute",
+    "topicStatus",
+    "topicClusterList",
+    "brokerStatus",
+    "queryMsgById",
+    "queryMsgByKey",
+    "queryMsgByUniqueKey",
+    "queryMsgByOffset",
+    "queryMsgTraceById",
+    "printMsg",
+    "printMsgByQueue",
+    "sendMsgStatus",
+    "brokerConsumeStats",
+    "producerConnection",
+    "consumerConnection",
+    "consumerProgress",
+    "consumerStatus",
+    "cloneGroupOffset",
+    "producer",
+    "clusterList",
+    "topicList",
+    "updateKvConfig",
+    "deleteKvConfig",
+    "wipeWritePerm",
+    "addWritePerm",
+    "resetOffsetByTime",
+    "skipAccumulatedMessage",
+    "updateOrderConf",
+    "cleanExpiredCQ",
+    "deleteExpiredCommitLog",
+    "cleanUnusedTopic",
+    "startMonitoring",
+    "statsAll",
+    "allocateMQ",
+    "checkMsgSendRT",
+    "clusterRT",
+    "getNamesrvConfig",
+    "updateNamesrvConfig",
+    "getBrokerConfig",
+    "getConsumerConfig",
+    "queryCq",
+    "sendMessage",
+    "consumeMessage",
+    "updateAclConfig",
+    "deleteAclConfig",
+    "clusterAclConfigVersion",
+    "updateGlobalWhiteAddr",
+    "exportMetadata",
+    "exportConfigs",
+    "exportMetrics",
+]
 ASKS_FIRST = {
     "cloneGroupOffset", "deleteExpiredCommitLog", "deleteKvConfig", "deleteSubGroup", "deleteTopic",
     "resetOffsetByTime", "skipAccumulatedMessage", "wipeWritePerm",
@@ -36,7 +94,8 @@ def test_the_table_is_the_code() -> None:
 
 def test_every_command_of_mqadmin_is_in_one_of_the_tables() -> None:
     there, not_there = tables()
-    assert f"Of the {len(there | not_there)} commands" in DOCUMENT.read_text(encoding="utf-8")
+    assert there | not_there == set(MQADMIN)
+    assert f"Of the {len(MQADMIN)} commands" in DOCUMENT.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(admin.commands))

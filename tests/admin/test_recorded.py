@@ -1,0 +1,125 @@
+"""AdminClient reads what Apache's servers answered: each method is given the recorded answer to its request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import cluster
+from rucola.admin import AdminClient
+from rucola.errors import BrokerError
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.queue import MessageQueue
+from rucola.remoting.connection import Connection, Processor
+from wire import Exchange, decode, exchanges
+
+CLIENT = "192.0.2.2@W_g_tag-2860957628758"
+BROKER_PORT = 10921
+
+
+def apache(golden: Path) -> dict[int, Processor]:
+    """A broker that gives Apache's answers: to each code the last one that was recorded, successes first."""
+    recorded: dict[int, Exchange] = {}
+    for exchange in exchanges(golden):
+        if exchange.serializer == "JSON" and exchange.port == BROKER_PORT and exchange.answer is not None:
+            known = recorded.get(exchange.code)
+            if known is None or decode(exchange.answer).code == 0:
+                recorded[exchange.code] = exchange
+
+    def answering(frame: bytes) -> Processor:
+        def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+            found = decode(frame)
+            found.opaque = command.opaque
+            return found
+
+        return answer
+
+    return {code: answering(exchange.answer) for code, exchange in recorded.items() if exchange.answer is not None}
+
+
+def asked(golden: Path, path: Path, question: Callable[[AdminClient, str], Awaitable[Any]]) -> Any:
+    async def asking() -> Any:
+        async with cluster(path) as running:
+            broker = await running.scripted_broker("broker-a", "WA", apache(golden))
+            async with AdminClient(running.namesrv) as admin:
+                return await question(admin, f"127.0.0.1:{broker.port}")
+
+    return asyncio.run(asking())
+
+
+def test_connections(golden: Path, tmp_path: Path) -> None:
+    found = asked(golden, tmp_path, lambda admin, at: admin.examine_consumer_connection_info("W_g_tag"))
+    assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
+    assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
+    with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
+        asked(golden, tmp_path, lambda admin, at: admin.examine_producer_connection_info("W_pg", "WA"))
+
+
+def test_running_info(golden: Path, tmp_path: Path) -> None:
+    info = asked(golden, tmp_path, lambda admin, at: admin.get_consumer_running_info("W_g_tag", CLIENT))
+    assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
+    assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
+    assert info.status_table["WA"].consume_ok_tps == 0.65
+    assert {data.topic for data in info.subscription_set} == {"WA", "%RETRY%W_g_tag"}
+
+
+def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
+    status = asked(golden, tmp_path, lambda admin, at: admin.get_consume_status("WA", "W_g_tag"))
+    assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
+    reset = asked(golden, tmp_path, lambda admin, at: admin.reset_offset_by_timestamp("WA", "W_g_tag", 0))
+    assert reset.online
+    assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
+
+
+def test_consume_directly(golden: Path, tmp_path: Path) -> None:
+    async def question(admin: AdminClient, at: str) -> Any:
+        address, _, port = at.partition(":")
+        assert address == "127.0.0.1"
+        return await admin.consume_message_directly("W_g_tag", CLIENT, f"7F000001{int(port):08X}{0x37D:016X}")
+
+    result = asked(golden, tmp_path, question)
+    assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
+
+
+def test_progress(golden: Path, tmp_path: Path) -> None:
+    stats = asked(golden, tmp_path, lambda admin, at: admin.fetch_consume_stats_in_broker(at))
+    assert stats.total_diff == 37
+    ordered = stats.groups["W_g_order"][0].offset_table
+    assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
+    assert stats.groups["W_g_pull"] == []
+    spans = asked(golden, tmp_path, lambda admin, at: admin.query_consume_time_span("WA", "W_g_tag"))
+    assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
+    data = asked(golden, tmp_path, lambda admin, at: admin.view_broker_stats_data(at, "TOPIC_PUT_NUMS", "WA"))
+    assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
+
+
+def test_broker(golden: Path, tmp_path: Path) -> None:
+    figures = asked(golden, tmp_path, lambda admin, at: admin.fetch_broker_runtime_stats(at))
+    assert figures["putMessageTimesTotal"] == "273"
+    config = asked(golden, tmp_path, lambda admin, at: admin.get_broker_config(at))
+    assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
+    found = asked(golden, tmp_path, lambda admin, at: admin.query_consume_queue(at, "WA", 0, 0, 5))
+    assert (found.min_queue_index, found.max_queue_index) == (0, 17)
+    assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
+    topics = asked(golden, tmp_path, lambda admin, at: admin.examine_topic_config(at))
+    assert topics["WA"].write_queue_nums == 4
+    groups = asked(golden, tmp_path, lambda admin, at: admin.examine_subscription_group_config(at))
+    assert groups["W_g_explicit"].group_name == "W_g_explicit"
+
+
+def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
+    async def question(admin: AdminClient, at: str) -> None:
+        await admin.update_broker_config(at, {"flushDiskType": "ASYNC_FLUSH"})
+        await admin.delete_subscription_group(at, "W_g_cloned")
+        await admin.delete_topic_in_broker(at, "WAuto")
+        await admin.clone_group_offset("W_g_tag", "W_g_cloned", "WA", offline=True)
+        await admin.clean_expired_consumer_queue(at)
+        with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
+            await admin.delete_expired_commit_log(at)
+
+    asked(golden, tmp_path, question)

@@ -1,0 +1,113 @@
+"""The commands of `rucola admin` about clients that are connected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from golden_cluster import GoldenCluster
+from rucola.client import ConsumeFromWhere, Message, MessageExt, sync
+
+GROUP = "C_live"
+
+
+class Ears:
+    """A listener that keeps what it hears, and lets a test wait for so much of it."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self._heard = threading.Condition()
+
+    def __call__(self, message: MessageExt) -> None:
+        with self._heard:
+            self.ids.append(message.msg_id)
+            self._heard.notify_all()
+
+    def wait(self, count: int) -> list[str]:
+        """What was heard, once it is so much."""
+        with self._heard:
+            assert self._heard.wait_for(lambda: len(self.ids) >= count, 20), f"{len(self.ids)} of {count}"
+            return list(self.ids)
+
+
+@pytest.fixture
+def ears(cluster: GoldenCluster) -> Iterator[Ears]:
+    """A consumer of GOrder that is connected while a test runs, with what it hears."""
+    listening = Ears()
+    consumer = sync.PushConsumer(GROUP, cluster.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe("GOrder")
+    consumer.listen(listening)
+    with consumer:
+        yield listening
+
+
+def client_id(cluster: GoldenCluster) -> str:
+    (connection,) = cluster.json(f"consumerConnection -g {GROUP}")["connectionSet"]
+    return str(connection["clientId"])
+
+
+def test_a_consumer_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
+    rows = cluster.rows(f"consumerConnection -g {GROUP}")
+    assert rows[0] == ["#ClientId", "#ClientAddr", "#Language", "#Version"]
+    assert rows[1][0] == client_id(cluster)
+    assert rows[1][2:] == ["PYTHON", "V4_9_8"]
+    assert ["GOrder", "*"] in rows
+    assert ["MessageModel:", "CLUSTERING"] in rows
+    assert [GROUP, "1", "V4_9_8", "PUSH", "CLUSTERING"] in [row[:5] for row in cluster.rows("consumerProgress")]
+
+
+def test_its_inside_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
+    status = cluster.json(f"consumerStatus -g {GROUP}")
+    assert (status["sameSubscription"], status["queuesWithSeveralOwners"]) == (True, [])
+    (info,) = status["clients"].values()
+    assert len([held for held in info["mqTable"] if held["topic"] == "GOrder"]) == 4
+    rows = cluster.rows(f"consumerStatus -g {GROUP}")
+    assert ["Rebalance", "OK"] in rows
+    assert ["consumerGroup", ":", GROUP] in rows
+    assert ["Rebalance", "OK"] not in cluster.rows(f"consumerStatus -g {GROUP} -i {client_id(cluster)}")
+
+
+def test_who_holds_a_queue(cluster: GoldenCluster, ears: Ears) -> None:
+    cluster.done("resetOffsetByTime -g G_g_order -t GOrder -s 0 --yes")
+    cluster.done(f"cloneGroupOffset -s G_g_order -d {GROUP} -t GOrder -o true --yes")
+    queues = cluster.json(f"consumerProgress -g {GROUP} -t GOrder -s true")["queues"]
+    assert {queue["clientId"] for queue in queues} == {client_id(cluster)}
+    header, *rows = cluster.rows(f"consumerProgress -g {GROUP} -t GOrder -s true")
+    assert header[8:10] == ["#Client", "IP"]
+    assert rows[0][5] == client_id(cluster).partition("@")[0]
+
+
+def test_it_is_reset_while_it_runs(cluster: GoldenCluster, ears: Ears) -> None:
+    cluster.done(f"cloneGroupOffset -s G_g_order -d {GROUP} -t GOrder -o true --yes")
+    back = cluster.json(f"resetOffsetByTime -g {GROUP} -t GOrder -s 0 --yes")
+    assert back["online"]
+    assert {queue["offset"] for queue in back["queues"]} == {0}
+    assert len(set(ears.wait(10))) == 10
+
+
+def test_it_consumes_a_message_directly(cluster: GoldenCluster, ears: Ears) -> None:
+    sent = cluster.json("sendMessage -t GB -p 'straight to you'")
+    client = client_id(cluster)
+    (result,) = cluster.json(f"queryMsgById -i {sent['offsetMsgId']} -g {GROUP} -d {client}")
+    assert result["consumeResult"] == "CR_SUCCESS"
+    assert sent["msgId"] in ears.ids, "though it does not subscribe to that topic"
+    rows = cluster.rows(f"queryMsgByUniqueKey -t GB -i {sent['msgId']} -g {GROUP} -d {client}")
+    assert rows[1][:2] == [sent["offsetMsgId"], "CR_SUCCESS"]
+    assert ears.ids.count(sent["msgId"]) == 2
+    nobody = cluster.admin(f"queryMsgById -i {sent['offsetMsgId']} -g {GROUP} -d nobody")
+    assert nobody.exit_code == 1
+    assert "nobody" in nobody.stderr
+
+
+def test_a_producer_is_seen(cluster: GoldenCluster) -> None:
+    with sync.Producer("P_live", cluster.namesrv) as producer:
+        producer.send(Message("GB", b"x"))
+        seen = cluster.admin("producerConnection -g P_live -t GB --json")
+        while seen.exit_code:  # its first heartbeat is on the way
+            assert "P_live" in seen.stderr
+            seen = cluster.admin("producerConnection -g P_live -t GB --json")
+        assert ["P_live"] in [row[:1] for row in cluster.rows(f"producer -b {cluster.broker}")]
+        (row,) = cluster.json(f"producer -b {cluster.broker}")["P_live"]
+        assert row["clientId"] == cluster.rows("producerConnection -g P_live -t GB")[1][0]
