@@ -76,8 +76,8 @@ def shape(body: bytes) -> Any:
 
 
 MAPS_OF_DATA = {
-    "brokerAddrs", "brokerAddrTable", "clusterAddrTable", "consumeStatsList", "filterServerTable", "offsetTable", "table",
-    "topicConfigTable", "subscriptionGroupTable", "subscriptionTable", "offsets", "configTable",
+    "brokerAddrs", "brokerAddrTable", "clusterAddrTable", "consumeStatsList", "filterServerTable", "offsetTable",
+    "table", "topicConfigTable", "subscriptionGroupTable", "subscriptionTable", "offsets", "configTable",
 }  # fmt: skip
 
 
