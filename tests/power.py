@@ -113,10 +113,13 @@ class Disk:
 
         return framed
 
-    def crash(self, random: Random, to: Path) -> None:
-        """Make `to` a tree that the power cut may leave. Changes nothing here."""
+    def crash(self, random: Random, to: Path, kind: str | None = None) -> None:
+        """Make `to` a tree that the power cut may leave. Changes nothing here.
+
+        `kind` is "nothing more" than what was synced, "everything", or "any" state between; without it one is thrown.
+        """
         is_looking, self._is_looking = self._is_looking, True
-        kind = random.choice(["nothing more", "everything", "any", "any", "any"])
+        kind = kind or random.choice(["nothing more", "everything", "any", "any", "any"])
         self._restore(self._root, to, random, kind)
         self._is_looking = is_looking
 

@@ -16,6 +16,7 @@ from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
+from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.message_store import MessageStore
 from stores import config, inner
 
@@ -182,3 +183,48 @@ def test_whatever_the_disk_holds_what_was_flushed_is_there(
             verify(store, after)
             store.close()
             assert check(again) == []
+
+
+@pytest.mark.parametrize(("is_flushed", "left"), [(False, []), (True, [b"sent"])], ids=["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_a_power_cut_takes(tmp_path: Path, is_flushed: bool, left: list[bytes]) -> None:
+    """SYNC_FLUSH answers after the flush, ASYNC_FLUSH before; the worst that a disk can do lies between them."""
+    root = tmp_path / "store"
+    root.mkdir()
+    with closing(Disk(root)) as disk:
+        with disk.recording():
+            store = MessageStore(config(root))
+            store.open(1)
+            store.put(inner(body=b"sent"), 1)
+            if is_flushed:
+                store.flush()
+        disk.crash(Random(0), tmp_path / "after", "nothing more")
+        store.close()
+    with MessageStore(config(tmp_path / "after")) as after:
+        assert [decode(record).body for record in read(after, "T", 0)] == left
+        assert after.put(inner(body=b"next"), 1).queue_offset == len(left)
+    assert check(tmp_path / "after") == []
+
+
+def test_config_file_is_the_old_or_the_new_one_whole(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    path = config_path(root, "topics")
+    random = Random(3)
+    count = 0
+    written = -1
+
+    def fail() -> None:
+        nonlocal count
+        to = tmp_path / f"after{count}"
+        count += 1
+        disk.crash(random, to)
+        value = read_config(config_path(to, "topics"))
+        assert value in ([None] if written < 0 else []) + [{"v": k} for k in (written, written + 1) if k >= 0]
+
+    with closing(Disk(root)) as disk:
+        disk.on_call = fail
+        with disk.recording():
+            for version in range(4):
+                write_config(path, {"v": version})
+                written = version
+    assert count > 20

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.message import sysflag
@@ -56,6 +57,7 @@ class _Log:
         self.end = files.begin
         self.last_timestamp = 0
         self.offsets: list[int] = []
+        self.timestamps: list[int] = []
         self.belongs: dict[tuple[str, int], dict[int, int]] = {}
         """{(topic, queue id): {queue offset: physical offset}}"""
 
@@ -152,9 +154,14 @@ def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterat
 def _take_in(log: _Log, run: Run) -> Iterator[Finding]:
     log.end = run.end
     log.last_timestamp = max(log.last_timestamp, int(run.store_timestamps.max()))
+    log.timestamps += run.store_timestamps.tolist()
     for position in run.positions.tolist():
-        outline = peek(run.file.map, position)
-        log.offsets.append(outline.physical_offset)
+        log.offsets.append(run.file.begin + position)
+        try:
+            outline = peek(run.file.map, position)
+        except InvalidMessage as error:
+            yield Finding(run.file.path, position, str(error))
+            continue
         if sysflag.is_dispatched(outline.sys_flag):
             places = log.belongs.setdefault((outline.topic, outline.queue_id), {})
             if outline.queue_offset == 0 and places:
@@ -219,7 +226,7 @@ def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
 
 
 def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[Finding]:
-    offsets = np.array(log.offsets, np.int64)
+    offsets, times = np.array(log.offsets, np.int64), np.array(log.timestamps, np.int64)
     files: list[IndexFile] = []
     try:
         for path in index_paths(directory):
@@ -228,13 +235,13 @@ def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[Findin
             except StoreCorrupt as error:
                 yield Finding(path, error.position, error.why)
                 continue
-            yield from _check_index_file(files[-1], offsets, log.files.begin)
+            yield from _check_index_file(files[-1], offsets, times, log.files.begin)
     finally:
         Index(directory, slot_count, 0, files).close()
 
 
 def _check_index_file(
-    index: IndexFile, offsets: np.ndarray[tuple[int], np.dtype[np.int64]], begin: int
+    index: IndexFile, offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64], begin: int
 ) -> Iterator[Finding]:
     path = index.file.path
     if not 1 <= index.count <= index.max_count:
@@ -268,15 +275,44 @@ def _check_index_file(
         (hashes < 0, "the hash is negative"),
         (entries["seconds"] < 0, "the time difference is negative"),
         (
-            (entries["physical_offset"] >= begin) & ~np.isin(entries["physical_offset"], offsets),
+            (entries["physical_offset"] < 0)
+            | (entries["physical_offset"] >= begin) & ~np.isin(entries["physical_offset"], offsets),
             "the entry points at no record of the log",
         ),
     ):
         for k in np.flatnonzero(bad)[:10].tolist():
             yield Finding(path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
-    last = int(entries["physical_offset"][-1])
-    if index.end_physical_offset != last:
-        yield Finding(path, 24, f"endPhyOffset is {index.end_physical_offset}, but the last entry has {last}")
+    for position, name, stated, entry in (
+        (16, "beginPhyOffset", index.begin_physical_offset, 0),
+        (24, "endPhyOffset", index.end_physical_offset, -1),
+    ):
+        if stated != int(entries["physical_offset"][entry]):
+            there = int(entries["physical_offset"][entry])
+            yield Finding(path, position, f"{name} is {stated}, but the {('first', 'last')[entry]} entry has {there}")
+    yield from _check_index_times(index, entries, offsets, times)
+
+
+def _check_index_times(
+    index: IndexFile, entries: npt.NDArray[np.void], offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
+) -> Iterator[Finding]:
+    """Compare the times of an index file with those of the records that the log still has."""
+    at = np.searchsorted(offsets, entries["physical_offset"])
+    known = np.isin(entries["physical_offset"], offsets)
+    stored = times[np.where(known, at, 0)] if len(times) else np.zeros(len(entries), np.int64)
+    for position, name, stated, entry in (
+        (0, "beginTimestamp", index.begin_timestamp, 0),
+        (8, "endTimestamp", index.end_timestamp, -1),
+    ):
+        if known[entry] and stated != int(stored[entry]):
+            yield Finding(index.file.path, position, f"{name} is {stated}, but the message has {int(stored[entry])}")
+    expected = ((stored - index.begin_timestamp) // 1000).clip(0)
+    # The first entry was made before the file had its beginTimestamp.
+    wrong = known & (entries["seconds"] != expected) & (index.begin_timestamp > 0)
+    for k in np.flatnonzero(wrong[1:])[:10].tolist():
+        position = HEADER_SIZE + 4 * index.slot_count + 20 * (k + 2)
+        yield Finding(
+            index.file.path, position, f"entry {k + 2}: {entries['seconds'][k + 1]} s, but it is {expected[k + 1]} s"
+        )
 
 
 def _check_checkpoint(log: _Log, path: Path) -> Iterator[Finding]:

@@ -19,11 +19,12 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
 A stop counts as clean when the queues say so, too: each ends with a unit that points at its own record, and together
 they have as many units as the last file has records for them. A queue that was lost with its directory is noticed by
 that as long as the last file has a message of it; later only `check` finds out. After a clean stop there is no torn
-tail. Damage in the last file to which or behind which units lead is therefore left as damage in any other file is: a
-body that has changed is passed over, and where the way from record to record is lost, opening stops.
+tail before the end of the last unit's record; after a crash there is none before the end of the last such record for
+which the checkpoint vouches. Damage before that place is left as damage in any other file is: a body that has changed
+is passed over, and where the way from record to record is lost, opening stops.
 
-Damage before the place where the scan begins is no torn tail: it was on disk and has been changed since. It is left as
-it is, for `check` to report.
+Damage before the place where the scan begins is left as it is, for `check` to report: it was on disk and has been
+changed since.
 
 A recovery that is interrupted starts again from the same facts, as `abort` is still there.
 
@@ -35,14 +36,16 @@ disk.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
-from rucola.message.record import FRAME
+from rucola.message.record import FRAME, peek
 from rucola.store.checkpoint import Checkpoint
+from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
@@ -76,6 +79,8 @@ class Recovery:
         """Whether anything may be less than it was when it was flushed; `run` can find that out."""
         self._sound_end = 0
         """Up to this physical offset the log was found sound; known in advance only after a clean stop."""
+        self._vouched_end = 0
+        """Before this physical offset everything was on disk once: damage is no torn tail."""
         self._records = 0
         """How many records of the last file must have units; known only after a clean stop."""
 
@@ -140,41 +145,39 @@ class Recovery:
         """Drop units that cannot be relied on and return the physical offset from which on units are to be written."""
         queues = self._queues.values()
         if self.after_crash:
+            self._vouched_end = max([self._vouched_end_of(queue, scan_begin) for queue in queues], default=0)
             for queue in queues:
                 queue.cut(queue.first_at_or_after(scan_begin))
             begin = max([queue.max_physical_offset for queue in queues], default=-1)
             return scan_begin if begin >= 0 else self._files.begin
-        begin = max([queue.max_physical_offset for queue in queues], default=-1)
-        self._sound_end = end = self._end_of_clean_log(scan_begin, begin)
+        self._vouched_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
+        self._sound_end = end = self._end_of_clean_log(scan_begin)
         for queue in queues:
             queue.cut(queue.first_at_or_after(end))
         return max(min(begin, end), self._files.begin)
 
-    def _end_of_clean_log(self, scan_begin: int, units_end: int) -> int:
-        """Return where the log ends, and count the records before `units_end` that must have a unit."""
-        stop = self._count_records(scan_begin, units_end, check_crc=True)
-        if stop.damage is not None and stop.physical_offset < units_end:
-            log.warning("%s is damaged at %d: %s", self._files.directory, stop.physical_offset, stop.damage)
-            stop = self._count_records(scan_begin, units_end, check_crc=False)
-            if stop.damage is not None and stop.physical_offset < units_end:
-                file = self._files.find(stop.physical_offset)
-                assert file is not None
-                raise StoreCorrupt(
-                    file.path,
-                    stop.physical_offset - file.begin,
-                    f"{stop.damage}; there are messages behind it, and the store was closed in order, so nothing is "
-                    "cut off here; run `rucola store check` on the directory, and `rucola store repair` to save them",
-                )
-        return stop.physical_offset
-
-    def _count_records(self, scan_begin: int, units_end: int, *, check_crc: bool) -> Stop:
+    def _end_of_clean_log(self, scan_begin: int) -> int:
+        """Return where the log ends, and count the records that must have units already."""
         self._records = 0
-        for item in scan(self._files, scan_begin, check_crc=check_crc):
-            if isinstance(item, Stop):
-                return item
-            count = int(np.searchsorted(item.positions, units_end - item.file.begin))
-            self._records += int((item.heads["sys_flag"][:count] & sysflag.TRANSACTION_PREPARED == 0).sum())
-        raise AssertionError("a scan ends with a Stop")
+        for item in self._runs(scan_begin):
+            if isinstance(item, Run):
+                count = int(np.searchsorted(item.positions, self._vouched_end - item.file.begin))
+                self._records += int((item.heads["sys_flag"][:count] & sysflag.TRANSACTION_PREPARED == 0).sum())
+            else:
+                end = item.physical_offset
+        return end
+
+    def _vouched_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
+        """Return where the last record ends that has its unit in a queue and was on disk when the checkpoint was
+        written; 0 where that is before the scan."""
+        for queue_offset in range(queue.max_offset - 1, queue.first_at_or_after(scan_begin) - 1, -1):
+            physical_offset, size, _ = queue.unit(queue_offset)
+            if physical_offset >= scan_begin and queue.is_sound_at(queue_offset, self._files):
+                file = self._files.find(physical_offset)
+                assert file is not None
+                if peek(file.map, physical_offset - file.begin).store_timestamp <= self._checkpoint.min_timestamp:
+                    return physical_offset + size
+        return 0
 
     def _index_end(self) -> tuple[int, int]:
         """Drop index files that cannot be relied on; return the offset of the last message that is indexed, and how
@@ -204,8 +207,16 @@ class Recovery:
         return last, there
 
     def _forget_everything(self) -> None:
-        """A store whose log is gone has no messages, whatever else lies there."""
+        """A store without a log has no messages. Raises StoreCorrupt where units say that there were some."""
         for queue in self._queues.values():
+            if queue.max_offset > queue.min_offset:
+                raise StoreCorrupt(
+                    self._files.directory,
+                    0,
+                    f"there is no CommitLog, but {queue.topic}-{queue.queue_id} has {queue.max_offset} messages; is "
+                    "its disk missing, or storePathCommitLog set to another place? To begin anew, run `rm -r` on "
+                    "consumequeue/ and index/",
+                )
             queue.cut(0)
         if self._index is not None:
             self._index.drop(0)
@@ -224,12 +235,14 @@ class Recovery:
             self._read_old(begin, scan_begin, units_begin, index_begin, entries_there)
         entries_there = entries_there if index_begin >= scan_begin else 0
         stop = None
-        for item in scan(self._files, max(scan_begin, min(begin, self._sound_end)), check_crc=self.after_crash):
+        for item in self._runs(max(scan_begin, min(begin, self._sound_end))):
             if isinstance(item, Stop):
                 stop = item
                 break
             torn = self._dispatch(item, units_begin, index_begin, entries_there, tail=True)
             if torn is not None:
+                if torn.physical_offset < self._vouched_end:
+                    raise self._lost_way(torn)
                 stop = torn
                 break
             if item.end > index_begin:
@@ -238,6 +251,35 @@ class Recovery:
         if stop.damage is not None:
             log.warning("%s ends at %d: %s", self._files.directory, stop.physical_offset, stop.damage)
         return stop.physical_offset
+
+    def _runs(self, begin: int) -> Iterator[Run | Stop]:
+        """Scan, passing over bodies that have changed since they were on disk."""
+        while True:
+            for item in scan(self._files, begin):
+                if isinstance(item, Stop):
+                    break
+                yield item
+            assert isinstance(item, Stop)
+            if item.damage is None or item.physical_offset >= self._vouched_end:
+                yield item
+                return
+            run = next(scan(self._files, item.physical_offset, check_crc=False))
+            if isinstance(run, Stop):
+                raise self._lost_way(run)
+            log.warning("%s is damaged at %d: %s", self._files.directory, item.physical_offset, item.damage)
+            one = Run(run.file, run.positions[:1], run.heads[:1], run.store_timestamps[:1])
+            yield one
+            begin = one.end
+
+    def _lost_way(self, stop: Stop) -> StoreCorrupt:
+        file = self._files.find(stop.physical_offset)
+        assert file is not None
+        return StoreCorrupt(
+            file.path,
+            stop.physical_offset - file.begin,
+            f"{stop.damage}; this was on disk once, and so were messages behind it, so nothing is cut off here; run "
+            "`rucola store check` on the directory, and `rucola store repair` to save what is whole",
+        )
 
     def _read_old(self, begin: int, end: int, units_begin: int, index_begin: int, entries_there: int) -> None:
         """Dispatch from `begin` up to `end`, where a file begins. Nothing is cut here."""

@@ -102,6 +102,8 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
             record_size, magic = unpack(mapped, position)
             if magic != MESSAGE_MAGIC or not MIN_RECORD_SIZE <= record_size <= size - position:
                 break
+            if record_size > _RUN_SIZE and _what_is_wrong(file, position) is not None:
+                break  # before so many bytes are copied for what may be no record
             positions.append(position)
             position += record_size
         if positions:
@@ -133,7 +135,7 @@ def _stop(file: MappedFile, position: int) -> Stop:
         return Stop(at, None)
     if magic != MESSAGE_MAGIC:
         return Stop(at, f"magic is {magic:#010x}, neither record nor blank")
-    return Stop(at, f"size is {size} where {left} bytes are left in the file")
+    return Stop(at, _what_is_wrong(file, position) or f"size is {size} where {left} bytes are left in the file")
 
 
 def _sound(file: MappedFile, positions: list[int], end: int, check_crc: bool) -> tuple[Run, str | None]:
@@ -185,9 +187,12 @@ def _sound(file: MappedFile, positions: list[int], end: int, check_crc: bool) ->
     return Run(file, at[:count], heads[:count], store_timestamps[:count]), why
 
 
-def _what_is_wrong(file: MappedFile, position: int) -> str:
+def _what_is_wrong(file: MappedFile, position: int) -> str | None:
+    """Say why there is no record at `position`, as far as that shows without its body; None where it does not."""
     try:
         outline = peek(file.map, position)
     except InvalidMessage as error:
         return str(error)
-    return f"the record says that it lies at {outline.physical_offset}"
+    if outline.physical_offset != file.begin + position:
+        return f"the record says that it lies at {outline.physical_offset}"
+    return None

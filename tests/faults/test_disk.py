@@ -1,0 +1,215 @@
+"""A disk that refuses: full, failing, read-only, or a system out of descriptors; and two brokers on one directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.errors import StoreError
+from rucola.message.record import decode
+from rucola.store.check import check
+from rucola.store.config import PutMessageStatus
+from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.message_store import MessageStore
+from servers import run, server
+from stores import config, inner
+
+FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
+
+
+@contextmanager
+def limited(kind: int, soft: int) -> Iterator[None]:
+    """Let this process have no more than that of a resource. Python ignores SIGXFSZ, so a write fails with EFBIG."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+@contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int = 0) -> Iterator[None]:
+    """Let a system call fail with that error, from the call after the first `after` on."""
+    real: Callable[..., Any] = getattr(os, call)
+    left = after
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        yield
+
+
+def bodies(store: MessageStore) -> list[bytes]:
+    found: list[bytes] = []
+    while records := store.get("T", 0, len(found), 32).records:
+        found += [decode(record).body for record in records]
+    return found
+
+
+NO_PLACE = [
+    ("posix_fallocate", errno.ENOSPC),
+    ("posix_fallocate", errno.EDQUOT),
+    ("ftruncate", errno.ENOSPC),
+    ("open", errno.EMFILE),
+    ("open", errno.ENFILE),
+    ("open", errno.ENOSPC),
+]
+
+
+@pytest.mark.parametrize(("call", "number"), NO_PLACE)
+@pytest.mark.parametrize("after", range(3))
+def test_no_place_for_a_record_is_said_and_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int
+) -> None:
+    """The next file of the log cannot be made, at whichever step; later it can."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    sent = [b"%d" % k + bytes(1500) for k in range(6)]
+    put = [store.put(inner(body=body), 1).status for body in sent[:2]]
+    store.reput()
+    with refusing(monkeypatch, call, number, after):
+        refused = store.put(inner(body=sent[2]), 1).status
+    assert refused in (PutMessageStatus.CREATE_MAPEDFILE_FAILED, PutMessageStatus.PUT_OK)
+    taken = sent[:2] + ([sent[2]] if refused is PutMessageStatus.PUT_OK else [])
+    put += [store.put(inner(body=body), 1).status for body in sent[3:]]
+    assert set(put) == {PutMessageStatus.PUT_OK}
+    assert bodies(store) == taken + sent[3:]
+    store.close()
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(("call", "number"), [*NO_PLACE, ("fdatasync", errno.EIO), ("fsync", errno.EIO)])
+def test_whatever_fails_while_dispatching_and_vouching_is_made_up_for_by_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    for after in range(12):
+        root = tmp_path / str(after)
+        store = MessageStore(config(root))
+        store.open(1)
+        acknowledged = []
+        with refusing(monkeypatch, call, number, after):
+            for k in range(30):
+                body = b"%d" % k + bytes(300)
+                if store.put(inner(body=body, keys=f"k{k}", queue_id=0), 1000 * k).status is PutMessageStatus.PUT_OK:
+                    acknowledged.append(body)
+                try:
+                    store.reput()
+                    store.checkpoint()
+                except OSError:
+                    assert store.refuses_writes is not None
+                    break
+            try:
+                store.close()
+            except OSError:
+                assert (root / "abort").exists()
+        again = MessageStore(config(root))
+        again.open(1)
+        assert bodies(again) == acknowledged
+        assert all(again.query("T", f"k{k}", 64).records for k in range(len(acknowledged)))
+        again.close()
+        assert check(root) == []
+
+
+def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    store.put(inner(), 1)
+    with refusing(monkeypatch, "fdatasync", errno.EIO), pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    for vouch in (store.flush, store.checkpoint):  # the kernel says yes now, to pages that it has given up
+        with pytest.raises(OSError, match="Input/output"):
+            vouch()
+    assert store.flushed_physical_offset == 0
+    store.close()
+    assert (tmp_path / "abort").exists()
+
+
+def test_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
+    """Not injected: the system itself refuses the next file."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.PUT_OK
+    with limited(resource.RLIMIT_FSIZE, 2000):
+        assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+    assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
+    assert bodies(store) == [bytes(3000), bytes(2000)]
+    store.close()
+    assert check(tmp_path) == []
+
+
+def test_out_of_descriptors_is_no_end(tmp_path: Path) -> None:
+    """Not injected either: this process has no descriptor left when a file has to be made."""
+    store = MessageStore(config(tmp_path / "store"))
+    store.open(1)
+    assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.PUT_OK
+    store.reput()
+    probe = os.open(tmp_path, os.O_RDONLY)
+    os.close(probe)
+    with limited(resource.RLIMIT_NOFILE, probe):
+        assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        with pytest.raises(StoreError, match="Too many open files"):
+            MessageStore(config(tmp_path / "other")).open(1)
+    assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
+    store.close()
+    assert check(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", ["open", "mkdir", "pwrite", "fsync"])
+def test_directory_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    with refusing(monkeypatch, call, number), pytest.raises(StoreError) as caught:
+        MessageStore(config(tmp_path / "store")).open(1)
+    assert str(tmp_path / "store") in str(caught.value)
+    if call == "pwrite" and number != errno.EACCES:
+        assert "another process" not in str(caught.value), "a full disk is no second broker"
+    with MessageStore(config(tmp_path / "store")) as store:
+        assert store.put(inner(), 1).status is PutMessageStatus.PUT_OK
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_config_file_that_cannot_be_written_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = config_path(tmp_path, "topics")
+    write_config(path, {"v": 1})
+    for after in range(3):
+        with refusing(monkeypatch, call, errno.ENOSPC, after), suppress(OSError):
+            write_config(path, {"v": 2})
+        assert read_config(path)["v"] in (1, 2)
+        write_config(path, {"v": 1})
+    assert read_config(path) == {"v": 1}
+
+
+def test_second_broker_process_is_turned_away(tmp_path: Path) -> None:
+    with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as first:
+        first.addresses()
+        second = run("standalone", "--store", tmp_path / "store", *FREE_PORTS)
+        assert second.returncode != 0
+        assert "served by another process; stop that broker first" in second.stderr
+        assert "Traceback" not in second.stderr
+        program = "import sys; from stores import config; from pathlib import Path; from rucola.store.message_store "
+        program += "import MessageStore; MessageStore(config(Path(sys.argv[1]))).open(1)"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        third = subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "store"], capture_output=True, text=True, env=environment
+        )
+        assert "StoreLocked" in third.stderr
+        assert first.stop() == 0

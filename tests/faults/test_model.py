@@ -1,0 +1,148 @@
+"""A store against a dict: whatever is done to it, in whatever order, it answers as the dict does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rucola.message import MessageInner
+from rucola.message.record import decode
+from rucola.store.check import check
+from rucola.store.config import GetMessageStatus, PutMessageStatus
+from rucola.store.message_store import MessageStore
+from stores import config, crashed_copy, inner
+
+Name = tuple[str, int]
+
+names = st.tuples(st.sampled_from(["A", "Topic"]), st.integers(0, 1))
+bodies = st.sampled_from([0, 1, 50, 700, 2500])
+keys = st.sampled_from([None, "k", "k other", "Aa", "BB"])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Files hold a few records, ten units and 39 entries, so that every kind of file rolls."""
+
+    @initialize()
+    def make(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="store-model-"))
+        self.lives = 0
+        self.now_ms = 1_000_000
+        self.number = 0
+        self.queues: dict[Name, list[bytes]] = {}
+        self.keyed: dict[tuple[str, str], list[bytes]] = {}
+        self.open("0")
+
+    def open(self, name: str) -> None:
+        self.store = MessageStore(config(self.root / name))
+        self.store.open(self.now_ms)
+
+    def message(self, name: Name, size: int, key: str | None) -> MessageInner:
+        self.number += 1
+        return inner(*name, b"%06d" % self.number + bytes(size), keys=key, unique_key=f"U{self.number}")
+
+    def note(self, message: MessageInner) -> None:
+        body = bytes(message.body)
+        self.queues.setdefault((message.topic, message.queue_id), []).append(body)
+        for key in (message.unique_key, *(message.keys or "").split()):
+            self.keyed.setdefault((message.topic, str(key)), []).append(body)
+
+    @rule(name=names, size=bodies, key=keys, later=st.sampled_from([0, 10, 5000]))
+    def put(self, name: Name, size: int, key: str | None, later: int) -> None:
+        self.now_ms += later
+        message = self.message(name, size, key)
+        result = self.store.put(message, self.now_ms)
+        assert result.status is PutMessageStatus.PUT_OK
+        assert result.queue_offset == len(self.queues.get(name, []))
+        self.note(message)
+
+    @rule(name=names, count=st.integers(2, 12), key=keys)
+    def put_batch(self, name: Name, count: int, key: str | None) -> None:
+        messages = [self.message(name, 20, key) for _ in range(count)]
+        results = self.store.put_batch(messages, self.now_ms)
+        begin = len(self.queues.get(name, []))
+        assert [result.queue_offset for result in results] == list(range(begin, begin + count))
+        for message in messages:
+            self.note(message)
+
+    @rule(name=names)
+    def put_too_much(self, name: Name) -> None:
+        assert self.store.put(self.message(name, 5000, None), self.now_ms).status is PutMessageStatus.MESSAGE_ILLEGAL
+
+    @rule(name=names, begin=st.integers(-1, 60), count=st.integers(1, 40))
+    def get(self, name: Name, begin: int, count: int) -> None:
+        sent = self.queues.get(name, [])
+        page = self.store.get(*name, begin, count)
+        found = [decode(record).body for record in page.records]
+        assert (page.status is GetMessageStatus.FOUND) == (0 <= begin < len(sent))
+        if found:
+            assert found == sent[begin : begin + len(found)]
+            assert page.next_begin_offset == begin + len(found)
+
+    @rule(topic=st.sampled_from(["A", "Topic"]), key=st.sampled_from(["k", "other", "Aa", "BB", "none"]))
+    def query(self, topic: str, key: str) -> None:
+        found = [decode(record) for record in self.store.query(topic, key, 64).records]
+        exact = [message.body for message in found if key in (message.keys or "").split()]
+        sent = self.keyed.get((topic, key), [])
+        if len(found) < 64:  # `Aa` and `BB` have one hash, so that a full answer may hold less of each
+            assert exact == sent
+        assert exact == sent[len(sent) - len(exact) :]
+
+    @rule()
+    def reput(self) -> None:
+        self.store.reput()
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
+        assert self.store.flushed_physical_offset == self.store.max_physical_offset
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.store.checkpoint()
+
+    @rule()
+    def stop_and_start(self) -> None:
+        self.store.close()
+        assert check(self.store.config.store_path_root_dir) == []
+        self.open(str(self.lives))
+
+    @rule()
+    def die_and_start(self) -> None:
+        """The files as the kernel has them, in another directory; the process itself cannot be left here."""
+        self.lives += 1
+        after = crashed_copy(self.store, self.root / str(self.lives))
+        self.store.close()
+        shutil.rmtree(self.store.config.store_path_root_dir)
+        self.store = after
+        self.store.open(self.now_ms)
+
+    @invariant()
+    def ends_are_right(self) -> None:
+        for name, sent in self.queues.items():
+            assert (self.store.min_offset(*name), self.store.max_offset(*name)) == (0, len(sent))
+
+    def teardown(self) -> None:
+        for name, sent in self.queues.items():
+            found: list[bytes] = []
+            while records := self.store.get(*name, len(found), 32).records:
+                found += [decode(record).body for record in records]
+            assert found == sent
+        self.store.close()
+        assert check(self.store.config.store_path_root_dir) == []
+        shutil.rmtree(self.root)
+
+
+def test_store_answers_as_a_dict_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    for call in ("fsync", "fdatasync"):  # no power is cut here
+        monkeypatch.setattr(os, call, lambda descriptor: None)
+    StoreMachine.TestCase.settings = settings(
+        max_examples=25, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    StoreMachine.TestCase("runTest").runTest()
