@@ -1,0 +1,65 @@
+"""README.md does what it says: its programs run against a real broker, and its commands exist."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rucola.cli.main import main
+from servers import server
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^\$ (rucola .*?)(?:\s+#.*)?$", README, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("readme")
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+    with server("standalone", "--store", path / "store", *ports, log=path / "log") as running:
+        yield running.addresses()[0]
+        assert running.stop() == 0
+
+
+def program(word: str, namesrv: str) -> dict[str, Any]:
+    """Run the one program that has this word, with the address of a running name server in it."""
+    (source,) = [source for source in PROGRAMS if word in source]
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(source.replace("127.0.0.1:9876", namesrv), "README.md", "exec"), names)
+    return names
+
+
+def test_send_and_receive(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program("PushConsumer(", namesrv)
+    sent, received = capsys.readouterr().out.splitlines()
+    assert re.fullmatch("[0-9A-F]{32}", sent)
+    assert received == "order-1 b'one pizza'"
+
+
+def test_without_asyncio(namesrv: str) -> None:
+    program("rucola.client.sync", namesrv)
+
+
+def test_transaction(namesrv: str) -> None:
+    names = program("TransactionProducer(", namesrv)
+    asyncio.run(names["order"]())
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_exist_with_their_options(line: str) -> None:
+    _, *arguments = shlex.split(line)
+    command: click.Command = main
+    with click.Context(main) as context:
+        while isinstance(command, click.Group):
+            found = command.get_command(context, arguments.pop(0))
+            assert found is not None, line
+            command = found
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {argument for argument in arguments if argument.startswith("-")} <= known
