@@ -149,7 +149,8 @@ class ConsumeQueue:
     def _count_written(self) -> int:
         """Return the number of units before the zeros, found by halving, for a queue has no other mark."""
         for file in reversed(self._files.files):
-            low, high = 0, file.size // UNIT_SIZE
+            # Every page that is looked at costs a fault, so not one is in the hole behind the last unit.
+            low, high = 0, min(file.size, file.hole + UNIT_SIZE) // UNIT_SIZE
             while low < high:
                 middle = (low + high) // 2
                 physical_offset, size, _ = _UNIT.unpack_from(file.map, middle * UNIT_SIZE)
@@ -234,6 +235,11 @@ class ConsumeQueue:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                     raise
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether this process may have written units."""
+        return any(file.is_changed for file in self._files)
 
     def flush(self) -> None:
         """Wait until all units that were written before this call are on disk. For any thread, one at a time."""

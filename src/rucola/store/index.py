@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.errors import StoreCorrupt
-from rucola.files import make_directory, sync_directory
+from rucola.files import sync_directory
 from rucola.message.hashing import index_hash
 from rucola.store.mapped_file import MappedFile
 
@@ -354,7 +354,6 @@ class Index:
         last = self.files[-1] if self.files else None
         if last is not None and not last.is_full:
             return last
-        make_directory(self.directory)
         size = HEADER_SIZE + self._slot_count * SLOT_SIZE + self._max_count * ENTRY_SIZE
         path = self.directory / index_file_name(now_ms)
         if last is not None and path.name <= last.file.path.name:  # two in one millisecond, or a clock set back

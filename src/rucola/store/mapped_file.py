@@ -16,6 +16,9 @@ Flushing goes by file descriptor, because `mmap.flush` holds the interpreter loc
 A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector. A mapping
 keeps a descriptor of its own, so a file that was only opened has no second one until it is written or flushed.
 
+A new file's name is brought to disk by its first flush, not when it is made: whoever waits for the bytes waits for
+that, and nobody else has to. Only the next file of a queue is not made before, since a gap could not be mended.
+
 A file that goes away may be in another thread's hands. Whoever works on it there holds it meanwhile (`hold`); a file
 that has left its queue cannot be held any more, and is closed by the last who does.
 
@@ -33,7 +36,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import StoreCorrupt
-from rucola.files import make_directory, sync_directory
+from rucola.files import sync_directory
 
 NAME_DIGITS: Final = 20
 PAGE_SIZE: Final = mmap.PAGESIZE
@@ -59,8 +62,10 @@ class MappedFile:
         "_is_deleted",
         "_is_leaving",
         "_populates",
+        "_unsynced",
         "_warmed",
         "begin",
+        "hole",
         "map",
         "path",
         "reserved",
@@ -76,6 +81,8 @@ class MappedFile:
         self.writable = writable
         self.begin = begin
         self.size = os.fstat(fd).st_size
+        self.hole = os.lseek(fd, 0, os.SEEK_HOLE) if self.size else 0
+        """Where the first hole was when the file was opened: whatever is written from the beginning on ends there."""
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         # Only the read-only side meets files of no size, and an anonymous page says as little as they do.
         self.map = mmap.mmap(fd, self.size, access=access) if self.size else mmap.mmap(-1, PAGE_SIZE)
@@ -83,6 +90,7 @@ class MappedFile:
         """Up to this position the file is known to have blocks."""
         self._warmed = 0
         self._populates = True
+        self._unsynced: list[Path] = []
         self._holders = 0
         self._is_leaving = self._is_deleted = False
 
@@ -99,15 +107,20 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, size: int, *, begin: int = 0) -> MappedFile:
-        """Make a new file of `size` zeros and map it for writing; its name is on disk then.
+        """Make a new file of `size` zeros, and missing directories, and map it for writing.
 
-        Raises FileExistsError where one is, and OSError, after which there is none.
+        Raises FileExistsError where one is, and OSError; then there is none.
         """
+        unsynced = [path.parent]
+        while not unsynced[-1].is_dir():
+            unsynced.append(unsynced[-1].parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, size)
-            sync_directory(path.parent)
-            return cls(path, fd, True, begin)
+            file = cls(path, fd, True, begin)
+            file._unsynced = unsynced
+            return file
         except BaseException:
             os.close(fd)
             path.unlink()
@@ -120,6 +133,11 @@ class MappedFile:
             if self._fd < 0:
                 self._fd = os.open(self.path, _flags(self.writable))
             return self._fd
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
+        return self._fd >= 0
 
     @property
     def end(self) -> int:
@@ -187,15 +205,22 @@ class MappedFile:
         return True
 
     def flush(self) -> None:
-        """Wait until the file's bytes are on disk. Lets other threads run; they may write meanwhile.
+        """Wait until the file's bytes and its name are on disk. Lets other threads run; they may write meanwhile.
 
         Does nothing for a file that has left its queue.
         """
         if self.hold():
             try:
                 os.fdatasync(self.fd)
+                self.sync_name()
             finally:
                 self.release()
+
+    def sync_name(self) -> None:
+        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread."""
+        for directory in reversed(self._unsynced):
+            sync_directory(directory)
+        self._unsynced = []
 
     def hold(self) -> bool:
         """Keep the file open until `release`. False where it has left its queue. For any thread."""
@@ -315,7 +340,8 @@ class MappedFileQueue:
         """Add a file behind the last one; in an empty queue it starts at `begin`, a multiple of the file size."""
         if begin is None or self.files:
             begin = self.end
-        make_directory(self.directory)
+        if self.files:
+            self.files[-1].sync_name()
         file = MappedFile.create(self.directory / file_name(begin), self.file_size, begin=begin)
         self.files.append(file)
         return file

@@ -130,7 +130,8 @@ class MessageStore:
         self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
         for name, queue in self._queues.items():
             self._next_offsets[name] = queue.max_offset
-            self._dirty.add(queue)
+            if after_crash or queue.is_changed:
+                self._dirty.add(queue)
             last_ms = self.store_time(*name, queue.max_offset - 1)
             self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
         self._is_open = True
