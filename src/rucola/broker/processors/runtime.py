@@ -153,7 +153,7 @@ class RuntimeProcessor:
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         days, hours = divmod(hours, 24)
-        pools = {f"{pool}Size": "0" for pool in ("EndTransactionQueue",)}
+        pools = {"EndTransactionQueueSize": "0"}
         for pool in ("sendThreadPoolQueue", "pullThreadPoolQueue", "queryThreadPoolQueue"):
             pools |= {f"{pool}Size": "0", f"{pool}HeadWaitTimeMills": "0"}
         return pools | {
