@@ -1,9 +1,16 @@
 """The log as a Spark table: the data source `rocketmq`, and the jobs of the pipeline.
 
-    columns     records of a CommitLog as Arrow columns
-    options     what a read may be told
-    planning    which stretches of which log a read has to touch
-    source      the data source itself
+    schema      the columns, in Spark's words
+    options     what a read and a write may be told
+    source      the data source itself, which Spark asks for the following
+    reader      a batch: from options to partitions to rows
+    streaming   a stream of batches
+    sink        rows sent as messages
+    places      logs and queues with offsets, and what a read takes of them
+    planning    which stretches of a store's log a read has to touch
+    reading     a stretch of a store's log as record batches
+    live        a stretch of a live broker's queue as record batches
+    columns     records as Arrow columns
     session     a local Spark session
     lake        archived messages as Parquet, and how far each store is archived
     jobs/       one file a job: a pure DataFrame function, and what runs it

@@ -75,16 +75,18 @@ class StoreSource:
         self._options = options
 
     def bounds(self) -> Ranges:
-        _check_topics_exist(self._options)
         bounds: dict[Place, tuple[int, int]] = {}
+        present: set[tuple[str, int]] = set()
         for broker_name, path in self._options.stores.items():
             with StoreReader(path) as reader:
                 if not self._options.by_queue:
                     bounds[Log(broker_name)] = reader.min_physical_offset, log_end(reader)
                     continue
+                present |= reader.queues().keys()
                 for (topic, queue_id), (least, most) in reader.queues().items():
                     if is_chosen(self._options, queue := Queue(topic, broker_name, queue_id)):
                         bounds[queue] = least, most
+        _check_topics_exist(self._options, present)
         return bounds
 
     def plan(self, ranges: Ranges) -> list[Stretch]:
@@ -232,15 +234,11 @@ def _by_queue(reader: StoreReader, broker_name: str, ranges: list[QueueRange], o
         passed = upto
 
 
-def _check_topics_exist(options: Options) -> None:
+def _check_topics_exist(options: Options, queues: set[tuple[str, int]]) -> None:
+    """Raise ConfigError for a topic or queue that is named and not among the queues of any store."""
     wanted: set[tuple[str, int | None]] = {(topic, None) for topic in options.topics or ()}
     wanted |= {(topic, queue_id) for topic, _, queue_id in options.assigned or ()}
-    if not wanted:
-        return
-    present: set[tuple[str, int | None]] = set()
-    for path in options.stores.values():
-        with StoreReader(path) as reader:
-            present |= reader.queues().keys() | {(topic, None) for topic, _ in reader.queues()}
+    present: set[tuple[str, int | None]] = queues | {(topic, None) for topic, _ in queues}
     for topic, queue_id in sorted(wanted - present, key=str):
         queue = "" if queue_id is None else f"queue {queue_id} of "
         topics = ", ".join(sorted({topic for topic, _ in present})) or "no topic at all"
