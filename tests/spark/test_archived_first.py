@@ -1,0 +1,35 @@
+"""What the archive says of its progress is what the store asks before it lets a file go (deleteOnlyArchived)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rucola.message.record import decode
+from rucola.spark.lake import Progress, open_lake
+from rucola.store.message_store import MessageStore
+from rucola.store.retention import DiskUsage
+from stores import config, inner
+
+
+def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path / "store",
+        delete_only_archived=True,
+        archive_progress_path=tmp_path / "lake" / "_rucola" / "progress.json",
+    )
+    with MessageStore(settings) as store, open_lake(tmp_path / "lake") as lake:
+        last = [store.put(inner(body=bytes(1200)), 1) for _ in range(9)][2]
+        end = last.physical_offset + last.size
+        msg_id = decode(store.record_at(last.physical_offset) or b"").msg_id
+
+        def begin_after_a_round() -> int:
+            store.begin_cleaning(1, 12, [DiskUsage(tmp_path, 95, 100)])
+            while store.expire(1):
+                store.delete_expired()
+            return store.min_physical_offset
+
+        assert begin_after_a_round() == 0
+        for archived, begin in ((end, 0), (4096, 4096), (store.max_physical_offset, 8192)):
+            progress = Progress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
+            lake.publish(str(settings.store_path_root_dir), 0, progress)
+            assert begin_after_a_round() == begin
