@@ -305,7 +305,7 @@ def _check_index_times(
     ):
         if known[entry] and stated != int(stored[entry]):
             yield Finding(index.file.path, position, f"{name} is {stated}, but the message has {int(stored[entry])}")
-    expected = ((stored - index.begin_timestamp) // 1000).clip(0)
+    expected = ((stored - index.begin_timestamp) // 1000).clip(0, 0x7FFFFFFF)  # as far as an entry can say
     # The first entry was made before the file had its beginTimestamp.
     wrong = known & (entries["seconds"] != expected) & (index.begin_timestamp > 0)
     for k in np.flatnonzero(wrong[1:])[:10].tolist():

@@ -177,9 +177,10 @@ class _Comparison:
         for k, place in enumerate(all_places):
             if place.queue_offset == 0 and k > begin:
                 before = all_places[k - 1].queue_offset
-                goes_on = k + 1 < len(all_places) and all_places[k + 1].queue_offset in (before + 2, before + 1)
+                following = all_places[k + 1].queue_offset if k + 1 < len(all_places) else -1
                 known = self._units.at(name, before + 1)[0] == place.physical_offset
-                if not (known or (goes_on and before)):
+                begins_anew = following == 1 or self._units.at(name, 0)[0] == place.physical_offset
+                if begins_anew and not known and (following not in (before + 1, before + 2) or not before):
                     yield all_places[begin:k]
                     begin = k
         if all_places:
@@ -215,10 +216,21 @@ class _Comparison:
         expected = before.queue_offset + 1 if before else last + 1
         if tail.queue_offset == expected or self._units.at(*tail[:2])[0] == tail.physical_offset:
             return True
+        if before is None and len(candidates) == 1 and self._is_known_elsewhere(tail):
+            return False
         begin = before.physical_offset if before else self._found.begin - 1
         elsewhere = self._units.at(tail.queue, expected)[0] == tail.physical_offset
         unbelieved = sum(1 for place in candidates if begin < place.physical_offset < tail.physical_offset)
         return not elsewhere and self._room(begin, tail) + unbelieved >= tail.queue_offset - expected
+
+    def _is_known_elsewhere(self, lone: Place) -> bool:
+        """Tell whether the one record of a queue rather belongs to another queue of nearly the same name, which lacks
+        that queue offset and goes on behind it."""
+        for name, sequence in self._found.queues.items():
+            offsets = sequence.queue_offsets
+            if _is_alike(name, lone.queue) and offsets and max(offsets) + 1 >= lone.queue_offset not in offsets:
+                return True
+        return False
 
     def _room(self, begin: int, tail: Place) -> int:
         """Return how many records could have lain in the holes between two records of a queue."""
@@ -280,7 +292,7 @@ class _Comparison:
                 known = self._units.at(name, number) == (stray.physical_offset, stray.size)
                 if stray.queue_offset == number:
                     del self._strays[stray.physical_offset]
-                elif known or last + 1 in claims:
+                elif known or last + 1 in claims or claims == {0}:
                     self._settle(stray, name, number, [number])
 
     def _hidden(self, name: QueueName, queue_offset: int, begin: int, end: int) -> Place | None:

@@ -272,11 +272,11 @@ class _Walk:
         return 0
 
     def _goes_on(self, file: MappedFile, position: int, following: int) -> bool:
-        """Tell whether a record can have ended at `position`: with another, a blank, zeros or the file behind it."""
+        """Tell whether a record can have ended at `position`: with another, a blank or nothing behind it."""
         if position in (following, file.size):
             return True
         magic = FRAME.unpack_from(file.map, position)[1] if position + FRAME.size <= file.size else -1
-        return magic in (MESSAGE_MAGIC, BLANK_MAGIC, 0)
+        return magic in (MESSAGE_MAGIC, BLANK_MAGIC) or file.is_zero_from(position)
 
     def _size_inside(self, file: MappedFile, position: int) -> int:
         """Return the size of a record with IPv4 hosts as the sizes of its parts give it."""
