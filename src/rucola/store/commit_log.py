@@ -70,6 +70,8 @@ class CommitLog:
                 file = self._file = following
             elif file is None:
                 file = self._file = self.files.create_next(self.end)
+                # Queues without a log look like a disk that is missing, so the log has its name before they have units.
+                file.sync_name()
             file.reserve(self.end - file.begin + size + BLANK_SIZE, _RESERVE_WINDOW)
             self.safe_end = self.end + size
             reserved_end = file.begin + file.reserved
