@@ -188,7 +188,12 @@ class MappedFile:
             self.flush()
 
     def is_zero_from(self, position: int) -> bool:
-        """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
+        """Tell whether there are only zeros from `position` to the end of the file. Holes are not read, but what stands
+        next is: a file system may call a hole what was written to a mapping a moment ago."""
+        near = min(position + len(_ZEROS), self.size)
+        if self.map[position:near] != _ZEROS[: max(near - position, 0)]:
+            return False
+        position = max(position, near)
         while position < self.size:
             try:
                 position = os.lseek(self.fd, position, os.SEEK_DATA)
