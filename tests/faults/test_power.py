@@ -122,12 +122,6 @@ def read(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny files": {},
-    "files of some sectors": {
-        "mapped_file_size_commit_log": 16384,
-        "mapped_file_size_consume_queue": 2000,
-        "max_hash_slot_num": 30,
-        "max_index_num": 120,
-    },
 }
 
 
