@@ -11,7 +11,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := src tests $(wildcard benchmarks)
+SOURCES := src tests examples $(wildcard benchmarks)
 
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
@@ -34,6 +34,7 @@ demo: setup ## a year of flights through the whole house; ARGS="--flights 20000"
 
 .PHONY: test
 test: setup ## run all tests; ARGS="tests/store -x" for some
+	@.ci/setup node
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
 .PHONY: lint
@@ -45,6 +46,10 @@ lint: $(STAMP) ## check style, formatting and types
 .PHONY: bench
 bench: setup ## measure against floors taken in the same run, and write the figures as JSON
 	@$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+.PHONY: soak
+soak: setup ## 200 clients that come, go and crash for ten minutes; nothing acknowledged may be lost
+	@$(VENV)/bin/python benchmarks/soak.py $(ARGS)
 
 # No address and no path may get into a lock, so that the hashes alone decide what is installed.
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

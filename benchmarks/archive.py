@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from figures import Figure, median
+from figures import Aim, Figure, median
 from floors import Options
 from rucola.spark import columns, source
 from rucola.spark.jobs import archive
@@ -128,6 +128,7 @@ def _archive(session: SparkSession, folder: Path, count: int, rounds: int) -> Fi
         floor=first.size / copy_s / 1e6,
         floor_is="Spark writing the same rows from ready Parquet",
         more_is_better=True,
+        aims=[Aim("ratio", 2)],
         more={"rows/s": count / archive_s, "MB_of_log": first.size / 1e6, "MB_of_Parquet": first.file_size / 1e6},
     )
 

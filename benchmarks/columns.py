@@ -16,6 +16,7 @@ from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
 from rucola.message.record import MessageInner, encode
 from rucola.spark import columns
+from rucola.spark.arrays import Array
 
 TOPIC = "BenchColumns"
 SIZES = {1024: 128 * 1024, 200: 512 * 1024}
@@ -63,7 +64,7 @@ def _figure(size: int, rows: int, rounds: int) -> Figure:
     )
 
 
-def log_of(size: int, rows: int) -> tuple[bytes, columns.Array, columns.Array]:
+def log_of(size: int, rows: int) -> tuple[bytes, Array, Array]:
     """The bytes of a CommitLog of so many records of `size` bytes, their positions and their sizes."""
     records: list[bytes] = []
     body = random.Random(2013).randbytes(size)

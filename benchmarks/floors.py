@@ -18,10 +18,11 @@ ECHO = "asyncio echo with the same bytes"
 
 @dataclass(frozen=True)
 class Options:
-    """How thorough to be: how many rounds, and by what their size is divided."""
+    """How thorough to be: how many rounds, by what their size is divided, and whether all is done at its full size."""
 
     rounds: int = 5
     divisor: int = 1
+    is_full: bool = False
 
     def count(self, full: int) -> int:
         return full // self.divisor

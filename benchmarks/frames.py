@@ -19,6 +19,7 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.protocol.topic import PERM_READ, PERM_WRITE, CreateTopicRequestHeader
 
 BODY_SIZE = 1024
 BATCH_COUNT = 32
@@ -44,10 +45,10 @@ def key(number: int) -> str:
     return f"order-{number:09d}"
 
 
-def send(topic: str, number: int) -> bytes:
-    """SEND_MESSAGE_V2."""
+def send(topic: str, number: int, queues: int = QUEUES) -> bytes:
+    """SEND_MESSAGE_V2, to one of so many queues."""
     made = message(topic, number)
-    header = _send_header(topic, number % QUEUES, properties.join(made.properties).decode(), batch=False)
+    header = _send_header(topic, number % queues, properties.join(made.properties).decode(), batch=False)
     return _frame(RequestCode.SEND_MESSAGE_V2, header, made.body)
 
 
@@ -56,6 +57,14 @@ def send_batch(topic: str, number: int, queue_id: int) -> bytes:
     body = encode_batch(message(topic, number + i) for i in range(BATCH_COUNT))
     header = _send_header(topic, queue_id, "", batch=True)
     return _frame(RequestCode.SEND_BATCH_MESSAGE, header, body)
+
+
+def create_topic(topic: str, queues: int) -> bytes:
+    """UPDATE_AND_CREATE_TOPIC."""
+    header = CreateTopicRequestHeader(
+        topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=PERM_READ | PERM_WRITE
+    )
+    return _frame(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
 
 def pull_messages(topic: str, queue_id: int, queue_offset: int) -> bytes:

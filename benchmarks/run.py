@@ -1,6 +1,6 @@
 """Measure Rucola, each figure next to a floor taken in the same run: a table for people, JSON for programs.
 
-    python benchmarks/run.py [--only NAME ...] [--quick] [--json PATH]
+    python benchmarks/run.py [--only NAME ...] [--quick | --full] [--json PATH]
 
 Every benchmark runs in a process of its own, which is the load generator, and starts the servers it measures in
 others. README.md in this folder says how to read the figures.
@@ -21,7 +21,7 @@ from rich.console import Console
 from figures import Figure, machine, show
 from floors import Options
 
-BENCHMARKS = ("start", "send", "pull", "query", "columns", "archive")
+BENCHMARKS = ("start", "send", "pull", "query", "delivery", "store", "disk", "columns", "archive", "search")
 OUTPUT = Path(__file__).resolve().parent.parent / "bench-output" / "bench.json"
 
 
@@ -34,10 +34,12 @@ def measure(name: str, options: Options) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure Rucola next to floors taken in the same run.")
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="run just this one; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: does it run, roughly how fast")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer and shorter rounds: does it run, roughly how fast")
+    size.add_argument("--full", action="store_true", help="what takes minutes at its full size, too: search")
     parser.add_argument("--json", type=Path, default=OUTPUT, help="where to write the figures (default: %(default)s)")
     arguments = parser.parse_args()
-    options = Options(rounds=3, divisor=4) if arguments.quick else Options()
+    options = Options(rounds=3, divisor=4) if arguments.quick else Options(is_full=arguments.full)
 
     console = Console()
     if not console.is_terminal:

@@ -18,7 +18,10 @@ FOLDER = Path(__file__).resolve().parent
 
 
 class Server:
-    """A server process. `port` is where it takes requests; leaving the `with` block ends it."""
+    """A server process. `port` is where it takes requests, `namesrv` the address for clients, empty for a floor.
+
+    Leaving the `with` block ends it.
+    """
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
@@ -31,6 +34,7 @@ class Server:
         if not ready:
             self._process.wait()
             raise RuntimeError(f"{' '.join(command)} ended before it was ready:\n{self.log()}")
+        self.namesrv = ready.partition("namesrv=")[2].partition(" ")[0]
         self.port = int(ready.rpartition(":")[2])
 
     def cpu_ns(self) -> int:
@@ -52,9 +56,13 @@ class Server:
         self._stderr.seek(0)
         return self._stderr.read()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         """End the process as a service manager would; RuntimeError with its log where it does not end well."""
-        self._process.send_signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         if self._process.wait(timeout=30) != 0:
             raise RuntimeError(f"a server ended with {self._process.returncode}:\n{self.log()}")
 
@@ -67,13 +75,25 @@ class Server:
         self._stderr.close()
 
 
-def standalone(store: Path, env: dict[str, str] | None = None) -> Server:
-    """Name server and broker in one process, `port` being the broker's."""
-    rucola = str(Path(sys.executable).with_name("rucola"))
-    ports = ["--namesrv-port", "0", "--broker-port", "0"]
-    return Server([rucola, "standalone", "--store", str(store), *ports], env)
+def standalone(store: Path, env: dict[str, str] | None = None, *, conf: str = "", probe: Path | None = None) -> Server:
+    """Name server and broker in one process, `port` being the broker's. `conf` is what broker.conf says besides.
+
+    With `probe` the server writes there how long its event loop stood still (`probed.py`).
+    """
+    arguments = ["standalone", "--store", str(store), "--namesrv-port", "0", "--broker-port", "0"]
+    if conf:
+        store.mkdir(parents=True, exist_ok=True)
+        path = store.with_name(f"{store.name}.conf")
+        path.write_text(conf, encoding="utf-8")
+        arguments += ["-c", str(path)]
+    if probe is not None:
+        return Server([sys.executable, str(FOLDER / "probed.py"), str(probe), "rucola", *arguments], env)
+    return Server([str(Path(sys.executable).with_name("rucola")), *arguments], env)
 
 
-def echo(request_size: int, answer: bytes) -> Server:
-    """The floor: a server that answers every `request_size` bytes with `answer`."""
-    return Server([sys.executable, str(FOLDER / "echo.py"), str(request_size), answer.hex()])
+def echo(request_size: int, answer: bytes, *, probe: Path | None = None) -> Server:
+    """The floor: a server that answers every `request_size` bytes with `answer`. `probe` as in `standalone`."""
+    arguments = [str(request_size), answer.hex()]
+    if probe is not None:
+        return Server([sys.executable, str(FOLDER / "probed.py"), str(probe), "echo.py", *arguments])
+    return Server([sys.executable, str(FOLDER / "echo.py"), *arguments])

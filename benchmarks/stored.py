@@ -23,14 +23,14 @@ def fill(broker: Server, topic: str, count: int) -> None:
         drive(broker, batches, len(batches), in_flight=4 if begin else 1)  # the very first one makes the topic
 
 
-def count_stored(broker: Server, topic: str) -> int:
+def count_stored(broker: Server, topic: str, queues: int = frames.QUEUES) -> int:
     """How many messages the queues of a topic have taken."""
-    answers = [answer_to(broker, frames.max_offset(topic, queue_id)) for queue_id in range(frames.QUEUES)]
+    answers = [answer_to(broker, frames.max_offset(topic, queue_id)) for queue_id in range(queues)]
     return sum(answer.decode_header(OffsetResponseHeader).offset for answer in answers)
 
 
-def check_stored(broker: Server, topic: str, count: int) -> None:
+def check_stored(broker: Server, topic: str, count: int, queues: int = frames.QUEUES) -> None:
     """Fail unless exactly `count` messages lie in the topic: a fast broker that loses messages has no figures."""
-    stored = count_stored(broker, topic)
+    stored = count_stored(broker, topic, queues)
     if stored != count:
         raise RuntimeError(f"{count} messages were acknowledged, and {stored} are stored")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,7 @@ class Disk:
         self._held: list[int] = []
         self._root = root.stat().st_ino
         self._is_looking = False
+        self._one_at_a_time = threading.RLock()
         self.on_call: Callable[[], None] = lambda: None
         """Is called after each framed call: a moment at which the power may fail."""
         self.look()
@@ -59,7 +61,7 @@ class Disk:
     def _look_at_directory(self, path: Path, inode: int) -> None:
         names: dict[str, int] = {}
         with os.scandir(path) as entries:
-            for entry in entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):  # one seed, one crash
                 number = names[entry.name] = entry.inode()
                 if entry.is_dir():
                     self._note_new(self.names, number, entry.path, {})
@@ -95,8 +97,10 @@ class Disk:
 
     def _framed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def framed(*arguments: Any, **named: Any) -> Any:
-            if self._is_looking:
-                return call(*arguments, **named)
+            with self._one_at_a_time:
+                return call(*arguments, **named) if self._is_looking else watched(*arguments, **named)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
             self._is_looking = True
             try:
                 self.look()

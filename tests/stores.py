@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
@@ -15,6 +17,22 @@ from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 
 HOST = encode_host("127.0.0.1:10911")
+RECOVERY_VARIANTS = [
+    "clean-plus-abort",
+    "empty-last-commitlog",
+    "first-file-body-flip",
+    "mid-body-flip",
+    "no-abort",
+    "no-consumequeue",
+    "no-index",
+    "only-commitlog",
+    "tail-bad-magic",
+    "tail-bad-size",
+    "tail-huge-size",
+    "tail-zeroed",
+]
+"""The damaged stores of the golden recoveries, by name."""
+
 GOLDEN_DELAYS = "1s " * 17 + "2s"
 
 OpenStore = Callable[..., MessageStore]
@@ -45,7 +63,7 @@ def inner(
         keys=keys,
         unique_key=unique_key,
     )
-    return replace(message, **more)
+    return msgspec.structs.replace(message, **more)
 
 
 def config(path: Path, **settings: Any) -> StoreConfig:

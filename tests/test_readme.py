@@ -14,9 +14,11 @@ import pytest
 from rucola.cli.main import main
 from servers import server
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^\$ (rucola .*?)(?:\s+#.*)?$", README, re.MULTILINE)
+COMMANDS = sorted({line for page in PAGES for line in re.findall(r"^\$ (rucola .*?)(?:\s+#.*)?$", page, re.MULTILINE)})
 
 
 @pytest.fixture(scope="module")

@@ -68,13 +68,28 @@ def test_any_text_can_be_parsed(text: str) -> None:
     settings.parse(text)
 
 
-@given(
-    st.dictionaries(
-        st.text("abcXYZ.-_09", min_size=1), st.text("abcXYZ:;=/.,_- 09äß\U0001f600").map(str.strip), max_size=5
-    )
+PLAIN = st.dictionaries(
+    st.text("abcXYZ.-_09", min_size=1), st.text("abcXYZ:;=/.,_- 09äß\U0001f600").map(str.strip), max_size=5
 )
+
+
+@given(PLAIN)
 def test_what_is_rendered_is_parsed(properties: dict[str, str]) -> None:
     assert settings.parse(settings.render(properties)) == properties
+
+
+def test_values_are_replaced_in_their_lines() -> None:
+    text = "# ours\nbrokerName = broker-a\n\n  maxMessageSize: 1\\\n   00\n! note\nlast=\\\\x\n"
+    changed = settings.replaced(text, {"maxMessageSize": "200", "deleteWhen": "04;16"})
+    assert changed == "# ours\nbrokerName = broker-a\n\nmaxMessageSize=200\n! note\nlast=\\\\x\ndeleteWhen=04;16\n"
+    assert settings.replaced("a=1\nb=2\na=3\n", {"a": "4"}) == "\nb=2\na=4\n"
+    assert settings.replaced("", {"a": "1"}) == "a=1\n"
+
+
+@given(PLAIN, PLAIN)
+def test_what_is_replaced_is_parsed(before: dict[str, str], changes: dict[str, str]) -> None:
+    changed = settings.replaced(settings.render(before), changes)
+    assert settings.parse(changed) == before | changes
 
 
 def test_keys_fill_fields_of_every_kind() -> None:

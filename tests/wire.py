@@ -77,13 +77,13 @@ def shape(body: bytes) -> Any:
 
 MAPS_OF_DATA = {
     "brokerAddrs", "brokerAddrTable", "clusterAddrTable", "consumeStatsList", "filterServerTable", "offsetTable",
-    "table", "topicConfigTable", "subscriptionGroupTable", "subscriptionTable", "offsets", "configTable",
+    "table", "topicConfigTable", "subscriptionGroupTable", "subscriptionTable", "offsets", "configTable", "properties",
 }  # fmt: skip
 
 
 def _shape(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        if name in MAPS_OF_DATA or all(isinstance(key, int) for key in value):
+        if name in MAPS_OF_DATA or not any(isinstance(key, str) for key in value):
             return "map", frozenset(_shape(member) for member in value.values())
         return "object", frozenset((key, _shape(member, key)) for key, member in value.items())
     if isinstance(value, list):

@@ -2,6 +2,7 @@
 
     MQError
     ├── InvalidMessage          a message, topic, group or id that breaks the format's rules
+    │   └── InvalidExpression   a filter that cannot be read
     ├── RemoteProtocolError     bytes from a peer that are no RocketMQ frame or header
     ├── StoreError              a store directory cannot be used as asked
     │   ├── StoreCorrupt        bytes on disk that contradict the format
@@ -31,6 +32,20 @@ class MQError(Exception):
 
 class InvalidMessage(MQError):
     """A message, topic, group, property or id that the format cannot carry."""
+
+
+class InvalidExpression(InvalidMessage):
+    """A SQL92 filter that cannot be read, with the place (an index into it) where it goes wrong."""
+
+    def __init__(self, expression: str, position: int, why: str) -> None:
+        self.expression = expression
+        self.position = position
+        self.why = why
+        shown = expression if len(expression) <= 200 else expression[:200] + "..."
+        super().__init__(f"filter {shown!r}, position {position}: {why}")
+
+    def __reduce__(self) -> tuple[type[InvalidExpression], tuple[str, int, str]]:
+        return InvalidExpression, (self.expression, self.position, self.why)
 
 
 class RemoteProtocolError(MQError):

@@ -58,6 +58,37 @@ def render(properties: Mapping[str, str]) -> str:
     return "".join(f"{key}={value}\n" for key, value in properties.items())
 
 
+def replaced(text: str, changes: Mapping[str, str]) -> str:
+    """A properties file with other values for some keys: in their lines where they have one, else at the end.
+
+    Comments, other keys and their order stay. Of a key that comes twice the last line is kept.
+    """
+    lines: list[str] = []
+    at: dict[str, int] = {}
+    pending = iter(text.splitlines())
+    for line in pending:
+        whole = line.lstrip()
+        if whole and whole[0] not in "#!":
+            while _is_continued(whole):
+                whole = whole[:-1] + next(pending, "").lstrip()
+            (key,) = parse(whole)
+            if key in changes:
+                line = ""
+                if key in at:
+                    lines[at[key]] = ""
+                at[key] = len(lines)
+            else:
+                line = whole
+        lines.append(line)
+    for key, value in changes.items():
+        line = f"{key}={_escape(value)}"
+        if key in at:
+            lines[at[key]] = line
+        else:
+            lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def key_of(field: dataclasses.Field[Any]) -> str:
     """The key of a field: `brokerName` for `broker_name`."""
     head, *tail = field.name.split("_")
@@ -102,6 +133,10 @@ def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     return _ESCAPE.sub(lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else _ESCAPED.get(m[1], m[1]), text)
+
+
+def _escape(value: str) -> str:
+    return value.strip().replace("\\", "\\\\")
 
 
 def _text(value: Any) -> str:

@@ -5,64 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from cluster import HOST, SMALL_FILES, Cluster, cluster
-from rucola.admin import PAGE, AdminClient, TopicConfig
+from cluster import HOST, Cluster
+from filled import NOW_MS, ask, fill
+from rucola.admin import AdminClient, TopicConfig
 from rucola.broker.broker import Broker
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, RemotingConnectError, TopicNotFound
-from rucola.message import MessageInner, properties
 from rucola.message.host import encode_host
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.body import encode_body
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import TopicConfigSerializeWrapper
-from rucola.store.config import StoreConfig
-from rucola.store.message_store import MessageStore
-
-NOW_MS = 1_800_000_000_000
-
-
-def ask(path: Path, question: Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]) -> None:
-    """Put a question to a cluster with one broker for each store in `path`, or with one empty broker."""
-
-    names = sorted(store.name for store in path.iterdir()) or ["broker-a"]
-
-    async def asking() -> None:
-        async with cluster(path) as running:
-            brokers = [await running.start_broker(name) for name in names]
-            async with AdminClient(running.namesrv) as admin:
-                await question(admin, brokers, running)
-
-    asyncio.run(asking())
-
-
-def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a") -> None:
-    """Make the broker's store, with messages of topic Orders given as (keys, unique key, store time)."""
-    store_host, born_host = encode_host(f"{HOST}:10911"), encode_host(f"{HOST}:1")
-    config = StoreConfig(store_path_root_dir=str(path / broker), store_host=store_host, **SMALL_FILES)
-    with MessageStore(config) as store:
-        for keys, unique_key, now_ms in messages:
-            message = MessageInner(
-                topic="Orders",
-                queue_id=0,
-                body=unique_key.encode(),
-                properties=properties.join({properties.KEYS: keys, properties.UNIQ_KEY: unique_key}),
-                flag=0,
-                sys_flag=0,
-                born_timestamp=now_ms,
-                born_host=born_host,
-                unique_key=unique_key,
-                keys=keys,
-            )
-            store.put(message, now_ms)
-    topics = {"Orders": TopicConfig(topic_name="Orders", read_queue_nums=1, write_queue_nums=1)}
-    table = path / broker / "config" / "topics.json"
-    table.parent.mkdir(exist_ok=True)
-    table.write_bytes(encode_body(TopicConfigSerializeWrapper(topic_config_table=topics)))
 
 
 @pytest.fixture
@@ -121,53 +75,6 @@ def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) -> None:
         await brokers[0].stop()
         with pytest.raises(RemotingConnectError, match="is this a unique key"):
             await admin.query_message_by_id(encode_host(f"{HOST}:{port}").hex() + 16 * "0")
-
-    ask(tmp_path, question)
-
-
-def test_a_key_query_goes_on_where_a_page_is_full(tmp_path: Path) -> None:
-    count = 3 * PAGE + 5
-    fill(tmp_path, [("k other", f"U{number}", NOW_MS + 100 * number) for number in range(count)])
-
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
-        everything = await admin.query_message_by_key("Orders", "k", max_count=1000)
-        assert [message.queue_offset for message in everything.messages] == list(reversed(range(count)))
-        assert not everything.is_cut
-        newest = await admin.query_message_by_key("Orders", "k", max_count=100)
-        assert newest.messages == everything.messages[:100]
-        assert newest.is_cut
-        assert (await admin.query_message_by_key("Orders", "k", max_count=PAGE)).is_cut
-        window = await admin.query_message_by_key("Orders", "k", 1000, NOW_MS + 1000, NOW_MS + 8000)
-        assert {message.queue_offset for message in window.messages} >= set(range(20, 80))
-
-    ask(tmp_path, question)
-
-
-def test_a_second_with_more_than_a_page_is_told(tmp_path: Path) -> None:
-    """The index cannot tell the messages of one second apart, so what is older is found, but the answer is cut."""
-    times = [NOW_MS, *(PAGE + 10) * [NOW_MS + 5000], NOW_MS + 9000]
-    fill(tmp_path, [("k", f"U{number}", time_ms) for number, time_ms in enumerate(times)])
-
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
-        result = await admin.query_message_by_key("Orders", "k", max_count=1000)
-        offsets = [message.queue_offset for message in result.messages]
-        assert result.is_cut
-        assert offsets[0] == len(times) - 1
-        assert offsets[-1] == 0
-        assert len(offsets) >= PAGE
-
-    ask(tmp_path, question)
-
-
-def test_strangers_with_the_same_hash_are_left_out(tmp_path: Path) -> None:
-    """`Aa` and `BB` have one hash; a page full of strangers does not hide the message that was asked for."""
-    times = [("BB", NOW_MS)] + [("Aa", NOW_MS + 1000 * number) for number in range(1, 2 * PAGE)]
-    fill(tmp_path, [(key, f"U{number}", time_ms) for number, (key, time_ms) in enumerate(times)])
-
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
-        result = await admin.query_message_by_key("Orders", "BB")
-        assert [message.unique_key for message in result.messages] == ["U0"]
-        assert not result.is_cut
 
     ask(tmp_path, question)
 

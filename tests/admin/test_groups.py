@@ -12,7 +12,7 @@ from cluster import Cluster, Tally, cluster
 from rucola.admin import LATEST, AdminClient, TrackType
 from rucola.broker.broker import Broker
 from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
-from rucola.errors import BrokerError
+from rucola.errors import BrokerError, ConfigError
 from rucola.message import Message
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -124,6 +124,32 @@ def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
         assert set(unmoved.offsets.values()) == {0}, "back is allowed without force"
         with pytest.raises(BrokerError, match="not exist"):
             await scene.admin.reset_offset_by_timestamp("T", "stranger", 0)
+
+    play(tmp_path, act)
+
+
+def test_a_reset_to_a_number(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.heard.reach(10)
+        queue, other = sorted(scene.consumer.queues)
+        with pytest.raises(BrokerError, match="stranger"):
+            await scene.admin.reset_offset("stranger", queue, 0)
+        for one in (queue, other):
+            await scene.admin.update_consume_offset(scene.broker.address, "c", one, 5)
+        with pytest.raises(ConfigError, match="has no place at offset 6; it has 0 to 5"):
+            await scene.admin.reset_offset("c", queue, 6)
+        result = await scene.admin.reset_offset("c", queue, 3)
+        assert (result.online, result.offsets) == (True, {queue: 3})
+        again = (await scene.heard.reach(12))[10:]
+        assert [(message.queue_id, message.queue_offset) for message in again] == [
+            (queue.queue_id, at) for at in (3, 4)
+        ]
+
+        await scene.consumer.close()
+        result = await scene.admin.reset_offset("c", other, 1)
+        assert (result.online, result.offsets) == (False, {other: 1})
+        places = (await scene.admin.examine_consume_stats("c", "T")).offset_table
+        assert places[other].consumer_offset == 1
 
     play(tmp_path, act)
 

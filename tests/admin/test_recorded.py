@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cluster import cluster
-from rucola.admin import AdminClient
+from rucola.admin import AdminClient, KeyQueryResult
 from rucola.errors import BrokerError
+from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
@@ -31,15 +32,19 @@ def apache(golden: Path) -> dict[int, Processor]:
             if known is None or decode(exchange.answer).code == 0:
                 recorded[exchange.code] = exchange
 
-    def answering(frame: bytes) -> Processor:
-        def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-            found = decode(frame)
-            found.opaque = command.opaque
-            return found
-
-        return answer
-
     return {code: answering(exchange.answer) for code, exchange in recorded.items() if exchange.answer is not None}
+
+
+def answering(frame: bytes | None) -> Processor:
+    """Gives this answer to every request."""
+    assert frame is not None
+
+    def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        found = decode(frame)
+        found.opaque = command.opaque
+        return found
+
+    return answer
 
 
 def asked(golden: Path, path: Path, question: Callable[[AdminClient, str], Awaitable[Any]]) -> Any:
@@ -112,6 +117,47 @@ def test_broker(golden: Path, tmp_path: Path) -> None:
     assert groups["W_g_explicit"].group_name == "W_g_explicit"
 
 
+@pytest.mark.parametrize("unique", [False, True])
+def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
+    """Every recorded query that found something: the messages of the answer that have the key."""
+    for exchange in exchanges(golden):
+        answer = decode(exchange.answer) if exchange.answer is not None else None
+        if exchange.code != RequestCode.QUERY_MESSAGE or answer is None or answer.code:
+            continue
+        fields = decode(exchange.request).ext_fields
+        if (fields.get("_UNIQUE_KEY_QUERY") == "true") != unique:
+            continue
+        topic, key = fields["topic"], fields["key"]
+        recorded = {RequestCode.QUERY_MESSAGE: answering(exchange.answer)}
+        found = asyncio.run(_query(tmp_path, topic, key, recorded, unique=unique))
+        assert found.messages
+        assert {message.topic for message in found.messages} == {topic}
+        assert len(found.messages) == len(decode_many(answer.body))
+        assert (found.is_cut, found.failures, found.searchable) == (False, {}, {})
+
+
+async def _query(path: Path, topic: str, key: str, recorded: dict[int, Processor], *, unique: bool) -> KeyQueryResult:
+    async with cluster(path) as running:
+        await running.scripted_broker("broker-a", topic, recorded)
+        async with AdminClient(running.namesrv) as admin:
+            ask = admin.query_message_by_unique_key if unique else admin.query_message_by_key
+            return await ask(topic, key)
+
+
+def test_documents(golden: Path, tmp_path: Path) -> None:
+    topics, groups = asked(golden, tmp_path, lambda admin, at: admin.export_metadata([at]))
+    assert topics["WA"].write_queue_nums == 4
+    assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
+    assert "W_g_explicit" in groups
+    assert "TOOLS_CONSUMER" not in groups
+    configs = asked(golden, tmp_path, lambda admin, at: admin.export_configs("c"))
+    assert configs["brokerConfigs"]["broker-a"]["maxMessageSize"] == "100000"
+    metrics = asked(golden, tmp_path, lambda admin, at: admin.export_metrics("c"))
+    quota = metrics["evaluateReport"]["broker-a"]["runtimeQuota"]
+    assert quota["topicSize"] == len(topics)
+    assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
+
+
 def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
     async def question(admin: AdminClient, at: str) -> None:
         await admin.update_broker_config(at, {"flushDiskType": "ASYNC_FLUSH"})
@@ -119,6 +165,7 @@ def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
         await admin.delete_topic_in_broker(at, "WAuto")
         await admin.clone_group_offset("W_g_tag", "W_g_cloned", "WA", offline=True)
         await admin.clean_expired_consumer_queue(at)
+        await admin.clean_unused_topic(at)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
             await admin.delete_expired_commit_log(at)
 

@@ -19,7 +19,7 @@ def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     directory = tmp_path_factory.mktemp("cluster")
     store = Path(shutil.copytree(golden / "g1-clean" / "store", directory / "store"))
     ports = ("--namesrv-port", "0", "--broker-port", "0")
-    conf = golden / "g1-clean" / "broker.conf"
+    conf = shutil.copy(golden / "g1-clean" / "broker.conf", directory)  # changed settings are written into it
     with server("standalone", "--store", store, *ports, "-c", conf, log=directory / "log") as standalone:
         yield GoldenCluster(*standalone.addresses(), (golden / "g1-clean" / "mqadmin.txt").read_text(encoding="utf-8"))
 

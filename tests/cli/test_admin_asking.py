@@ -75,6 +75,22 @@ def test_cluster_list_shows_the_load(cluster: GoldenCluster) -> None:
     assert row[5].endswith("(0,0ms)")
 
 
+def test_cluster_list_shows_how_much_came_and_went(cluster: GoldenCluster) -> None:
+    cluster.done("sendMessage -t GReply -p x")
+    header, row = cluster.rows("clusterList -m")
+    assert header[-4:] == ["#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday"]
+    assert row[:2] == ["DefaultCluster", "broker-a"]
+    assert int(row[4]) >= 1
+
+
+def test_progress_in_time(cluster: GoldenCluster) -> None:
+    queues = cluster.json("consumerProgress -g G_g_tag -t GA -d true")["queues"]
+    assert all((queue["delayMs"] > 0) == (queue["diff"] > 0) for queue in queues)
+    header, *rows = cluster.rows("consumerProgress -g G_g_tag -t GA -d true")
+    assert header[-1] == "#Delay(ms)"
+    assert all(int(row[-1]) > 0 for row in rows[:4])
+
+
 def test_queue_units(cluster: GoldenCluster) -> None:
     found = cluster.json("queryCq -t GA -q 0 -i 30 -c 10")
     assert (found["minQueueIndex"], found["maxQueueIndex"], len(found["queueData"])) == (0, 32, 2)

@@ -84,6 +84,33 @@ def test_offsets_of_a_group_that_is_away(cluster: GoldenCluster) -> None:
     assert cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA", "").exit_code == 1, "nobody said yes"
 
 
+def test_offsets_are_set_to_a_number(cluster: GoldenCluster) -> None:
+    moved = cluster.json("resetOffset -g G_g_tag -t GA -b broker-a -q 2 -o 7 --yes")
+    assert (moved["online"], [(queue["queueId"], queue["offset"]) for queue in moved["queues"]]) == (False, [(2, 7)])
+    assert cluster.json("consumerProgress -g G_g_tag -t GA")["queues"][2]["consumerOffset"] == 7
+    assert cluster.rows("resetOffset -g G_g_tag -t GA -b broker-a -q 2 -o 8 --yes")[1] == ["broker-a", "2", "8"]
+    assert cluster.admin("resetOffset -g G_g_tag -t GA -b broker-a -q 2 -o 9", "n\n").exit_code == 1
+    assert cluster.json("consumerProgress -g G_g_tag -t GA")["queues"][2]["consumerOffset"] == 8
+
+
+def test_the_two_ids_are_told_from_each_other(cluster: GoldenCluster) -> None:
+    sent = cluster.json("sendMessage -t GB -p x")
+    mistaken = cluster.admin(f"queryMsgByUniqueKey -t GB -i {sent['offsetMsgId']}")
+    assert mistaken.exit_code == 1
+    assert "is an offsetMsgId" in mistaken.stderr
+    unknown = cluster.admin(f"queryMsgByUniqueKey -t GB -i {'F' * 32}")
+    assert unknown.exit_code == 0
+    assert "not found in the range" in unknown.stderr
+
+
+def test_a_message_is_sent_once_more(cluster: GoldenCluster) -> None:
+    sent = cluster.json("sendMessage -t GB -p twice -k twice")
+    (again,) = cluster.json(f"queryMsgById -i {sent['offsetMsgId']} -s true")
+    assert again["msgId"] == sent["msgId"]
+    assert len(cluster.json("queryMsgByKey -t GB -k twice")["messages"]) == 2
+    assert cluster.rows(f"queryMsgById -i {sent['offsetMsgId']} -s true")[1][2:] == ["SEND_OK", sent["msgId"]]
+
+
 def test_configurations_are_changed(cluster: GoldenCluster) -> None:
     cluster.done(f"updateBrokerConfig -b {cluster.broker} -k maxMessageSize -v 100")
     assert cluster.json("getBrokerConfig -c DefaultCluster")[cluster.broker]["maxMessageSize"] == "100"
@@ -117,8 +144,21 @@ def test_nobody_may_send_to_a_broker_for_a_while(cluster: GoldenCluster) -> None
     assert cluster.json("topicRoute -t GA")["queueDatas"][0]["perm"] == 6
 
 
-@pytest.mark.parametrize("command", ["cleanExpiredCQ", "deleteExpiredCommitLog --yes"])
+@pytest.mark.parametrize("command", ["cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog --yes"])
 def test_cleaning(cluster: GoldenCluster, command: str) -> None:
     assert cluster.json(f"{command} -b {cluster.broker}")["brokerAddrs"] == [cluster.broker]
     assert cluster.json(command)["brokerAddrs"] == [cluster.broker]
     assert cluster.rows(f"{command} -c DefaultCluster") == [[cluster.broker, "success"]]
+
+
+def test_a_message_is_traced(cluster: GoldenCluster) -> None:
+    sent = cluster.json("sendMessage -t GB -p traced -m true")
+    (send,) = cluster.json(f"queryMsgTraceById -i {sent['msgId']}")["sends"]
+    assert (send["topic"], send["offset_msg_id"]) == ("GB", sent["offsetMsgId"])
+    header, row, *_ = cluster.rows(f"queryMsgTraceById -i {sent['msgId']}")
+    assert header == ["#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"]
+    assert (row[:2], row[-1]) == (["Pub", "TOOLS_PRODUCER"], "success")
+    untraced = cluster.json("sendMessage -t GB -p untraced")
+    result = cluster.admin(f"queryMsgTraceById -i {untraced['msgId']}")
+    assert result.exit_code == 1
+    assert f"no trace of {untraced['msgId']}" in result.stderr

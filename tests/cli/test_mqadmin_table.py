@@ -71,14 +71,15 @@ MQADMIN = [
 ]
 ASKS_FIRST = {
     "cloneGroupOffset", "deleteExpiredCommitLog", "deleteKvConfig", "deleteSubGroup", "deleteTopic",
-    "resetOffsetByTime", "skipAccumulatedMessage", "wipeWritePerm",
+    "redriveDlq", "resetOffset", "resetOffsetByTime", "skipAccumulatedMessage", "wipeWritePerm",
 }  # fmt: skip
 
 
-def tables() -> tuple[set[str], set[str]]:
-    """The commands of the first table, and of the second."""
-    there, not_there = DOCUMENT.read_text(encoding="utf-8").split("these there are not:")
-    return commands_of(there), commands_of(not_there)
+def tables() -> tuple[set[str], set[str], set[str]]:
+    """mqadmin's commands that are there, the others that are there, and mqadmin's that are not."""
+    there, rest = DOCUMENT.read_text(encoding="utf-8").split("these mqadmin does not have:")
+    own, not_there = rest.split("these there are not:")
+    return commands_of(there), commands_of(own), commands_of(not_there)
 
 
 def commands_of(text: str) -> set[str]:
@@ -86,14 +87,14 @@ def commands_of(text: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_the_table_is_the_code() -> None:
-    there, not_there = tables()
-    assert there == set(admin.commands)
-    assert there & not_there == set()
+def test_the_tables_are_the_code() -> None:
+    there, own, not_there = tables()
+    assert there | own == set(admin.commands)
+    assert there & (own | not_there) == set()
 
 
 def test_every_command_of_mqadmin_is_in_one_of_the_tables() -> None:
-    there, not_there = tables()
+    there, _, not_there = tables()
     assert there | not_there == set(MQADMIN)
     assert f"Of the {len(MQADMIN)} commands" in DOCUMENT.read_text(encoding="utf-8")
 

@@ -99,6 +99,36 @@ def test_namesrv_and_broker_as_two_processes(tmp_path: Path) -> None:
         assert namesrv.stop() == 0
 
 
+def test_logs_as_json(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("storePathRootDir=unused\nnoSuchKey=1\n")
+    arguments = ("standalone", "--store", tmp_path / "store", *FREE_PORTS, "-c", conf, "--logFormat", "json")
+    with server(*arguments, log=tmp_path / "log") as standalone:
+        assert standalone.stop() == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    warning = next(line for line in lines if line["level"] == "WARNING")
+    assert warning["message"] == f"{conf}: no use for noSuchKey"
+
+
+def test_a_changed_setting_outlives_the_broker(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("# how large\nmaxMessageSize = 1000\nbrokerName=b\n")
+    arguments = ("standalone", "--store", tmp_path / "store", *FREE_PORTS, "-c", conf)
+    with server(*arguments, log=tmp_path / "log") as standalone:
+        namesrv, broker = standalone.addresses()
+        change = ("updateBrokerConfig", "-n", namesrv, "-b", broker)
+        assert run("admin", *change, "-k", "maxMessageSize", "-v", "2000").returncode == 0
+        assert run("admin", *change, "-k", "fileReservedTime", "-v", "48").returncode == 0
+        assert run("admin", *change, "-k", "maxMessageSize", "-v", "large").returncode == 1
+        assert standalone.stop() == 0
+    assert conf.read_text() == "# how large\nmaxMessageSize=2000\nbrokerName=b\nfileReservedTime=48\n"
+    with server(*arguments, log=tmp_path / "log") as standalone:
+        namesrv, broker = standalone.addresses()
+        shown = json.loads(run("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
+        assert (shown["maxMessageSize"], shown["fileReservedTime"]) == ("2000", "48")
+
+
 def test_settings_are_printed_and_nothing_is_started(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(f"brokerName=printed\nstorePathRootDir={tmp_path / 'store'}\nflushDiskType=SYNC_FLUSH\n")

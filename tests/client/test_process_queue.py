@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rucola.client import process_queue
-from rucola.client.process_queue import ProcessQueue
+from rucola.client.process_queue import ProcessQueue, PullLimits
 from rucola.message import MessageExt
 from rucola.message.record import MessageInner, decode, encode
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
+LIMITS = PullLimits(span=2000)
 STORED = decode(encode(MessageInner("T", 0, b"body", b"", 0, 0, 0, HOST), 0, 0, 0, HOST))
 
 
@@ -26,7 +26,7 @@ class Progress(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.progress = ProcessQueue(10)
+        self.progress = ProcessQueue(10, LIMITS)
         self.held: dict[int, int] = {}
         self.committed = 10
 
@@ -75,18 +75,18 @@ TestProgress.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_room_ends_with_the_count_and_comes_back() -> None:
-    progress = ProcessQueue(0)
-    progress.put([message(i) for i in range(process_queue.MAX_COUNT - 1)], process_queue.MAX_COUNT - 1)
+    progress = ProcessQueue(0, LIMITS)
+    progress.put([message(i) for i in range(LIMITS.count - 1)], LIMITS.count - 1)
     assert progress.has_room
-    progress.put([message(process_queue.MAX_COUNT - 1)], process_queue.MAX_COUNT)
+    progress.put([message(LIMITS.count - 1)], LIMITS.count)
     assert not progress.has_room
     progress.done(500)
     assert progress.has_room
 
 
 def test_room_ends_with_the_bytes() -> None:
-    progress = ProcessQueue(0)
-    size = process_queue.MAX_SIZE // 20
+    progress = ProcessQueue(0, LIMITS)
+    size = LIMITS.size // 20
     progress.put([message(i, size) for i in range(19)], 19)
     assert progress.has_room
     progress.put([message(19, size)], 20)
@@ -94,9 +94,9 @@ def test_room_ends_with_the_bytes() -> None:
 
 
 def test_room_ends_with_the_span_that_one_slow_message_causes() -> None:
-    progress = ProcessQueue(0)
+    progress = ProcessQueue(0, LIMITS)
     progress.put([message(0)], 1)
-    for begin in range(1, process_queue.MAX_SPAN, 100):
+    for begin in range(1, LIMITS.span, 100):
         for done in progress.put([message(i) for i in range(begin, begin + 100)], begin + 100):
             if done.queue_offset != begin + 99:
                 progress.done(done.queue_offset)
@@ -108,7 +108,7 @@ def test_room_ends_with_the_span_that_one_slow_message_causes() -> None:
 
 @given(st.permutations(range(30)))
 def test_done_in_any_order_ends_at_the_end(order: list[int]) -> None:
-    progress = ProcessQueue(0)
+    progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(30)], 30)
     for offset in order:
         progress.done(offset)

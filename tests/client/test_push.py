@@ -5,71 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
-from rucola.broker.broker import Broker
-from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
+from cluster import Tally, cluster
+from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take
+from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PushConsumer
 from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
-from rucola.message import Message, MessageInner, properties
-from rucola.message.record import encode
-from rucola.protocol.body import decode_body, encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody, HeartbeatData, UnregisterClientRequestHeader
-from rucola.protocol.offset import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
-from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
-from rucola.remoting.connection import Connection, Reply
-
-FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
-
-
-@asynccontextmanager
-async def filled(path: Path, bodies: Iterable[int] = (), queues: int = 4) -> AsyncIterator[tuple[Cluster, Broker]]:
-    """A cluster with one broker and a topic T that holds `bodies`."""
-    async with cluster(path) as running:
-        broker = await running.start_broker()
-        await running.create_topic(broker, "T", queues)
-        await send(running, bodies)
-        yield running, broker
-
-
-async def send(running: Cluster, bodies: Iterable[int], **fields: Any) -> None:
-    async with Producer("g", running.namesrv) as producer:
-        async for _ in producer.send_many(Message("T", b"%d" % body, **fields) for body in bodies):
-            pass
-
-
-def consumer_of(running: Cluster, group: str = "c", expression: str = "*", **options: Any) -> PushConsumer:
-    consumer = PushConsumer(group, running.namesrv, **{"consume_from": FIRST, **options})
-    consumer.subscribe("T", expression)
-    return consumer
-
-
-async def take(consumer: PushConsumer, count: int) -> list[int]:
-    """The bodies of the next messages, all of them done."""
-    bodies: list[int] = []
-    async with asyncio.timeout(20):
-        async for message in consumer:
-            bodies.append(int(message.body))
-            if len(bodies) == count:
-                consumer.ack(message)
-                break
-    return bodies
-
-
-async def committed(running: Cluster, group: str = "c") -> int:
-    """The sum of what the group has committed."""
-    async with PullConsumer(group, running.namesrv) as reader:
-        return sum([await reader.committed(queue) or 0 for queue in await reader.queues("T")])
+from rucola.message import Message
+from rucola.protocol.codes import ResponseCode
 
 
 def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
@@ -180,7 +127,7 @@ def test_closing_ends_an_iteration(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "partial", "thread"])
+@pytest.mark.parametrize("kind", ["coroutine", "partial", "callable", "lambda", "thread"])
 def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
     async def run() -> None:
         seen: Tally[int] = Tally()
@@ -193,7 +140,17 @@ def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
         def listen_in_a_thread(message: MessageExt) -> None:
             loop.call_soon_threadsafe(seen.add, int(message.body))
 
-        listeners = {"coroutine": listen, "partial": partial(listen), "thread": listen_in_a_thread}
+        class Callable:
+            async def __call__(self, message: MessageExt) -> None:
+                await listen(message)
+
+        listeners = {
+            "coroutine": listen,
+            "partial": partial(listen),
+            "callable": Callable(),
+            "lambda": lambda message: listen(message),
+            "thread": listen_in_a_thread,
+        }
         async with filled(tmp_path, range(100)) as (running, _):
             consumer = consumer_of(running)
             consumer.listen(listeners[kind])
@@ -362,85 +319,6 @@ def test_an_offset_outside_the_queue_is_corrected_and_committed(tmp_path: Path) 
     asyncio.run(run())
 
 
-class ScriptedBroker:
-    """A peer that serves one queue from a list of records and writes down what it is asked."""
-
-    def __init__(self, records: list[bytes] | None = None, committed: int | None = 0, max_offset: int = 0) -> None:
-        self.records = records or []
-        self.committed = committed
-        self.max_offset = max_offset
-        self.pulled: Tally[PullMessageRequestHeader] = Tally()
-        self.given_back: Tally[ConsumerSendMsgBackRequestHeader] = Tally()
-        self.send_back_code = ResponseCode.SUCCESS
-        self.left: list[str | None] = []
-        self.updates: list[int] = []
-        self.members: dict[Connection, str] = {}
-
-    async def start(self, running: Cluster) -> None:
-        await running.scripted_broker(
-            "broker-a",
-            "T",
-            {
-                RequestCode.HEART_BEAT: self.heart_beat,
-                RequestCode.UNREGISTER_CLIENT: self.unregister,
-                RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
-                RequestCode.QUERY_CONSUMER_OFFSET: self.query_offset,
-                RequestCode.UPDATE_CONSUMER_OFFSET: self.update_offset,
-                RequestCode.GET_MAX_OFFSET: lambda _, c: c.response(0, OffsetResponseHeader(offset=self.max_offset)),
-                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda _, c: c.response(0, OffsetResponseHeader(offset=33)),
-                RequestCode.PULL_MESSAGE: self.pull,
-                RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back,
-            },
-        )
-
-    def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self.members[connection] = decode_body(HeartbeatData, command.body).client_id
-        return command.response(ResponseCode.SUCCESS)
-
-    def unregister(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self.left.append(command.decode_header(UnregisterClientRequestHeader).consumer_group)
-        del self.members[connection]
-        return command.response(ResponseCode.SUCCESS)
-
-    def consumer_list(self, connection: Connection, command: RemotingCommand) -> Reply:
-        body = GetConsumerListByGroupResponseBody(consumer_id_list=list(self.members.values()))
-        return command.response(ResponseCode.SUCCESS, body=encode_body(body))
-
-    def query_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
-        if self.committed is None:
-            return command.response(ResponseCode.QUERY_NOT_FOUND)
-        return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=self.committed))
-
-    def update_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self.committed = command.decode_header(UpdateConsumerOffsetRequestHeader).commit_offset
-        self.updates.append(self.committed)
-        return command.response(ResponseCode.SUCCESS)
-
-    def pull(self, connection: Connection, command: RemotingCommand) -> Reply:
-        header = command.decode_header(PullMessageRequestHeader)
-        self.pulled.add(header)
-        end = len(self.records)
-        places = PullMessageResponseHeader(
-            suggest_which_broker_id=0, next_begin_offset=end, min_offset=0, max_offset=end
-        )
-        if header.queue_offset > end > 0:
-            places.next_begin_offset = 0
-            return command.response(ResponseCode.PULL_OFFSET_MOVED, places)
-        body = b"".join(self.records[header.queue_offset :])
-        return command.response(ResponseCode.SUCCESS, places, body) if body else None  # held for ever
-
-    def send_back(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self.given_back.add(command.decode_header(ConsumerSendMsgBackRequestHeader))
-        return command.response(self.send_back_code, remark="as told")
-
-
-def record_of(queue_offset: int, body: bytes, topic: str = "T", reconsume_times: int = 0, **texts: str) -> bytes:
-    inner = MessageInner(
-        topic, 0, body, properties.join(texts), 0, 0, 0, HOST, reconsume_times=reconsume_times
-    )  # fmt: skip
-    return encode(inner, queue_offset, 1000 + queue_offset, 0, HOST)
-
-
 def test_a_message_given_back_is_done_here(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path) as running:
@@ -566,6 +444,12 @@ def test_one_instance_carries_several_groups_but_each_once(tmp_path: Path) -> No
             assert await take(consumer, 1) == [3]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("name", "value"), [("concurrency", 0), ("pull_batch_size", 0), ("max_reconsume_times", -1)])
+def test_an_option_that_makes_no_sense_is_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value}"):
+        PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
 def test_opening_without_a_name_server_fails_and_leaves_nothing(tmp_path: Path) -> None:

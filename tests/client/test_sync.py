@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cluster import cluster
-from rucola.client import ConsumeFromWhere
+from rucola.client import ConsumeFromWhere, select_by_hash
 from rucola.client.sync import EventLoopThread, Message, Producer, PullConsumer, PushConsumer
-from rucola.errors import InvalidMessage, MQError, RemotingConnectError
+from rucola.errors import InvalidMessage, MQError, RemotingConnectError, RemotingTimeout
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -87,6 +87,23 @@ def test_a_listener_runs_in_threads(tmp_path: Path) -> None:
             producer.send_many(Message("T", b"%d" % i) for i in range(50))
             assert complete.wait(20)
     assert all(name.startswith("listener of h") for name in threads)
+
+
+def test_a_listener_in_order_answers_requests_and_rests_while_suspended(tmp_path: Path) -> None:
+    with servers(tmp_path) as namesrv, Producer("g", namesrv) as asker, Producer("h", namesrv) as replier:
+        consumer = PushConsumer("c", namesrv, consume_from=FIRST, orderly=True)
+        consumer.subscribe("T")
+        consumer.listen(lambda request: replier.reply(request, b"yes, " + request.body))
+        with consumer:
+            for number in range(3):
+                question = Message("T", b"%d" % number)
+                reply = asker.request(question, select_by_hash("key"), timeout_ms=20_000)
+                assert reply.body == b"yes, " + question.body
+            consumer.suspend()
+            with pytest.raises(RemotingTimeout, match="no reply came"):
+                asker.request(Message("T", b"4"), timeout_ms=100)
+            consumer.resume()
+            assert asker.request(Message("T", b"5"), timeout_ms=20_000).body == b"yes, 5"
 
 
 def test_misuse_is_told_instead_of_hanging(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +142,92 @@ def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: p
     assert store.flushed_physical_offset == 0
     store.close()
     assert (tmp_path / "abort").exists()
+
+
+def test_flush_that_failed_is_not_believed_by_who_flushed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a lost page once, to the first who asks."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    store.put(inner(), 1)
+    is_second_there = threading.Event()
+    calls = itertools.count()
+
+    def fail_the_first(_: int) -> None:
+        if next(calls) == 0:
+            assert is_second_there.wait(30)
+            raise OSError(errno.EIO, "Input/output error")
+
+    def flush_second() -> None:
+        is_second_there.set()
+        store.flush()
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(os, "fdatasync", fail_the_first)
+        first = threads.submit(store.flush)
+        second = threads.submit(flush_second)
+        for flush in (first, second):
+            with pytest.raises(OSError, match="Input/output"):
+                flush.result(30)
+    assert store.flushed_physical_offset == 0
+    store.close()
+    assert (tmp_path / "abort").exists()
+
+
+@contextmanager
+def small_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
+    """A disk of a megabyte at `path`, which yields what makes space there; for a user who may not mount one, a disk
+    that refuses after so many windows."""
+    path.mkdir()
+    with ExitStack() as cleaning:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path]
+        if shutil.which("mount") and subprocess.run(mount, capture_output=True).returncode == 0:
+            cleaning.callback(subprocess.run, ["umount", "--lazy", path], check=True)
+            ballast = path / "ballast"
+            ballast.write_bytes(bytes(300_000))
+            yield ballast.unlink
+        else:
+            full = cleaning.enter_context(ExitStack())
+            full.enter_context(refusing(monkeypatch, "posix_fallocate", errno.ENOSPC, 12))
+            yield full.close
+
+
+def test_full_disk_takes_nothing_that_it_said_yes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not injected where it can be mounted: a mapped write to a page that such a disk cannot give ends the process."""
+    sizes = {
+        "mapped_file_size_commit_log": 65536,
+        "mapped_file_size_consume_queue": 20000,
+        "max_hash_slot_num": 100,
+        "max_index_num": 400,
+    }
+    sent: list[bytes] = []
+    with small_disk(tmp_path / "disk", monkeypatch) as make_space:
+        store = MessageStore(config(tmp_path / "disk" / "store", **sizes))
+        store.open(1)
+
+        def put() -> PutMessageStatus:
+            body = b"%d" % len(sent) + bytes(300)
+            status = store.put(inner(body=body, keys=f"k{len(sent)}"), 1000 + len(sent)).status
+            if status is PutMessageStatus.PUT_OK:
+                sent.append(body)
+            return status
+
+        while (status := put()) is PutMessageStatus.PUT_OK:
+            if store.failure is None and len(sent) % 20 == 0:
+                with suppress(OSError):
+                    store.reput()
+        assert status in (PutMessageStatus.CREATE_MAPEDFILE_FAILED, PutMessageStatus.SERVICE_NOT_AVAILABLE)
+        make_space()
+        if store.failure is None:  # the log was full before the queues and the index were
+            assert put() is PutMessageStatus.PUT_OK
+        store.close()
+        store = MessageStore(store.config)
+        store.open(9_000)
+        assert bodies(store) == sent
+        assert put() is PutMessageStatus.PUT_OK
+        store.close()
+        assert check(tmp_path / "disk" / "store") == []
 
 
 def test_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:

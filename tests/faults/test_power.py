@@ -17,8 +17,9 @@ from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
-from stores import config, inner
+from stores import config, crashed_copy, inner
 
 
 @dataclass
@@ -122,6 +123,12 @@ def read(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny files": {},
+    "files of some sectors": {
+        "mapped_file_size_commit_log": 16384,
+        "mapped_file_size_consume_queue": 2000,
+        "max_hash_slot_num": 30,
+        "max_index_num": 120,
+    },
 }
 
 
@@ -197,6 +204,29 @@ def test_what_a_power_cut_takes(tmp_path: Path, is_flushed: bool, left: list[byt
         assert [decode(record).body for record in read(after, "T", 0)] == left
         assert after.put(inner(body=b"next"), 1).queue_offset == len(left)
     assert check(tmp_path / "after") == []
+
+
+def test_units_that_came_without_those_before_them_are_erased(tmp_path: Path) -> None:
+    """Pages reach the disk in any order: the first unit that was not flushed is missing, the second is there."""
+    with MessageStore(config(tmp_path / "store", mapped_file_size_consume_queue=2000)) as store:
+        store.put(inner(body=bytes(3500)), 1)
+        store.put(inner(queue_id=1, body=bytes(1000)), 1)  # opens the file with which recovery begins
+        store.put(inner(queue_id=1), 10_000)
+        store.reput()
+        store.checkpoint()
+        lost = store.put(inner(body=b"lost"), 10_000).physical_offset
+        store.put(inner(body=b"lost"), 10_000)
+        store.reput()
+        after = crashed_copy(store, tmp_path / "after")
+    root = tmp_path / "after"
+    unit = f"consumequeue/T/0/{file_name(0)}"
+    for name, begin, end in ((f"commitlog/{file_name(4096)}", lost - 4096, 4096), (unit, 20, 40)):
+        with open(root / name, "r+b") as file:
+            file.seek(begin)
+            file.write(bytes(end - begin))
+    with after:
+        assert [decode(record).body for record in read(after, "T", 0)] == [bytes(3500)]
+    assert check(root) == []
 
 
 def test_config_file_is_the_old_or_the_new_one_whole(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,7 @@ from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
-from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
+from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply, address_of
 from rucola.remoting.server import RemotingServer
 
 ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
@@ -55,6 +57,11 @@ class Raw:
     @classmethod
     async def to(cls, server: RemotingServer) -> Raw:
         return cls(*await asyncio.open_connection("127.0.0.1", server.port))
+
+    @property
+    def name(self) -> str:
+        """What the server calls it."""
+        return address_of(self.writer.get_extra_info("sockname"))
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -327,7 +334,7 @@ def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
         other = await Raw.to(server)
         await other.send(request(ECHO).encode())
         await other.commands(1)
-        assert transport.get_write_buffer_size() <= WRITE_LIMIT + count // 2 * (size + 200)
+        assert transport.get_write_buffer_size() <= 2 * (WRITE_LIMIT + size + 200)  # of 12 MiB asked for in one read
         assert not transport.is_reading()
         answers = await peer.commands(count)
         assert [answer.opaque for answer in answers] == [command.opaque for command in requests]
@@ -369,6 +376,59 @@ def test_many_connections() -> None:
         assert server.connections == set()
 
     with_server(scenario, {ECHO: echo})
+
+
+def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
+    async def scenario(server: RemotingServer) -> None:
+        idle, used = await Raw.to(server), await Raw.to(server)
+        await used.send(request(ECHO).encode())
+        await used.commands(1)  # so that both have been accepted
+        idle_served = next(served for served in server.connections if served.peer == idle.name)
+        assert idle_served.idle_ms < 3_600_000
+        server.close_idle(3_600_000)
+        is_idle = False
+        while not is_idle:
+            is_idle = idle_served.idle_ms >= 1000
+            await used.send(request(ECHO).encode())
+            await used.commands(1)
+        server.close_idle(1000)
+        assert await idle.end() == b""
+        await used.send(request(ECHO).encode())
+        await used.commands(1)
+        await idle_served.closed.wait()
+        assert idle_served.idle_ms == 0
+        assert [served.peer for served in server.connections] == [used.name]
+        await used.close()
+
+    with_server(scenario, {ECHO: echo})
+
+
+def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
+    """Each takes a few KB of this process, most of it asyncio's own; all are gone at once when told to go."""
+
+    async def scenario(server: RemotingServer) -> None:
+        before = resident_bytes()
+        peers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5000)]
+        other = await Raw.to(server)
+        await other.send(request(ECHO, b"body").encode())
+        (answer,) = await other.commands(1)
+        assert answer.body == b"body"
+        assert len(server.connections) == 5001
+        assert (resident_bytes() - before) / 5000 < 20_000, "of both sides, since the peers are in this process too"
+        server.close_idle(0)
+        for reader, writer in peers:
+            assert await reader.read() == b""
+            writer.close()
+        await other.close()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with_server(scenario, {ECHO: echo})
+
+
+def resident_bytes() -> int:
+    """How much memory this process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 # Requests from the server.

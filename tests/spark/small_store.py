@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message import properties, record
+from rucola.message.hashing import string_hash
 from rucola.message.host import encode_host
 
 FILE_SIZE = 4096
@@ -35,7 +36,7 @@ class SmallStore:
         """Append a message and return its physical offset; keyword arguments are its properties."""
         inner = record.MessageInner(topic, queue_id, body, properties.join(pairs), 0, sys_flag, at_ms, HOST)
         queue_offset = self.next_offsets.get((topic, queue_id), 0)
-        size = record.encoded_size(inner, HOST)
+        size = len(record.encode(inner, queue_offset, self.end, at_ms, HOST))
         left = FILE_SIZE - self.end % FILE_SIZE
         if size + 8 > left:
             self._write(self.end, record.FRAME.pack(left, record.BLANK_MAGIC))
@@ -44,17 +45,20 @@ class SmallStore:
         self._write(physical_offset, record.encode(inner, queue_offset, physical_offset, at_ms, HOST))
         self.end += size
         if dispatch:
-            self.put_unit(topic, queue_id, queue_offset, physical_offset, size)
+            tags_code = string_hash(pairs.get(properties.TAGS, ""))
+            self.put_unit(topic, queue_id, queue_offset, physical_offset, size, tags_code)
             self.next_offsets[topic, queue_id] = queue_offset + 1
         return physical_offset
 
-    def put_unit(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> None:
+    def put_unit(
+        self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int, tags_code: int = 0
+    ) -> None:
         """Write one unit of a ConsumeQueue, right or wrong."""
         path = self.path / "consumequeue" / topic / str(queue_id) / f"{0:020d}"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_bytes(bytes(UNITS_PER_FILE * 20))
-        unit = physical_offset.to_bytes(8, "big") + size.to_bytes(4, "big") + bytes(8)
+        unit = physical_offset.to_bytes(8, "big") + size.to_bytes(4, "big") + tags_code.to_bytes(8, "big", signed=True)
         _overwrite(path, queue_offset * 20, unit)
 
     def overwrite(self, physical_offset: int, data: bytes) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from datetime import date
@@ -15,11 +13,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.errors import ConfigError, StoreError
+from rucola.errors import StoreError
 from rucola.message.topics import is_system_topic
-from rucola.spark import lake as lake_module
 from rucola.spark.jobs import archive
-from rucola.spark.lake import Lake, Progress, open_lake, read_lake
+from rucola.spark.lake import open_lake, read_lake
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from spark.small_store import HOST, SmallStore
@@ -168,97 +165,3 @@ def test_a_store_without_a_message_is_archived_as_nothing(tmp_path: Path) -> Non
         assert not (tmp_path / "store" / "commitlog").exists()
         summary = archive.run(None, tmp_path / "store", tmp_path / "lake")  # type: ignore[arg-type]
     assert (summary.rows, summary.begin_physical_offset, summary.end_physical_offset) == (0, 0, 0)
-
-
-# -- the lake alone ---------------------------------------------------------------------------------------------------
-
-
-def stage(lake: Lake, count: int) -> None:
-    """Put files into staging as Spark would."""
-    for number in range(count):
-        directory = lake.staging / f"topic=T{number % 2}" / "date=2023-11-15"
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"part-{number}.parquet").write_text(f"rows {number}")
-
-
-def contents(root: Path) -> list[str]:
-    return sorted(path.read_text() for path in root.glob("topic=*/*/*.parquet"))
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Deadly:
-    """A function that kills at its n-th call, after doing its work or before."""
-
-    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
-        self.function, self.calls, self.after = function, calls, after
-        self.killed = False
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls -= 1
-        self.killed = self.calls == 0
-        if self.killed and not self.after:
-            raise Killed
-        result = self.function(*arguments, **named)
-        if self.killed:
-            raise Killed
-        return result
-
-    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        return lambda *arguments, **named: self(instance, *arguments, **named)
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(
-    ("owner", "name"), [(lake_module, "replace_file"), (lake_module, "_sync"), (Path, "replace"), (Path, "unlink")]
-)
-def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
-) -> None:
-    """At every call that changes the disk: the run that follows finishes what counted, and drops what did not."""
-    once = ["rows 0", "rows 0", "rows 1", "rows 2", "rows 3"]
-    for calls in range(1, 100):
-        root = tmp_path / str(calls)
-        with open_lake(root) as lake:
-            stage(lake, 1)
-            lake.publish("a", 0, Progress(100))
-        deadly = Deadly(getattr(owner, name), calls, after=after)
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, deadly)
-            try:
-                with open_lake(root) as lake:
-                    stage(lake, 4)
-                    lake.publish("a", 100, Progress(200))
-            except Killed:
-                pass
-        with open_lake(root) as lake:
-            reached = lake.progress()["a"].physical_offset
-            assert not lake.staging.exists()
-        assert (reached, contents(root)) in [(100, once[:1]), (200, once)]
-        if deadly.calls > 0:
-            assert reached == 200
-            break
-    assert calls > 1
-    assert deadly.calls > 0
-
-
-def test_a_lake_has_one_writer(tmp_path: Path) -> None:
-    with open_lake(tmp_path / "lake"), pytest.raises(StoreError, match="another run"), open_lake(tmp_path / "lake"):
-        pass
-    with open_lake(tmp_path / "lake"):
-        pass
-    descriptor = os.open(tmp_path / "lake" / "_rucola" / "lock", os.O_RDWR)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(descriptor)
-
-
-def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path):
-        pass
-    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path / "file"):
-        pass
-    with pytest.raises(ConfigError, match="no local path"), open_lake("s3a://bucket/lake"):
-        pass

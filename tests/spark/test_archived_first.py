@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message.record import decode
-from rucola.spark.lake import Progress, open_lake
+from rucola.spark.lake import open_lake
+from rucola.spark.snapshot import Progress
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from stores import config, inner
@@ -31,5 +32,5 @@ def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:
         assert begin_after_a_round() == 0
         for archived, begin in ((end, 0), (4096, 4096), (store.max_physical_offset, 8192)):
             progress = Progress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
-            lake.publish(str(settings.store_path_root_dir), 0, progress)
+            lake.publish({str(settings.store_path_root_dir): progress})
             assert begin_after_a_round() == begin

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
@@ -18,6 +20,7 @@ from rucola.errors import InvalidMessage
 from rucola.message import compression, record, sysflag
 from rucola.spark import columns
 from rucola.spark.columns import Damage, batches, decode, locate
+from spark.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
 
@@ -253,3 +256,20 @@ def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
 def test_a_batch_has_at_most_so_many_rows() -> None:
     sizes = np.full(columns.BATCH_ROWS * 2 + 1, 91)
     assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [columns.BATCH_ROWS, columns.BATCH_ROWS, 1]
+
+
+def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
+    """Arrow loads it at the first chance, which takes every worker a second."""
+    store = SmallStore(tmp_path / "store")
+    for n in range(50):
+        store.put("T", n % 3, KEYS=f"k{n} both", TAGS="A", UNIQ_KEY=f"U{n}")
+    program = (
+        "import sys\n"
+        "from rucola.spark import reader\n"
+        "from rucola.spark.options import parse\n"
+        f"options = parse({{'storePath': {str(store.path)!r}}})\n"
+        "batches = [one for part in reader.plan(options) for one in reader.read(part, options, options.columns)]\n"
+        "print(sum(batch.num_rows for batch in batches), 'pandas' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "50 False\n"

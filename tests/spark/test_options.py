@@ -8,7 +8,7 @@ import pytest
 from rucola.errors import ConfigError
 from rucola.spark import options
 from rucola.spark.columns import SCHEMA
-from rucola.spark.options import parse
+from rucola.spark.options import CorruptRecords, parse
 from spark.small_store import SmallStore
 
 
@@ -18,7 +18,7 @@ def test_names_ignore_case_and_defaults_read_everything(small_store: SmallStore)
     assert parsed.columns == tuple(SCHEMA.names)
     assert not parsed.by_queue
     assert not parsed.include_system_topics
-    assert not parsed.skip_corrupt_records
+    assert parsed.corrupt_records is CorruptRecords.FAIL
 
 
 def test_every_option_is_understood(small_store: SmallStore) -> None:
@@ -42,7 +42,15 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
     assert parsed.ending_offsets is None
     assert (parsed.starting_timestamp, parsed.ending_timestamp) == (1, 2)
     assert parsed.columns == ("topic", "body")
-    assert (parsed.include_system_topics, parsed.skip_corrupt_records, parsed.min_partitions) == (True, True, 3)
+    assert (parsed.include_system_topics, parsed.corrupt_records, parsed.min_partitions) == (
+        True,
+        CorruptRecords.SKIP,
+        3,
+    )
+    of_corrupt = parse({"storePath": str(small_store.path), "columns": "topic", "corruptRecords": "column"})
+    assert of_corrupt.columns == ("topic", "_corrupt")
+    by_sql = parse({"storePath": str(small_store.path), "subExpression": "a > 3", "expressionType": "SQL92"})
+    assert (by_sql.tags, by_sql.expression) == (None, "a > 3")
     assert "body" not in parse({"storePath": str(small_store.path), "includeBody": "false"}).columns
 
 
@@ -74,7 +82,10 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         ({"columns": "topic,topic"}, "twice"),
         ({"columns": "topic,body", "includeBody": "false"}, "contradict"),
         ({"includeBody": "no"}, "true or false"),
-        ({"corruptRecords": "drop"}, "fail or skip"),
+        ({"corruptRecords": "drop"}, "fail, skip or column"),
+        ({"columns": "_corrupt"}, "names '_corrupt'"),
+        ({"expressionType": "SQL"}, "TAG or SQL92"),
+        ({"expressionType": "sql92", "subExpression": "a >"}, "filter 'a >', position"),
     ],
 )
 def test_what_is_wrong_is_said(small_store: SmallStore, given: dict[str, str], says: str) -> None:

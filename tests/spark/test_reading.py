@@ -138,6 +138,44 @@ def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.Da
     assert offsets(read(store, **given)) == [row["commitLogOffset"] for row in wanted]
 
 
+def planned(store: Path, **given: str) -> int:
+    """How many messages a read of queues looks at."""
+    stretches = plan(parse({"storePath": str(store), **given}))
+    return sum(each.end - each.begin for stretch in stretches for each in stretch.queues)
+
+
+def test_keys_are_looked_up_in_the_index(golden: Path, tmp_path: Path) -> None:
+    wanted = [row for row in expected(golden, "g1-clean") if row["topic"] in ("GA", "GSpam")]
+    given = {"subscribe": "GA,GSpam", "keys": "single-1,user-6,spam-7,Nobody", "includeBody": "false"}
+    asked = set(given["keys"].split(","))
+    hits = [row["commitLogOffset"] for row in wanted if keys_of(row) & asked]
+    assert 2 < len(hits) < 20
+
+    def store_with(change: str) -> Path:
+        store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / change))
+        files = sorted((store / "index").iterdir())
+        if change in ("first", "last"):
+            files[0 if change == "first" else -1].unlink()
+        elif change == "none":
+            shutil.rmtree(store / "index")
+        elif change == "unsound":
+            data = bytearray(files[0].read_bytes())
+            data[36:40] = (17).to_bytes(4, "big")  # the number of entries
+            files[0].write_bytes(data)
+        return store
+
+    counts = {}
+    for change in ("whole", "first", "last", "none", "unsound"):
+        store = store_with(change)
+        assert offsets(read(store, **given)) == hits
+        counts[change] = planned(store, **given)
+    # The first message of the index and the last one are looked at in any case.
+    assert len(hits) <= counts["whole"] <= len(hits) + 2
+    assert counts["whole"] < counts["first"] < counts["none"]
+    assert counts["whole"] < counts["last"] < counts["none"]
+    assert counts["unsound"] == counts["none"] == len(wanted)
+
+
 def test_time_drops_whole_stretches(small_store: SmallStore) -> None:
     hour = 3_600_000
     places = [small_store.put(at_ms=hour * n) for n in range(100)]
@@ -242,6 +280,16 @@ def test_what_the_store_has_not_is_an_error(small_store: SmallStore, given: dict
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize("choice", [{}, {"subscribe": "T,U"}])
+def test_a_filter_in_sql92_asks_the_properties(small_store: SmallStore, choice: dict[str, str]) -> None:
+    pairs = [{"price": "4"}, {"price": "5.5"}, {"price": "6"}, {}, {"price": "é"}, {"region": "eu"}]
+    places = [small_store.put("TU"[n % 2], **each) for n, each in enumerate(pairs)]
+    wanted = {"price > 5.1": [1, 2], "price IS NULL": [3, 5], "region IN ('eu') OR price = 'é'": [4, 5]}
+    for expression, numbers in wanted.items():
+        given = {"subExpression": expression, "expressionType": "SQL92", **choice}
+        assert offsets(read(small_store.path, **given)) == [places[number] for number in numbers]
+
+
 def test_an_empty_store_has_no_rows(small_store: SmallStore) -> None:
     assert read(small_store.path) == []
     assert read(small_store.path, subscribePattern=".*") == []
@@ -274,6 +322,12 @@ def test_a_damaged_record_ends_the_read_or_is_left_out(
         assert offsets(read(small_store.path, corruptRecords="skip", **choice)) == [p for p in places if p != damaged]
     assert "left out 1 damaged records" in caplog.text
     assert str(raised.value) in caplog.text
+    rows = read(small_store.path, corruptRecords="column", **choice)
+    (corrupt,) = (row for row in rows if row["_corrupt"] is not None)
+    assert corrupt["_corrupt"] == raised.value.why
+    known = {name: value for name, value in corrupt.items() if value is not None and name != "_corrupt"}
+    assert known == {"brokerName": str(small_store.path), "commitLogOffset": damaged}
+    assert sorted(offsets(rows)) == places
 
 
 def test_damage_in_a_body_that_is_not_wanted_is_not_met(small_store: SmallStore) -> None:

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from rucola.errors import ConfigError
 from rucola.spark import session
+from spark.small_store import SmallStore
 
 
 def runtime(home: Path, version: str) -> Path:
@@ -55,3 +61,37 @@ def test_without_a_runtime_one_sentence_says_what_to_do(tmp_path: Path, monkeypa
     assert f"there is Java 11 in {old}" in text
     assert "apt-get install openjdk-17-jre-headless" in text
     assert "\n" not in text
+
+
+@pytest.mark.spark
+def test_a_job_runs_where_spark_submit_says(small_store: SmallStore, tmp_path: Path) -> None:
+    """The command line itself is the program; its session keeps the master and the name that it was given."""
+    small_store.put("T")
+    program = tmp_path / "job.py"
+    program.write_text(
+        "from rucola.cli.main import main\n"
+        "from rucola.spark.session import local_session\n"
+        "context = local_session().sparkContext\n"
+        "print(context.master, context.getConf().get('spark.ui.enabled'))\n"
+        "main(prog_name='rucola')\n"
+    )
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    conf = ("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1")
+    conf += ("--conf", "spark.driver.host=127.0.0.1")
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    machine = {
+        "JAVA_HOME": str(session.java_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+    }
+    command = ["pipeline", "replay", "--from", small_store.path, "--dry-run", "--json"]
+    done = subprocess.run(
+        [submit, "--master", "local[1]", *conf, program, *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **python, **machine},
+    )
+    assert done.returncode == 0, done.stderr
+    first, rest = done.stdout.split("\n", 1)
+    assert first == "local[1] false"
+    assert json.loads(rest)["rows"] == 1

@@ -146,3 +146,19 @@ def test_golden_stores(golden: Path, tmp_path: Path) -> None:
     assert check(tmp_path) == []
     with pytest.raises(StoreError, match="no directory"):
         check(tmp_path / "missing")
+
+
+def test_a_changed_body_hides_nothing_behind_it(open_store: OpenStore, tmp_path: Path) -> None:
+    """One byte of one body is one finding, and so is the next, files later."""
+    store = open_store()
+    offsets = [store.put(inner(body=bytes(500), keys=f"k{k}"), 1000 * k + 1).physical_offset for k in range(30)]
+    store.close()
+    crashed_copy(store, tmp_path / "damaged")
+    places = []
+    for physical_offset in (offsets[2], offsets[3], offsets[-1]):
+        begin = physical_offset // 4096 * 4096
+        places.append((tmp_path / "damaged" / "commitlog" / f"{begin:020d}", physical_offset - begin))
+        flip(places[-1][0], places[-1][1] + 100)
+    findings = check(tmp_path / "damaged")
+    assert [(finding.path, finding.position) for finding in findings] == places
+    assert all("CRC" in finding.what for finding in findings)

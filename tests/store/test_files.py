@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 
 from rucola.errors import StoreCorrupt
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
-from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.config_files import ConfigFile, config_path, read_config, write_config
 from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, queue_directories
-from rucola.store.index import Index, IndexFile, index_file_name
+from rucola.store.index import Index, IndexFile, index_file_name, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from stores import OpenStore
 
 # config files --------------------------------------------------------------------------------------------------------
 
@@ -26,6 +28,27 @@ def test_config_files_of_apache_come_back_byte_for_byte(golden: Path, tmp_path: 
         target = config_path(tmp_path, name)
         write_config(target, read_config(source))
         assert target.read_bytes() == source.read_bytes(), name
+
+
+def test_what_was_asked_for_last_stays_in_a_config_file(tmp_path: Path) -> None:
+    file = ConfigFile(config_path(tmp_path, "consumerOffset"))
+    first, second, third = (file.writing({"offsetTable": {"T@G": {0: number}}}) for number in range(3))
+    first()
+    third()
+    second()  # a thread that came late
+    assert file.read() == {"offsetTable": {"T@G": {0: 2}}}
+    first()
+    assert ConfigFile(file.path).read() == {"offsetTable": {"T@G": {0: 2}}}
+
+
+def test_opening_removes_what_a_crash_left_of_config_files(open_store: OpenStore, tmp_path: Path) -> None:
+    path = config_path(tmp_path / "store", "topics")
+    write_config(path, {"a": 1})
+    path.with_name("topics.json.tmp").write_text("{")
+    path.with_name("consumerOffset.json.bak.tmp").touch()
+    open_store().close()
+    assert {item.name for item in path.parent.iterdir()} == {"topics.json"}
+    assert read_config(path) == {"a": 1}
 
 
 def test_the_content_before_is_kept(tmp_path: Path) -> None:
@@ -142,6 +165,18 @@ def test_sizes_of_index_files(tmp_path: Path) -> None:
         Index.open(tmp_path)
 
 
+@pytest.mark.parametrize("now_ms", [-1, 0, 253_402_300_800_000, (1 << 63) - 1])
+def test_a_time_that_no_name_has_room_for_names_a_file_all_the_same(tmp_path: Path, now_ms: int) -> None:
+    index = Index.open(tmp_path / "index", 1, 3, writable=True)
+    for k in range(6):
+        index.put([k], 1000 * k, now_ms)
+    index.close()
+    names = [path.name for path in index_paths(tmp_path / "index")]
+    assert len(names) == 3
+    assert names == sorted({*names})
+    assert names[0] == index_file_name(now_ms)
+
+
 # consume queues and mapped files -------------------------------------------------------------------------------------
 
 
@@ -169,6 +204,21 @@ def test_a_queue_without_its_beginning_is_filled(tmp_path: Path) -> None:
     )
 
 
+def test_a_directory_that_another_makes_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = os.mkdir
+
+    def made_by_another(path: str, mode: int = 0o777) -> None:
+        make(path, mode)
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", made_by_another)
+    file = MappedFile.create(tmp_path / "T" / "0" / "00000000000000000000", 4096)
+    assert file.path.stat().st_size == 4096
+    file.close()
+    with pytest.raises(FileExistsError):
+        MappedFile.create(file.path, 4096)
+
+
 def test_reserve_and_erase(tmp_path: Path) -> None:
     file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)
     assert os.stat(file.path).st_blocks == 0, "sparse"
@@ -187,6 +237,25 @@ def test_reserve_and_erase(tmp_path: Path) -> None:
     file.close()
     assert view[0] == ord("x"), "a view that is out keeps the bytes"
     view.release()
+
+
+def test_blocks_that_warming_takes_meanwhile_are_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that warms may overtake the writer just when that opens the file."""
+    file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)
+    opened = MappedFile.opened
+
+    def overtaken(self: MappedFile) -> AbstractContextManager[int]:
+        monkeypatch.setattr(MappedFile, "opened", opened)
+        self.warm(0, 1 << 19)
+        return opened(self)
+
+    monkeypatch.setattr(MappedFile, "opened", overtaken)
+    file.reserve(10, 4096)
+    assert file.reserved >= 4096
+    assert os.stat(file.path).st_blocks * 512 >= 4096
+    file.close()
 
 
 def test_checkpoint(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rucola.store.dump import dump, dump_lines
 from rucola.store.index import index_file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from stores import OpenStore, golden_config
+from stores import RECOVERY_VARIANTS, OpenStore, golden_config
 
 STATUS_OF_CODE = {
     0: {GetMessageStatus.FOUND},
@@ -157,23 +157,8 @@ def test_views_by_id(served: MessageStore, queries: dict[str, list[dict[str, Any
 
 # recovery ------------------------------------------------------------------------------------------------------------
 
-VARIANTS = [
-    "clean-plus-abort",
-    "empty-last-commitlog",
-    "first-file-body-flip",
-    "mid-body-flip",
-    "no-abort",
-    "no-consumequeue",
-    "no-index",
-    "only-commitlog",
-    "tail-bad-magic",
-    "tail-bad-size",
-    "tail-huge-size",
-    "tail-zeroed",
-]
 
-
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
 def test_recovery_keeps_what_apache_keeps_and_no_ghost(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / "recovery" / variant
     store = Path(shutil.copytree(source / "store", tmp_path / "store"))
@@ -214,7 +199,7 @@ def test_recovery_keeps_what_apache_keeps_and_no_ghost(golden: Path, tmp_path: P
     assert missing == []
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
 def test_recovery_twice_is_recovery_once(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / "recovery" / variant
     store = Path(shutil.copytree(source / "store", tmp_path / "store"))

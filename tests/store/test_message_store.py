@@ -257,10 +257,31 @@ def test_get_answers_as_apache_does(open_store: OpenStore) -> None:
     assert (bodies(page.records), page.next_begin_offset) == ([b"1", b"3"], 4)
     page = store.get("T", 0, 4, 32, accepts=lambda code: code == 1)
     assert page[:2] == (GetMessageStatus.NO_MATCHED_MESSAGE, 10), "no further than the file of ten units"
+    page = store.get("T", 0, 0, 2, accepts=lambda code: code == odd, matches=lambda pairs: pairs == {"TAGS": "odd"})
+    assert (bodies(page.records), page.next_begin_offset) == ([b"1", b"3"], 4)
+    page = store.get("T", 0, 0, 2, accepts=lambda code: code == odd, matches=lambda pairs: "TAGS" not in pairs)
+    assert page[:2] == (GetMessageStatus.NO_MATCHED_MESSAGE, 10)
     size = len(store.get("T", 0, 0, 1).records[0])
     assert len(store.get("T", 0, 0, 32, max_bytes=3 * size).records) == 3
     assert len(store.get("T", 0, 0, 32, max_bytes=1).records) == 1, "one always goes"
     assert len(store.get("T", 0, 0, 0).records) == 1
+
+
+def test_less_is_read_at_once_from_the_disk_than_from_memory(open_store: OpenStore) -> None:
+    store = open_store()
+    store.config.max_transfer_count_on_message_in_disk, store.config.access_message_in_memory_max_ratio = 3, 0
+    for k in range(9):
+        store.put(inner(body=b"%d" % k), k)
+    size = len(store.get("T", 0, 0, 1).records[0])
+    assert bodies(store.get("T", 0, 0, 32).records) == [b"0", b"1", b"2"]
+    store.config.max_transfer_bytes_on_message_in_disk = 2 * size
+    assert bodies(store.get("T", 0, 0, 32).records) == [b"0", b"1"]
+    store.config.access_message_in_memory_max_ratio = 40
+    assert len(store.get("T", 0, 0, 32).records) == 9
+    store.config.max_transfer_count_on_message_in_memory = 4
+    assert len(store.get("T", 0, 0, 32).records) == 4
+    store.config.max_transfer_bytes_on_message_in_memory = 3 * size
+    assert len(store.get("T", 0, 0, 32).records) == 3
 
 
 def test_times(open_store: OpenStore) -> None:
@@ -399,6 +420,31 @@ def test_a_crash_loses_nothing_that_the_kernel_has(open_store: OpenStore, tmp_pa
     assert len(after.query("T", "all", 64).records) == 60
     assert [len(after.query("T", f"k{k}", 64).records) for k in range(60)] == [1] * 60
     assert after.put(inner(queue_id=2), 700_000).queue_offset == 20
+    after.close()
+    assert check(tmp_path / "crashed") == []
+
+
+def test_a_clock_that_was_set_back_vouches_for_nothing_that_came_after(open_store: OpenStore, tmp_path: Path) -> None:
+    """Files that begin before the time of the checkpoint are taken for flushed, so it goes back with the clock."""
+    store = open_store()
+    for k in range(5):
+        store.put(inner(body=bytes(500)), 1_000_000 + k)
+    store.reput()
+    store.checkpoint()
+    for k in range(12):
+        store.put(inner(body=bytes(500)), 10_000 + k)
+    store.put(inner(), 14_000)
+    store.reput()
+    store.checkpoint()
+    lost = [store.put(inner(body=bytes(500)), 15_000 + k).physical_offset for k in range(20)]
+    store.reput()
+    after = crashed_copy(store, tmp_path / "crashed")
+    with (tmp_path / "crashed" / "commitlog" / f"{lost[0] // 4096 * 4096:020d}").open("r+b") as file:
+        file.seek(lost[0] % 4096)
+        file.write(bytes(500))
+    after.open(20_000)
+    assert after.max_physical_offset == lost[0]
+    assert after.queues() == {("T", 0): (0, 18)}
     after.close()
     assert check(tmp_path / "crashed") == []
 

@@ -18,24 +18,10 @@ from rucola.store.check import check
 from rucola.store.dump import dump
 from rucola.store.message_store import MessageStore
 from rucola.store.repair import HOLE_TOPIC, REPAIRED, Repair, repair
-from stores import config, golden_config, inner
+from stores import RECOVERY_VARIANTS, config, golden_config, inner
 
 FILE_SIZE = 4096
 START_MS = 1_700_000_000_000
-VARIANTS = [
-    "clean-plus-abort",
-    "empty-last-commitlog",
-    "first-file-body-flip",
-    "mid-body-flip",
-    "no-abort",
-    "no-consumequeue",
-    "no-index",
-    "only-commitlog",
-    "tail-bad-magic",
-    "tail-bad-size",
-    "tail-huge-size",
-    "tail-zeroed",
-]
 LOST_IN = {"first-file-body-flip": ["GA|2|2"], "mid-body-flip": ["GSpam|0|149"]}
 
 
@@ -58,9 +44,9 @@ def is_stand_in(row: dict[str, Any]) -> bool:
 # Apache's stores ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["g1-clean", "g2-crash", *VARIANTS])
+@pytest.mark.parametrize("variant", ["g1-clean", "g2-crash", *RECOVERY_VARIANTS])
 def test_golden(golden: Path, tmp_path: Path, variant: str) -> None:
-    source = golden / ("recovery" if variant in VARIANTS else ".") / variant
+    source = golden / ("recovery" if variant in RECOVERY_VARIANTS else ".") / variant
     info = source / "info.json"
     name = json.loads(info.read_text())["base"] if info.exists() else variant
     before = files_of(source / "store")

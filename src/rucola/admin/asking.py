@@ -42,6 +42,11 @@ class Asking:
         self._remoting = RemotingClient()
         self._name_servers = NameServers(namesrv, self._remoting)
 
+    @property
+    def namesrv(self) -> str:
+        """The name servers, "host:port;host:port"."""
+        return ";".join(self._name_servers.addresses)
+
     async def __aenter__(self) -> Self:
         return self
 

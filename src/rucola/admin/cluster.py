@@ -79,6 +79,10 @@ class ClusterAdmin(Asking):
         """Let a broker drop what its ConsumeQueues hold of messages that are gone."""
         await self._ask(address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
+    async def clean_unused_topic(self, address: str) -> None:
+        """Let a broker drop the ConsumeQueues of topics that were deleted."""
+        await self._ask(address, RequestCode.CLEAN_UNUSED_TOPIC)
+
     async def delete_expired_commit_log(self, address: str) -> None:
         """Let a broker delete CommitLog files that are old enough, whatever the hour."""
         await self._ask(address, RequestCode.DELETE_EXPIRED_COMMITLOG)

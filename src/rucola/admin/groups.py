@@ -6,13 +6,15 @@ committed from here instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rucola.admin.asking import Asking, addresses_of, each, first, masters_of
 from rucola.errors import BrokerError, ConfigError, TopicNotFound
 from rucola.message.topics import check_group, retry_topic
 from rucola.protocol.body import decode_body, encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import (
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -101,6 +103,15 @@ class GroupAdmin(Asking):
                 failure = error
         raise failure or ConfigError("the cluster has no broker")
 
+    async def find_consumer_connection(self, group: str) -> ConsumerConnection | None:
+        """The group's clients and subscriptions; None where it has no clients."""
+        try:
+            return await self.examine_consumer_connection_info(group)
+        except BrokerError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return None
+            raise
+
     async def examine_producer_connection_info(self, group: str, topic: str) -> ProducerConnection:
         """The clients of a producer group, as the first of the topic's brokers that knows any."""
         header = GetProducerConnectionListRequestHeader(producer_group=group)
@@ -188,14 +199,20 @@ class GroupAdmin(Asking):
         answers = await each(ask(address) for address in addresses_of(route.broker_datas))
         return [span for spans in answers for span in spans]
 
+    async def examine_consume_delays(self, group: str, topics: Iterable[str]) -> dict[MessageQueue, int]:
+        """For every queue of these topics how long the next message for the group has waited, in milliseconds."""
+        answers = await each(self.query_consume_time_span(topic, group) for topic in topics)
+        return {span.message_queue: max(0, span.delay_time) for spans in answers for span in spans}
+
     # Moving.
 
     async def reset_offset_by_timestamp(
-        self, topic: str, group: str, timestamp_ms: int, *, force: bool = True
+        self, topic: str, group: str, timestamp_ms: int, *, force: bool = True, cpp: bool = False
     ) -> ResetResult:
         """Let the group go on with what was stored at a time, or, with LATEST, with what comes next.
 
-        Times are milliseconds since 1970. Without `force` no queue goes forward.
+        Times are milliseconds since 1970. Without `force` no queue goes forward. `cpp` lets Apache's brokers talk to
+        the clients as those of C++ understand it; our brokers know whom they talk to.
         ConfigError where the group has committed nothing on the topic.
         """
         header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp_ms, is_force=str(force).lower())
@@ -203,7 +220,9 @@ class GroupAdmin(Asking):
         masters = masters_of((await self.examine_topic_route(topic)).broker_datas)
         for name, address in masters.items():
             try:
-                answer = await self._ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+                request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+                request.language = LanguageCode.CPP.name if cpp else request.language
+                answer = await self._remoting.invoke_ok(address, request, self.timeout_ms)
                 result.offsets |= decode_offset_table(answer.body)
             except BrokerError as error:
                 if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
@@ -211,6 +230,33 @@ class GroupAdmin(Asking):
                 result.online = False
                 result.offsets |= await self._reset_offline(address, name, header, force)
         return result
+
+    async def reset_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> ResetResult:
+        """Let the group go on at a queue offset of one queue, its clients too where it has any.
+
+        ConfigError where the queue does not reach there, and where a broker of RocketMQ 4 has clients of the group: it
+        can tell them times only, and leaves them where they are. BrokerError where the group has committed nothing.
+        """
+        address = await self.fetch_broker_addr(queue.broker_name)
+        begin = await self._end_of(address, RequestCode.GET_MIN_OFFSET, queue)
+        end = await self._end_of(address, RequestCode.GET_MAX_OFFSET, queue)
+        if not begin <= queue_offset <= end:
+            raise ConfigError(f"{queue} has no place at offset {queue_offset}; it has {begin} to {end}")
+        header = ResetOffsetRequestHeader(
+            topic=queue.topic, group=group, timestamp=LATEST, queue_id=queue.queue_id, offset=queue_offset
+        )  # who does not know the last two sees a reset to the end that may not go forward, which moves nothing
+        try:
+            answer = await self._ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        except BrokerError as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+            await self.update_consume_offset(address, group, queue, queue_offset)
+            return ResetResult({queue: queue_offset}, online=False)
+        if decode_offset_table(answer.body) != {queue: queue_offset}:
+            raise ConfigError(
+                f"broker {queue.broker_name} cannot move clients to a number: stop those of group {group}"
+            )
+        return ResetResult({queue: queue_offset}, online=True)
 
     async def _reset_offline(
         self, address: str, broker_name: str, header: ResetOffsetRequestHeader, force: bool
@@ -223,7 +269,10 @@ class GroupAdmin(Asking):
             raise ConfigError(f"group {header.group} has committed nothing on topic {header.topic} at {broker_name}")
         offsets = {}
         for queue, place in sorted(places.items(), key=first):
-            offset = await self._offset_at(address, queue, header.timestamp)
+            if header.timestamp == LATEST:
+                offset = await self._end_of(address, RequestCode.GET_MAX_OFFSET, queue)
+            else:
+                offset = await self._offset_at(address, queue, header.timestamp)
             if not force:
                 offset = min(offset, place.consumer_offset)
             await self.update_consume_offset(address, header.group, queue, offset)
@@ -231,12 +280,13 @@ class GroupAdmin(Asking):
         return offsets
 
     async def _offset_at(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        if timestamp_ms == LATEST:
-            end = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
-            answer = await self._ask(address, RequestCode.GET_MAX_OFFSET, end)
-        else:
-            at = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
-            answer = await self._ask(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, at)
+        at = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
+        answer = await self._ask(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, at)
+        return max(0, answer.decode_header(OffsetResponseHeader).offset)
+
+    async def _end_of(self, address: str, code: RequestCode, queue: MessageQueue) -> int:
+        """One end of a queue, by GET_MIN_OFFSET or GET_MAX_OFFSET."""
+        answer = await self._ask(address, code, QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id))
         return max(0, answer.decode_header(OffsetResponseHeader).offset)
 
     async def update_consume_offset(self, address: str, group: str, queue: MessageQueue, queue_offset: int) -> None:

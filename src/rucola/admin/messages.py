@@ -1,59 +1,43 @@
-"""MessageAdmin: finding messages, following them, giving one to a consumer.
+"""MessageAdmin: giving a message to a consumer, and following it.
 
-**Queries by key.** A broker's index knows only the 32-bit hash of `topic#key`, so its answer holds strangers whose keys
-have that hash, and at most `PAGE` records, the newest; nothing in it says whether there are more. Here the real keys
-are compared, and a full page is followed by a query for what is as old as its oldest record or older, until the index
-is exhausted or enough was found. Times in the index are whole seconds: a page that is filled by one second and adds
-nothing new is stepped over, and then `is_cut` tells that messages of that second may be missing.
+**Track.** What became of a message, for each group that consumes its topic, or has. Nobody keeps a record of each
+message; it is put together from
 
-**Track.** What became of a message, for each group that consumes its topic, is read off the group's place in the
-queue, its subscription and its kind; nobody keeps a record of each message.
+    the group's offset       whether the group is past the message in its queue, and up to when it has consumed there
+    its members              what they subscribe to, and whether they consume by themselves or each for itself
+    copies of the message    found by its unique key: each time a group gives a message back, the broker puts a copy
+                             into SCHEDULE_TOPIC_XXXX, from there into `%RETRY%group`, and the last one into
+                             `%DLQ%group`, each with the number of tries before it
+
+A copy that waits is one in SCHEDULE_TOPIC_XXXX that has no counterpart in `%RETRY%group` yet, or one there that the
+group is not past. Where an index does not answer, the copies are unknown, and the remark says so.
+
+Answers to `DefaultMQAdminExtImpl.messageTrackDetail` of Apache RocketMQ 4.9.8, which looks at offsets and members only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from rucola.admin.asking import addresses_of, each
+from rucola.admin.asking import each
 from rucola.admin.groups import CLIENT_WAIT_MS, GroupAdmin
-from rucola.admin.topics import TopicAdmin
-from rucola.errors import BrokerError, MQError, RemotingConnectError
-from rucola.message import MessageExt
+from rucola.admin.searching import SearchAdmin
+from rucola.errors import BrokerError, MQError, TopicNotFound
+from rucola.message import MessageExt, properties
 from rucola.message.ids import parse_offset_msg_id
-from rucola.message.properties import KEY_SEPARATOR
-from rucola.message.record import decode, decode_many
+from rucola.message.topics import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from rucola.protocol.body import decode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.connections import (
     ConsumeMessageDirectlyRequestHeader,
     ConsumeMessageDirectlyResult,
     ConsumerConnection,
 )
-from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from rucola.protocol.topic import OffsetWrapper
 
-PAGE = 64
-"""The most records that a broker puts into one answer to QUERY_MESSAGE (`maxMsgsNumBatch`)."""
-
-UNIQUE_KEY_PAGE = 32
-"""The same for a unique key, whatever number was asked for (`defaultQueryMaxNum`)."""
-
-MAX_TIMESTAMP = 2**63 - 1
-
-
-@dataclass(slots=True)
-class KeyQueryResult:
-    """The messages that have a key, and how far the answer can be trusted.
-
-    `is_cut` says that there may be more messages than these. `failures` names the brokers that gave no answer and why;
-    the messages that they hold are missing.
-    """
-
-    messages: list[MessageExt]
-    is_cut: bool = False
-    failures: dict[str, MQError] = field(default_factory=dict)
+REDRIVEN_FROM = "REDRIVEN_FROM"
+"""The property of a message that was sent again for a dead letter, and names that by its offsetMsgId."""
 
 
 class TrackType(Enum):
@@ -69,144 +53,34 @@ class TrackType(Enum):
     CONSUME_BROADCASTING = "CONSUME_BROADCASTING"
     """Every client consumes for itself; nobody knows."""
     UNKNOWN = "UNKNOWN"
+    IN_RETRY = "IN_RETRY"
+    """The group gave it back, and gets it again."""
+    IN_DLQ = "IN_DLQ"
+    """The group has given it up."""
 
 
 @dataclass(slots=True)
 class MessageTrack:
-    """What became of a message in one group. `error` says why that is unknown, or that the group is not there."""
+    """What became of a message in one group. `error` says why that is unknown, or that the group is not there.
+
+    `is_passed` tells whether the group's offset is past the message, and `consumed_until_ms` the store time of the last
+    message that it is past in that queue, 0 for none; both also where nobody of the group is there. `retry_count` is
+    how often the group gave the message back, `last_failed_ms` when it last did, `dead_ms` when it gave it up; 0 for
+    never. Times are milliseconds since 1970.
+    """
 
     consumer_group: str
     track_type: TrackType
     error: str = ""
+    is_passed: bool | None = None
+    consumed_until_ms: int = 0
+    retry_count: int = 0
+    last_failed_ms: int = 0
+    dead_ms: int = 0
 
 
-class MessageAdmin(TopicAdmin, GroupAdmin):
+class MessageAdmin(SearchAdmin, GroupAdmin):
     """Part of AdminClient."""
-
-    async def query_message_by_key(
-        self, topic: str, key: str, max_count: int = PAGE, begin_ms: int = 0, end_ms: int = MAX_TIMESTAMP
-    ) -> KeyQueryResult:
-        """The newest `max_count` messages of the topic with this key, by store time, newest first."""
-
-        def has_key(message: MessageExt) -> bool:
-            return message.topic == topic and key in (message.keys or "").split(KEY_SEPARATOR)
-
-        result = await self._query_all(topic, key, has_key, max_count, begin_ms, end_ms, unique=False)
-        result.messages.sort(key=_store_time, reverse=True)
-        result.is_cut = result.is_cut or len(result.messages) > max_count
-        del result.messages[max_count:]
-        return result
-
-    async def query_message_by_unique_key(
-        self, topic: str, unique_key: str, begin_ms: int = 0, end_ms: int = MAX_TIMESTAMP
-    ) -> KeyQueryResult:
-        """The messages to which the producer gave this id, by store time, oldest first.
-
-        More than one means that the producer sent again after it had no answer, or that the message was delayed,
-        retried or part of a transaction.
-        """
-
-        def has_key(message: MessageExt) -> bool:
-            return message.unique_key == unique_key
-
-        result = await self._query_all(topic, unique_key, has_key, PAGE, begin_ms, end_ms, unique=True)
-        result.messages.sort(key=_store_time)
-        return result
-
-    async def query_message_by_id(self, offset_msg_id: str) -> MessageExt:
-        """The message at the address that an offsetMsgId names. InvalidMessage for what is no offsetMsgId.
-
-        BrokerError where the broker has no message there, RemotingConnectError where no broker is: a producer's unique
-        key looks the same, but names no broker.
-        """
-        address, physical_offset = parse_offset_msg_id(offset_msg_id)
-        try:
-            header = ViewMessageRequestHeader(offset=physical_offset)
-            answer = await self._ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
-        except RemotingConnectError as error:
-            raise RemotingConnectError(
-                f"{error} (the broker that {offset_msg_id} names; is this a unique key instead of an offsetMsgId?)"
-            ) from None
-        return decode(answer.body)
-
-    async def _query_all(
-        self,
-        topic: str,
-        key: str,
-        has_key: Callable[[MessageExt], bool],
-        max_count: int,
-        begin_ms: int,
-        end_ms: int,
-        *,
-        unique: bool,
-    ) -> KeyQueryResult:
-        """What the brokers of the topic's route hold, in no order; an error only when none of them answered."""
-
-        async def ask(address: str) -> KeyQueryResult:
-            try:
-                return await self._query_one(address, topic, key, has_key, max_count, begin_ms, end_ms, unique=unique)
-            except MQError as error:
-                return KeyQueryResult([], failures={address: error})
-
-        addresses = addresses_of((await self.examine_topic_route(topic)).broker_datas)
-        answers = await each([ask(address) for address in addresses])
-        failures = {address: error for answer in answers for address, error in answer.failures.items()}
-        if failures and len(failures) == len(addresses):
-            raise next(iter(failures.values()))
-        messages = [message for answer in answers for message in answer.messages]
-        return KeyQueryResult(messages, any(answer.is_cut for answer in answers), failures)
-
-    async def _query_one(
-        self,
-        address: str,
-        topic: str,
-        key: str,
-        has_key: Callable[[MessageExt], bool],
-        max_count: int,
-        begin_ms: int,
-        end_ms: int,
-        *,
-        unique: bool,
-    ) -> KeyQueryResult:
-        """Page through one broker's index, newest first, until it is exhausted or `max_count` messages were found."""
-        seen: set[int] = set()
-        found: list[MessageExt] = []
-        is_cut = False
-        while True:
-            page = await self._query_page(address, topic, key, begin_ms, end_ms, unique=unique)
-            fresh = [message for message in page if message.physical_offset not in seen]
-            seen.update(message.physical_offset for message in fresh)
-            found += filter(has_key, fresh)
-            if len(page) < (UNIQUE_KEY_PAGE if unique else PAGE):
-                return KeyQueryResult(found, is_cut)
-            if len(found) >= max_count:
-                return KeyQueryResult(found, is_cut=True)
-            end_ms = min(message.store_timestamp for message in page)
-            if not fresh:
-                is_cut = True
-                end_ms -= 1000
-
-    async def _query_page(
-        self, address: str, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool
-    ) -> list[MessageExt]:
-        """The newest records, at most PAGE, whose keys have the hash, between two times, both included."""
-        header = QueryMessageRequestHeader(
-            topic=topic,
-            key=key,
-            max_num=PAGE,
-            begin_timestamp=begin_ms,
-            end_timestamp=end_ms,
-            unique_key_query="true" if unique else "false",
-        )
-        request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header)
-        answer = await self._remoting.invoke(address, request, self.timeout_ms)
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return []
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, address)
-        return decode_many(answer.body)
-
-    # Giving a message to a consumer, and following it.
 
     async def consume_message_directly(
         self, group: str, client_id: str, offset_msg_id: str
@@ -226,31 +100,78 @@ class MessageAdmin(TopicAdmin, GroupAdmin):
         return await each(self._track(message, group) for group in groups)
 
     async def _track(self, message: MessageExt, group: str) -> MessageTrack:
+        track = MessageTrack(group, TrackType.UNKNOWN)
         try:
-            connection = await self.examine_consumer_connection_info(group)
-            return MessageTrack(group, await self._track_type(message, group, connection))
-        except BrokerError as error:
-            is_away = error.code == ResponseCode.CONSUMER_NOT_ONLINE
-            return MessageTrack(group, TrackType.NOT_ONLINE if is_away else TrackType.UNKNOWN, error.remark or "")
+            place = await self._place(message, group)
+            if place is not None:
+                track.is_passed = place.consumer_offset > message.queue_offset
+                track.consumed_until_ms = place.last_timestamp
+            connection = await self.find_consumer_connection(group)
+            if connection is None:
+                track.track_type, track.error = TrackType.NOT_ONLINE, f"group {group} has no clients now"
+            else:
+                track.track_type = _track_type(message, connection, track.is_passed)
+            await self._follow_copies(message, track)
         except MQError as error:
-            return MessageTrack(group, TrackType.UNKNOWN, str(error))
+            track.error = error.remark or "" if isinstance(error, BrokerError) else str(error)
+        return track
 
-    async def _track_type(self, message: MessageExt, group: str, connection: ConsumerConnection) -> TrackType:
-        if connection.consume_type == "CONSUME_ACTIVELY":
-            return TrackType.PULL
-        if connection.message_model == "BROADCASTING":
-            return TrackType.CONSUME_BROADCASTING
-        stats = await self.examine_consume_stats(group, message.topic)
-        for queue, place in stats.offset_table.items():
-            address = await self.fetch_broker_addr(queue.broker_name)
-            if queue.queue_id == message.queue_id and address == message.store_host:
-                if place.consumer_offset <= message.queue_offset:
-                    return TrackType.NOT_CONSUME_YET
-                wanted = connection.subscription_table.get(message.topic)
-                is_wanted = wanted is None or not wanted.tags_set or message.tags in wanted.tags_set
-                return TrackType.CONSUMED if is_wanted else TrackType.CONSUMED_BUT_FILTERED
-        return TrackType.UNKNOWN
+    async def _place(self, message: MessageExt, group: str) -> OffsetWrapper | None:
+        """The group's place in the queue that holds the message; None where no broker of the route holds it."""
+        for queue, place in (await self.examine_consume_stats(group, message.topic)).offset_table.items():
+            is_queue = queue.queue_id == message.queue_id
+            if is_queue and await self.fetch_broker_addr(queue.broker_name) == message.store_host:
+                return place
+        return None
+
+    async def _follow_copies(self, message: MessageExt, track: MessageTrack) -> None:
+        """Look for what the group gave back: the copy of the most tries tells how it stands."""
+        group = track.consumer_group
+        retry, dead = retry_topic(group), dlq_topic(group)
+        retried = {copy.reconsume_times: copy for copy in await self._copies(message, retry)}
+        waiting = {
+            copy.reconsume_times: copy
+            for copy in await self._copies(message, SCHEDULE_TOPIC)
+            if copy.properties.get(properties.REAL_TOPIC) == retry
+        }
+        for copy in await self._copies(message, dead):
+            track.dead_ms = copy.store_timestamp
+        if given_back := waiting | retried:
+            track.retry_count = max(given_back)
+            track.last_failed_ms = (waiting.get(track.retry_count) or given_back[track.retry_count]).store_timestamp
+        if track.dead_ms:
+            track.track_type, track.last_failed_ms = TrackType.IN_DLQ, track.dead_ms
+        elif given_back:
+            latest = retried.get(track.retry_count)
+            place = await self._place(latest, group) if latest is not None else None
+            if latest is None or place is None or place.consumer_offset <= latest.queue_offset:
+                track.track_type = TrackType.IN_RETRY
+
+    async def _copies(self, message: MessageExt, topic: str) -> list[MessageExt]:
+        """The copies of a message in a topic, oldest first; those of a life before it was re-driven are others."""
+        try:
+            found = await self.query_message_by_unique_key(topic, message.msg_id)
+        except TopicNotFound:
+            return []
+        for error in found.failures.values():
+            raise error
+        origin = message.properties.get(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+        redriven_from = message.properties.get(REDRIVEN_FROM)
+        return [
+            copy
+            for copy in found.messages
+            if copy.properties.get(properties.ORIGIN_MESSAGE_ID) == origin
+            and copy.properties.get(REDRIVEN_FROM) == redriven_from
+        ]
 
 
-def _store_time(message: MessageExt) -> tuple[int, int]:
-    return message.store_timestamp, message.physical_offset
+def _track_type(message: MessageExt, connection: ConsumerConnection, is_passed: bool | None) -> TrackType:
+    if connection.consume_type == "CONSUME_ACTIVELY":
+        return TrackType.PULL
+    if connection.message_model == "BROADCASTING":
+        return TrackType.CONSUME_BROADCASTING
+    if not is_passed:
+        return TrackType.UNKNOWN if is_passed is None else TrackType.NOT_CONSUME_YET
+    wanted = connection.subscription_table.get(message.topic)
+    is_wanted = wanted is None or not wanted.tags_set or message.tags in wanted.tags_set
+    return TrackType.CONSUMED if is_wanted else TrackType.CONSUMED_BUT_FILTERED

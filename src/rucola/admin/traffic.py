@@ -10,7 +10,7 @@ from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError
-from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, BrokerStatsData, group_key
+from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
 
 
 @dataclass(slots=True)
@@ -61,10 +61,5 @@ class TrafficAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
             except BrokerError:
                 continue  # nothing was counted there
             total.tps += data.stats_minute.tps
-            total.day_count += _day_count(data)
+            total.day_count += data.day_count
         return total
-
-
-def _day_count(data: BrokerStatsData) -> int:
-    """The count of the last day; Apache's brokers tell none until their first hour is over."""
-    return data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum

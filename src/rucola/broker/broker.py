@@ -20,7 +20,8 @@ from types import TracebackType
 from rucola.broker.cleaning import AskDisk, Cleaning, disk_usage
 from rucola.broker.clients import Clients
 from rucola.broker.clockwork import Alarm, Clockwork, Reput
-from rucola.broker.config import BrokerConfig
+from rucola.broker.config import BrokerConfig, MetricsExporterType
+from rucola.broker.congestion import TICK_MS, Congestion
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.flush import Flush
 from rucola.broker.locks import QueueLocks
@@ -32,6 +33,7 @@ from rucola.broker.processors.lock import LockProcessor
 from rucola.broker.processors.offset import OffsetProcessor
 from rucola.broker.processors.pull import PullProcessor
 from rucola.broker.processors.query import QueryProcessor
+from rucola.broker.processors.reply import ReplyProcessor
 from rucola.broker.processors.runtime import RuntimeProcessor
 from rucola.broker.processors.send import SendProcessor
 from rucola.broker.processors.send_back import SendBackProcessor
@@ -39,14 +41,18 @@ from rucola.broker.processors.topic import TopicProcessor
 from rucola.broker.processors.transaction import TransactionProcessor
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
+from rucola.broker.state import BrokerState
 from rucola.broker.stats import SAMPLE_INTERVAL_MS, BrokerStats
+from rucola.broker.tables.filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.timer import TimedDelivery
 from rucola.broker.transaction_check import TransactionCheck
 from rucola.broker.transactions import Transactions
+from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
-from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
@@ -62,7 +68,8 @@ def wall_clock_ms() -> int:
 class Broker:
     """One broker over one store directory. Use `start` and `stop`, or `async with`.
 
-    With `listen_port` 0 the system chooses a port; `address` tells it after the start.
+    With `listen_port` 0 the system chooses a port; `address` tells it after the start. Settings that operators change
+    while it runs are written into `config_file`.
     """
 
     def __init__(
@@ -72,11 +79,13 @@ class Broker:
         *,
         clock: Callable[[], int] = wall_clock_ms,
         ask_disk: AskDisk = disk_usage,
+        config_file: Path | None = None,
     ) -> None:
         self.config = config
         self.store_config = store_config
         self._clock = clock
         self._ask_disk = ask_disk
+        self._config_file = config_file
         self._running = AsyncExitStack()
 
     @property
@@ -108,7 +117,10 @@ class Broker:
         _take_all_descriptors()
         config, clock = self.config, self._clock
         processors: dict[int, Processor] = {}
-        clients = Clients()
+        clients = Clients(
+            is_told=lambda group: config.notify_consumer_ids_changed_enable and groups.notifies(group),
+            on_gone=lambda group: filters.leave(group, clock()),
+        )
         locks = QueueLocks()
         hold = PullRequestHold()
         stats = BrokerStats(clock(), config.broker_cluster_name)
@@ -122,15 +134,16 @@ class Broker:
             hold.arrived(topic, queue_id, end)
             stats.put(topic, len(tags_codes), size)
             if topic == SCHEDULE_TOPIC:
-                delivery_alarm.ring_at(min(tags_codes))
+                delay_alarm.ring_at(min(tags_codes))
+            elif topic == TIMER_TOPIC:
+                timed.arrived(end, tags_codes)
+                timer_alarm.ring_at(min(tags_codes))
 
         store = MessageStore(self.store_config, arrived)
         await asyncio.to_thread(store.open, clock())
         running.push_async_callback(asyncio.to_thread, store.close)
         flush = Flush(store)
         running.push_async_callback(flush.stop)
-        cleaning = Cleaning(self.store_config, store, clock, self._ask_disk)
-        await cleaning.look()
 
         client = RemotingClient()
         running.push_async_callback(client.close)
@@ -138,10 +151,13 @@ class Broker:
         topics = TopicConfigTable(directory / "topics.json", config, lambda: registration.changed())
         groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config)
         offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
+        filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
         registration = Registration(config, topics, client)
         topics.load(clock())
         groups.load()
         offsets.load()
+        filters.load(clock())
+        running.callback(lambda: filters.persist(clock()))
         running.callback(offsets.persist)
         running.callback(groups.persist)
         running.callback(topics.persist)
@@ -151,16 +167,36 @@ class Broker:
         delays_ms = parse_delay_levels(self.store_config.message_delay_level)
         delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json", reput.on_put)
         delayed.load()
-        delivery_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
+        delay_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
 
-        async def persist_delay_offsets() -> None:
-            delivered = delayed.offsets()
+        timed = TimedDelivery(store, directory / "timer.json", reput.on_put)
+        timed.load()
+        timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
+
+        async def persist_offsets() -> None:
+            await asyncio.to_thread(offsets.persisting())
+
+        async def persist_filters() -> None:
+            await asyncio.to_thread(filters.persisting(clock()))
+
+        async def persist_deliveries() -> bool:
+            offsets, progress = delayed.offsets(), timed.progress()
             flushed = await flush.until(store.max_physical_offset, self.store_config.sync_flush_timeout)
-            if flushed and store.failure is None:
-                await asyncio.to_thread(delayed.persist, delivered)
+            if not flushed or store.failure is not None:
+                return False
+            await asyncio.to_thread(delayed.persist, offsets)
+            await asyncio.to_thread(timed.persist, progress)
+            return True
 
-        running.push_async_callback(persist_delay_offsets)
-        running.callback(delivery_alarm.stop)
+        async def make_ready_for_cleaning() -> bool:
+            before = timed.rolled_offset
+            return await timed.roll(clock) and (timed.rolled_offset == before or await persist_deliveries())
+
+        cleaning = Cleaning(self.store_config, store, clock, self._ask_disk, make_ready_for_cleaning)
+        await cleaning.look()
+        running.push_async_callback(persist_deliveries)
+        running.callback(delay_alarm.stop)
+        running.callback(timer_alarm.stop)
 
         transactions = Transactions(
             store,
@@ -176,7 +212,8 @@ class Broker:
         transaction_check = TransactionCheck(transactions, store, offsets, clients, flush, clock)
         running.push_async_callback(transaction_check.note_progress)
 
-        processors |= SendProcessor(
+        state = BrokerState(config, store, topics, groups, offsets, filters, clients, stats, clock)
+        send = SendProcessor(
             config,
             self.store_config,
             store,
@@ -188,36 +225,63 @@ class Broker:
             transactions,
             clock,
             reput.on_put,
-        ).table()
-        processors |= SendBackProcessor(config, store, topics, groups, len(delays_ms), clock, reput.on_put).table()
+        )
+        processors |= send.table()
+        processors |= ReplyProcessor(state, send, reput.on_put).table()
+        processors |= SendBackProcessor(state, len(delays_ms), reput.on_put).table()
         processors |= TransactionProcessor(transactions, clock).table()
-        processors |= PullProcessor(config, store, topics, groups, offsets, clients, hold, stats, clock).table()
+        processors |= PullProcessor(state, hold).table()
         processors |= QueryProcessor(config, store).table()
         processors |= OffsetProcessor(store, offsets, delayed).table()
-        processors |= HeartbeatProcessor(clients, topics, groups, clock).table()
+        processors |= HeartbeatProcessor(state).table()
         processors |= LockProcessor(locks, clock).table()
-        processors |= TopicProcessor(config, store, topics, clients, registration, stats, clock).table()
-        processors |= GroupProcessor(config, store, topics, groups, offsets, clients, stats, clock).table()
+        processors |= TopicProcessor(state, registration).table()
+        processors |= GroupProcessor(state).table()
         processors |= CleaningProcessor(store, topics).table()
-        processors |= ConnectionProcessor(config, store, clients).table()
-        processors |= RuntimeProcessor(config, self.store_config, store, topics, registration, stats, clock).table()
+        processors |= ConnectionProcessor(state).table()
+        runtime = RuntimeProcessor(
+            config, self.store_config, store, topics, registration, stats, clock, self._config_file
+        )
+        processors |= runtime.table()
 
         clockwork = Clockwork()
         running.push_async_callback(clockwork.stop)
         clockwork.every(100, "answer held pulls", lambda: hold.expire(clock()))
         clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
-        clockwork.every(100, "touch pages ahead", lambda: asyncio.to_thread(store.warm))
+        congestion = Congestion(config, processors, lambda: time.monotonic_ns() // 1_000_000)
+        clockwork.every(TICK_MS, "watch for congestion", congestion.tick)
+        clockwork.every(100, "touch pages ahead", lambda: congestion.touch(asyncio.to_thread(store.warm)))
         clockwork.every(1000, "checkpoint", flush.checkpoint)
-        clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", offsets.persist)
+        clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", persist_offsets)
+        clockwork.every(10_000, "persist consumer filters", persist_filters)
         clockwork.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: stats.sample(clock()))
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
+        clockwork.every(
+            10_000,
+            "close idle connections",
+            lambda: server.close_idle(config.server_channel_max_idle_time_seconds * 1000),
+        )
         clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
-        clockwork.every(PERSIST_INTERVAL_MS, "persist delay offsets", persist_delay_offsets)
+        clockwork.every(PERSIST_INTERVAL_MS, "persist deliveries", persist_deliveries)
         clockwork.every(config.transaction_check_interval, "check transactions", transaction_check.run)
         clockwork.every(config.register_name_server_period, "register", registration.register)
 
-        delivery_alarm.ring_at(clock())
+        delay_alarm.ring_at(clock())
+        timer_alarm.ring_at(clock())
+
+        if config.metrics_exporter_type is MetricsExporterType.PROM:
+            try:
+                from rucola.broker.metrics import BrokerCollector, MetricsServer  # here, since their client is an extra
+            except ModuleNotFoundError as error:
+                raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
+            collector = BrokerCollector(config, store, topics, offsets, clients, stats, runtime.figures, clock)
+            metrics = MetricsServer(
+                config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port, collector
+            )
+            await metrics.start()
+            running.push_async_callback(metrics.stop)
+            config.metrics_prom_exporter_port = metrics.port
 
         await server.start()
         running.push_async_callback(server.stop)

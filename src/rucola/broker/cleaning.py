@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rucola.store.config import StoreConfig
@@ -32,13 +32,25 @@ def disk_usage(path: Path) -> DiskUsage:
 
 
 class Cleaning:
-    """Cleans one store. Belongs to its event loop."""
+    """Cleans one store. Belongs to its event loop.
 
-    def __init__(self, config: StoreConfig, store: MessageStore, clock: Callable[[], int], ask_disk: AskDisk) -> None:
+    `make_ready` is awaited before each file of the log: it brings to safety what must not go with the oldest, and says
+    whether that is done.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        store: MessageStore,
+        clock: Callable[[], int],
+        ask_disk: AskDisk,
+        make_ready: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._config = config
         self._store = store
         self._clock = clock
         self._ask_disk = ask_disk
+        self._make_ready = make_ready
 
     async def look(self) -> None:
         """Tell the store the time, the hour and how full its disks are; a round of retention begins with that."""
@@ -49,7 +61,7 @@ class Cleaning:
     async def run(self) -> None:
         """One round, from the look to the last file that goes. Raises OSError."""
         await self.look()
-        while self._store.expire(self._clock()):
+        while await self._make_ready() and self._store.expire(self._clock()):
             await asyncio.to_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)
 

@@ -2,13 +2,15 @@
 
 A member of a group is a connection with a client id. It goes when it says so, when its connection closes, or when no
 heartbeat came for `EXPIRY_MS`. Whenever the members or the subscriptions of a consumer group change, every member
-is told at once (NOTIFY_CONSUMER_IDS_CHANGED), so that the group shares out its queues anew.
+is told at once (NOTIFY_CONSUMER_IDS_CHANGED), so that the group shares out its queues anew; unless the group or the
+broker has notifyConsumerIdsChangedEnable=false.
 
 Answers to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -67,11 +69,18 @@ class ConsumerGroup:
 
 
 class Clients:
-    """All groups that have a member now."""
+    """All groups that have a member now.
 
-    def __init__(self) -> None:
+    `is_told` says of a consumer group whether its members are told of changes. `on_gone` is called with one that has
+    lost its last member.
+    """
+
+    def __init__(self, is_told: Callable[[str], bool], on_gone: Callable[[str], None]) -> None:
+        self._is_told = is_told
+        self._on_gone = on_gone
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Connection, Member]] = {}
+        self._producers_by_id: dict[str, Connection] = {}
         self._turns = count()
 
     def heartbeat(
@@ -81,6 +90,7 @@ class Clients:
         member = Member(heartbeat.client_id, language, version, now_ms)
         for producer in heartbeat.producer_data_set:
             self.producers.setdefault(producer.group_name, {})[connection] = member
+            self._producers_by_id[member.client_id] = connection
         for consumer in heartbeat.consumer_data_set:
             self._join(connection, consumer, member)
 
@@ -115,6 +125,10 @@ class Clients:
         producers = [connection for connection in self.producers.get(group, ()) if connection.is_open]
         return producers[next(self._turns) % len(producers)] if producers else None
 
+    def producer(self, client_id: str) -> Connection | None:
+        """The client of that id, where it is in a producer group now."""
+        return self._producers_by_id.get(client_id)
+
     def _join(self, connection: Connection, consumer: ConsumerData, member: Member) -> None:
         group = self.consumers.get(consumer.group_name)
         if group is None:
@@ -134,7 +148,12 @@ class Clients:
 
     def _leave_producers(self, connection: Connection, group: str) -> None:
         members = self.producers.get(group, {})
-        if members.pop(connection, None) and not members:
+        member = members.pop(connection, None)
+        if member is None:
+            return
+        if self._producers_by_id.get(member.client_id) is connection:
+            del self._producers_by_id[member.client_id]
+        if not members:
             del self.producers[group]
 
     def _leave_consumers(self, connection: Connection, name: str) -> None:
@@ -143,9 +162,12 @@ class Clients:
             return
         if not group.members:
             del self.consumers[name]
+            self._on_gone(name)
         self._notify(group)
 
     def _notify(self, group: ConsumerGroup) -> None:
+        if not self._is_told(group.name):
+            return
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group.name)
         for connection in group.members:
             connection.send(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))

@@ -2,12 +2,14 @@
 
     at once       dispatch what was put: ConsumeQueues, index, held pulls (see `Reput`)
     when due      deliver delayed messages (see `Alarm`)
+    every 20 ms   see whether requests wait too long (see `broker.congestion`)
     every 100 ms  answer the held pulls whose time is up; touch the pages that the next messages will take
     every 500 ms  flush the log (flushIntervalCommitLog)
     every second  flush what was dispatched, and write the checkpoint that vouches for it
     every 5 s     write the consumer offsets (flushConsumerOffsetInterval)
-    every 10 s    close the connections of clients that have fallen silent, forget locks that have expired, sample the
-                  statistics, write how far delayed messages are delivered, look at the disks and let old files go
+    every 10 s    close the connections of clients that have fallen silent and those that are idle
+                  (serverChannelMaxIdleTimeSeconds), forget locks that have expired, sample the statistics, write how
+                  far delayed messages are delivered and what groups filter by, look at the disks and let old files go
                   (cleanResourceInterval)
     every 30 s    register with the name servers (registerNameServerPeriod)
     every minute  ask about transactions that are open for too long (transactionCheckInterval)
@@ -39,12 +41,12 @@ class Reput:
 
     def __init__(self, store: MessageStore, hold: PullRequestHold) -> None:
         self._store = store
-        self._hold = hold
+        self._held = hold.held
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
 
     def on_put(self) -> None:
-        if self._hold:
+        if self._held:
             if self._next is None:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
         elif self._later is None:
@@ -120,7 +122,7 @@ class Clockwork:
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
-    def every(self, interval_ms: int, name: str, step: Callable[[], Awaitable[None] | None]) -> None:
+    def every(self, interval_ms: int, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
         self._tasks.append(asyncio.create_task(self._run(interval_ms / 1000, name, step), name=name))
 
     async def stop(self) -> None:
@@ -130,7 +132,7 @@ class Clockwork:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _run(self, interval_s: float, name: str, step: Callable[[], Awaitable[None] | None]) -> None:
+    async def _run(self, interval_s: float, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
         while True:
             await asyncio.sleep(interval_s)
             try:

@@ -15,12 +15,22 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from rucola import settings
+from rucola.message import properties
 from rucola.message.host import encode_host
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.store.config import StoreConfig
+
+
+class MetricsExporterType(Enum):
+    """Whom a broker tells its metrics."""
+
+    DISABLE = 0
+    PROM = 1
+    """Prometheus, which asks for them."""
 
 
 @dataclass(slots=True)
@@ -28,7 +38,8 @@ class BrokerConfig:
     """A broker's name, addresses and habits. Times are in milliseconds.
 
     `broker_ip1` is the address that clients are told; where it is empty, the address that the broker is bound to,
-    or one of this machine's that others may reach.
+    or one of this machine's that others may reach. `metrics_prom_exporter_host` is where metrics are asked for; empty,
+    it is the address that the broker is bound to.
     """
 
     broker_cluster_name: str = "DefaultCluster"
@@ -51,6 +62,13 @@ class BrokerConfig:
     region_id: str = "DefaultRegion"
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1000
+    server_channel_max_idle_time_seconds: int = 120
+    os_page_cache_busy_time_out_mills: int = 1000
+    broker_fast_failure_enable: bool = False
+    wait_time_mills_in_send_queue: int = 200
+    wait_time_mills_in_pull_queue: int = 5000
+    wait_time_mills_in_transaction_queue: int = 3000
+    wait_time_mills_in_heartbeat_queue: int = 31_000
     notify_consumer_ids_changed_enable: bool = True
     flush_consumer_offset_interval: int = 5000
     register_name_server_period: int = 30_000
@@ -59,8 +77,15 @@ class BrokerConfig:
     transaction_time_out: int = 6000
     transaction_check_interval: int = 60_000
     transaction_check_max: int = 15
+    enable_property_filter: bool = False
+    filter_support_retry: bool = False
+    filter_data_clean_time_span: int = 24 * 3600 * 1000
+    store_reply_message_enable: bool = True
     max_msgs_num_batch: int = 64
     default_query_max_num: int = 32
+    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    metrics_prom_exporter_host: str = ""
+    metrics_prom_exporter_port: int = 5557
 
     def __post_init__(self) -> None:
         if not self.broker_ip1:
@@ -70,6 +95,11 @@ class BrokerConfig:
     def namesrv_addresses(self) -> list[str]:
         """The name servers, as written in `a:9876;b:9876`."""
         return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
+
+    @property
+    def region_fields(self) -> dict[str, str]:
+        """What every answer to a producer says of this broker."""
+        return {properties.MSG_REGION: self.region_id, properties.TRACE_ON: str(self.trace_on).lower()}
 
     @property
     def store_host(self) -> bytes:

@@ -24,28 +24,17 @@ that cannot be delivered at all (damaged, or no longer fit for a record) is logg
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rucola.broker.stored import renewed, stored_message
+from rucola.broker.due import BATCH, RETRY_AFTER_MS, deliver
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import MessageExt, properties
-from rucola.message.record import decode
-from rucola.message.topics import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from rucola.message import properties
+from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store import config_files
-from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 
-logger = logging.getLogger(__name__)
-
 PERSIST_INTERVAL_MS = 10_000
-RETRY_AFTER_MS = 1000
-"""How long a level rests when the store took no message."""
-BATCH = 256
-"""Most messages of one level in one turn, so that other work comes in between."""
-
-_LATER = (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPEDFILE_FAILED)
 
 
 def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
@@ -116,52 +105,12 @@ class DelayedDelivery:
         for queue_offset, (physical_offset, _, due_ms) in enumerate(units, begin):
             if now_ms < due_ms <= latest_ms:
                 return due_ms
-            if not self._deliver_one(physical_offset, due_ms, now_ms):
+            if not deliver(self._store, physical_offset, now_ms, may_be_there=due_ms <= self._looked_up_until_ms):
                 return now_ms + RETRY_AFTER_MS
             self._offsets[level] = queue_offset + 1
         if self._offsets[level] >= self._store.max_offset(SCHEDULE_TOPIC, level - 1):
             return None
         return now_ms if units else now_ms + RETRY_AFTER_MS
-
-    def _deliver_one(self, physical_offset: int, due_ms: int, now_ms: int) -> bool:
-        """Put one message into its own queue; False where the store takes none now."""
-        message = stored_message(self._store, physical_offset)
-        if message is None:
-            logger.error("no delayed message can be read at %d; it is passed over", physical_offset)
-            return True
-        pairs = message.properties
-        try:
-            message.topic, message.queue_id = pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QID])
-            if message.topic == TRANS_HALF_TOPIC:
-                raise InvalidMessage("it is half of a transaction")
-            if due_ms <= self._looked_up_until_ms and self._was_delivered(message):
-                return True
-            message.prepared_transaction_offset = 0
-            status = self._store.put(renewed(message), now_ms).status
-        except (InvalidMessage, KeyError, ValueError) as error:
-            logger.error("the delayed message %s cannot be delivered: %r", message.offset_msg_id, error)
-            return True
-        if status in _LATER:
-            return False
-        if status is not PutMessageStatus.PUT_OK:
-            logger.error("the delayed message %s cannot be delivered: %s", message.offset_msg_id, status.name)
-        return True
-
-    def _was_delivered(self, waiting: MessageExt) -> bool:
-        """Whether a record of this message, younger than the one that waited, is in its own queue."""
-        if waiting.unique_key is None:
-            return False
-        for record in self._store.query(waiting.topic, waiting.unique_key, BATCH).records:
-            found = decode(record, decompress=False, check_crc=False)
-            if found.physical_offset > waiting.physical_offset and _identity(found) == _identity(waiting):
-                return True
-        return False
-
-
-def _identity(message: MessageExt) -> tuple[object, ...]:
-    """What a message that waited and the one that was delivered have in common, and no other two."""
-    place = (message.topic, message.queue_id, message.reconsume_times)
-    return *place, message.born_timestamp, message.body_crc, message.properties
 
 
 def _offsets(path: Path, document: object) -> dict[int, int]:

@@ -32,20 +32,18 @@ class PullRequestHold:
     """All pulls that wait, by topic and queue id."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], list[HeldPull]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._held)
+        self.held: dict[tuple[str, int], list[HeldPull]] = {}
+        """Who waits, by (topic, queue id); empty where nobody does."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self.held.values()))
 
     def hold(self, topic: str, queue_id: int, pull: HeldPull) -> None:
-        self._held.setdefault((topic, queue_id), []).append(pull)
+        self.held.setdefault((topic, queue_id), []).append(pull)
 
     def arrived(self, topic: str, queue_id: int, max_queue_offset: int) -> None:
         """Messages were dispatched to a queue; `max_queue_offset` is behind the last."""
-        pulls = self._held.pop((topic, queue_id), None)
+        pulls = self.held.pop((topic, queue_id), None)
         if pulls is None:
             return
         waiting = []
@@ -60,7 +58,7 @@ class PullRequestHold:
                 pull.queue_offset = outcome
             waiting.append(pull)
         if waiting:
-            self._held.setdefault((topic, queue_id), []).extend(waiting)
+            self.held.setdefault((topic, queue_id), []).extend(waiting)
 
     def expire(self, now_ms: int) -> None:
         """Answer the pulls whose time is up, and forget those whose connection is gone."""
@@ -71,7 +69,7 @@ class PullRequestHold:
         self._release(lambda pull: True)
 
     def _release(self, is_due: Callable[[HeldPull], bool]) -> None:
-        for queue, pulls in list(self._held.items()):
+        for queue, pulls in list(self.held.items()):
             waiting = []
             for pull in pulls:
                 if not pull.connection.is_open:
@@ -83,6 +81,6 @@ class PullRequestHold:
                 else:
                     waiting.append(pull)
             if waiting:
-                self._held[queue] = waiting
+                self.held[queue] = waiting
             else:
-                del self._held[queue]
+                del self.held[queue]

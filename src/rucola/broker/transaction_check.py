@@ -62,4 +62,4 @@ class TransactionCheck:
         flushed = await self._flush.until(self._store.max_physical_offset, timeout_ms)
         if flushed and self._store.failure is None:
             self._transactions.commit(progress)
-            self._offsets.persist()
+            await asyncio.to_thread(self._offsets.persisting())

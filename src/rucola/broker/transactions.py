@@ -33,10 +33,10 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rucola.broker.delay import postpone
 from rucola.broker.stored import renewed, stored_message
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.timer import waiting_place
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
@@ -176,7 +176,7 @@ class Transactions:
     def _put_committed(self, half: MessageExt, now_ms: int) -> PutResult:
         pairs = half.properties
         place = (pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QID]))
-        half.topic, half.queue_id = postpone(*place, pairs, self._delay_level_count)
+        half.topic, half.queue_id = waiting_place(*place, pairs, self._delay_level_count, now_ms)
         half.sys_flag = sysflag.with_transaction_state(half.sys_flag, sysflag.TRANSACTION_COMMIT)
         half.prepared_transaction_offset = half.physical_offset
         return self._store.put(renewed(half), now_ms)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import click
@@ -44,6 +45,16 @@ def time_text(timestamp_ms: int) -> str:
         return ""
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
+
+
+def time_given(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """Read an option that is a time: milliseconds since 1970, or a local time as ISO 8601 has it."""
+    if text is None:
+        return None
+    try:
+        return int(text) if text.isascii() and text.isdigit() else int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise click.BadParameter("give milliseconds, or a time such as 2013-01-01T05:15:00") from None
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import click
 from rucola import settings
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, from_properties
+from rucola.cli.log_lines import begin_logging, log_format_option
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
@@ -46,7 +46,10 @@ print_option = click.option(
 @click.option("--namesrv-port", type=PORT, default=9876, show_default=True, help="0 picks a free port.")
 @click.option("--broker-port", type=PORT, show_default="10911", help="0 picks a free port.")
 @config_option
-def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_file: Path | None) -> None:
+@log_format_option
+def standalone(
+    store: Path, namesrv_port: int, broker_port: int | None, config_file: Path | None, log_format: str
+) -> None:
     """Name server and broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both serve. Listens on 127.0.0.1 unless the
@@ -58,6 +61,7 @@ def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_f
       rucola standalone --store data --namesrv-port 0 --broker-port 0
       rucola standalone --store data -c broker.conf
     """
+    begin_logging(log_format)
     properties = read_properties(config_file)
     move_store(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
@@ -71,14 +75,15 @@ async def _standalone(properties: dict[str, str], namesrv_port: int, config_file
         # The broker reaches its name server where clients do: at the address that it tells them.
         config, store_config = broker_settings(properties, config_file)
         config.namesrv_addr = f"{config.broker_ip1}:{namesrv.port}"
-        async with Broker(config, store_config) as broker:
+        async with Broker(config, store_config, config_file=config_file) as broker:
             await _serve(f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}")
 
 
 @click.command()
 @config_option
 @print_option
-def namesrv(config_file: Path | None, print_config: bool) -> None:
+@log_format_option
+def namesrv(config_file: Path | None, print_config: bool, log_format: str) -> None:
     """A name server, with mqnamesrv's flags and the keys of its configuration file.
 
     \b
@@ -86,6 +91,7 @@ def namesrv(config_file: Path | None, print_config: bool) -> None:
       rucola namesrv
       rucola namesrv -c namesrv.conf
     """
+    begin_logging(log_format)
     properties = read_properties(config_file)
     config = settings.fill(NamesrvConfig, properties)
     _warn_unused(settings.unknown([NamesrvConfig], properties), config_file)
@@ -104,7 +110,8 @@ async def _namesrv(config: NamesrvConfig) -> None:
 @click.option("-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", help="Name servers, host:port;host:port.")
 @config_option
 @print_option
-def broker(namesrv_addr: str | None, config_file: Path | None, print_config: bool) -> None:
+@log_format_option
+def broker(namesrv_addr: str | None, config_file: Path | None, print_config: bool, log_format: str) -> None:
     """A broker, with mqbroker's flags and the keys of Apache's broker.conf.
 
     \b
@@ -113,6 +120,7 @@ def broker(namesrv_addr: str | None, config_file: Path | None, print_config: boo
       rucola broker -c broker.conf
       rucola broker -c broker.conf -p
     """
+    begin_logging(log_format)
     properties = read_properties(config_file)
     if namesrv_addr:
         properties["namesrvAddr"] = namesrv_addr
@@ -120,11 +128,11 @@ def broker(namesrv_addr: str | None, config_file: Path | None, print_config: boo
     if print_config:
         click.echo(settings.render(settings.to_properties(config) | settings.to_properties(store_config)), nl=False)
         return
-    _run(_broker(config, store_config))
+    _run(_broker(config, store_config, config_file))
 
 
-async def _broker(config: BrokerConfig, store_config: StoreConfig) -> None:
-    async with Broker(config, store_config) as server:
+async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: Path | None) -> None:
+    async with Broker(config, store_config, config_file=config_file) as server:
         registered = f" and name server is {config.namesrv_addr}" if config.namesrv_addr else ""
         await _serve(f"The broker[{config.broker_name}, {server.address}] boot success.{registered}")
 
@@ -165,9 +173,6 @@ def _warn_unused(keys: list[str], config_file: Path | None) -> None:
 
 def _run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server until it fails or a signal asks it to stop."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s"
-    )
     asyncio.run(_until_signal(server))
 
 

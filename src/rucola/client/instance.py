@@ -3,7 +3,9 @@
 Producers and consumers stand on an instance. Each makes one of its own unless it is given one to share; a shared
 instance has one connection to each broker, one heartbeat for all its groups, and one client id:
 
-    clientId   address@process id#nanoseconds        192.168.1.7@4711#1732149000123456789
+    clientId   address@instance name                 192.168.1.7@4711#1732149000123456789
+
+The instance name is process id#nanoseconds, new each time, unless one that stays is given.
 
 Brokers learn of an instance by heartbeats: every `HEARTBEAT_INTERVAL_MS` to every broker in the routes at hand (only
 to masters while there is no consumer), and at once when a broker appears, a group joins or a connection breaks, so a
@@ -28,6 +30,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from rucola.client.background import Background
 from rucola.client.operator import OperatedConsumer, OperatorRequests
+from rucola.client.replies import Replies
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingError
 from rucola.message import MessageExt, properties
@@ -88,18 +91,26 @@ class ClientInstance:
     """One client. `async with` opens and closes it; it belongs to one event loop.
 
     `namesrv` reads "host:port;host:port" and comes from the environment variable NAMESRV_ADDR where it is not given.
+    `client_id` takes the place of address and instance name.
     """
 
-    def __init__(self, namesrv: str | None = None, *, client_id: str | None = None) -> None:
+    def __init__(
+        self, namesrv: str | None = None, *, client_id: str | None = None, instance_name: str | None = None
+    ) -> None:
         processors: dict[int, Processor] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
         }
         processors |= OperatorRequests(lambda: self.client_id, lambda group: self._consumers.get(group)).table()
+        self.replies = Replies()
+        processors |= self.replies.table()
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
-        self.client_id = client_id or f"{_own_address(self.name_servers.addresses[0])}@{os.getpid()}#{time.time_ns()}"
+        if client_id is None:
+            instance_name = instance_name or f"{os.getpid()}#{time.time_ns()}"
+            client_id = f"{_own_address(self.name_servers.addresses[0])}@{instance_name}"
+        self.client_id = client_id
         self._producers: dict[str, object] = {}
         self._consumers: dict[str, GroupMember] = {}
         self._background = Background()
@@ -292,10 +303,12 @@ class GroupClient:
     by whoever made it. `async with` opens and closes; `close` may be called twice.
     """
 
-    def __init__(self, group: str, namesrv: str | None, instance: ClientInstance | None) -> None:
+    def __init__(
+        self, group: str, namesrv: str | None, instance: ClientInstance | None, instance_name: str | None = None
+    ) -> None:
         check_group(group)
         self.group = group
-        self.instance = instance or ClientInstance(namesrv)
+        self.instance = instance or ClientInstance(namesrv, instance_name=instance_name)
         self._owns_instance = instance is None
         self.is_open = False
 

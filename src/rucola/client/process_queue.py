@@ -11,10 +11,11 @@ offset that is not done: whoever starts there again gets every message that is n
 Invariants: `commit_offset` never exceeds the offset of a message that is held, never exceeds `next_offset`, and never
 falls. Offsets that carry no message for this consumer (filtered, or a hole) count as done.
 
-Flow control: `has_room` turns false at `MAX_COUNT` messages, `MAX_SIZE` bytes or a span of `MAX_SPAN` offsets, and
-whoever pulls then waits. Memory per queue is bounded by these and one more pull.
+Flow control: `has_room` turns false at so many messages, bytes or offsets between the first and the last as
+`PullLimits` says, and whoever pulls then waits. Memory per queue is bounded by these and one more pull.
 
-Answers to `ProcessQueue` of Apache RocketMQ 4.9.8, whose limits these are.
+Answers to `ProcessQueue` and to the flow control of `DefaultMQPushConsumerImpl` of Apache RocketMQ 4.9.8, whose limits
+these are.
 """
 
 from __future__ import annotations
@@ -22,19 +23,48 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+import msgspec
+
+from rucola.errors import ConfigError
 from rucola.message import MessageExt
 
-MAX_COUNT = 1000
-MAX_SIZE = 100 * 1024 * 1024
-MAX_SPAN = 2000
+MEBIBYTE = 1 << 20
+
+
+class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may be held of one queue before pulling it pauses. Apache's names stand beside them."""
+
+    count: int = 1000
+    """Messages: pullThresholdForQueue."""
+    size: int = 100 * MEBIBYTE
+    """Bytes of body: pullThresholdSizeForQueue."""
+    span: int | None = 2000
+    """Offsets from the first message not done to the last one held: consumeConcurrentlyMaxSpan. None: any."""
+    topic_count: int | None = None
+    """Messages of all own queues of a topic together: pullThresholdForTopic. Takes the place of `count`."""
+    topic_size: int | None = None
+    """Bytes, likewise: pullThresholdSizeForTopic. Takes the place of `size`."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ConfigError(f"pull limit {name} is {limit}: it must be 1 or more")
+
+    def shared_by(self, queues: int, *, in_order: bool) -> PullLimits:
+        """The limits of one queue where this member has so many of the topic. In order, no span can grow."""
+        count = self.count if self.topic_count is None else max(1, self.topic_count // queues)
+        size = self.size if self.topic_size is None else max(1, self.topic_size // queues)
+        return PullLimits(count=count, size=size, span=None if in_order else self.span)
 
 
 class ProcessQueue:
     """Progress on one queue from `begin_offset` on. Pure bookkeeping: no clock, no loop."""
 
-    __slots__ = ("_order", "_sizes", "is_dropped", "next_offset", "size")
+    __slots__ = ("_order", "_sizes", "is_dropped", "limits", "next_offset", "size")
 
-    def __init__(self, begin_offset: int) -> None:
+    def __init__(self, begin_offset: int, limits: PullLimits) -> None:
+        self.limits = limits
         self.next_offset = begin_offset
         """The queue offset to pull next."""
         self.size = 0
@@ -66,6 +96,10 @@ class ProcessQueue:
         self.next_offset = max(expected, next_offset)
         return new
 
+    def holds(self, queue_offset: int) -> bool:
+        """Whether the message at `queue_offset` was pulled and is not done."""
+        return queue_offset in self._sizes
+
     def done(self, queue_offset: int) -> bool:
         """The message at `queue_offset` is done with; False when it is not held, so done twice does no harm."""
         size = self._sizes.pop(queue_offset, None)
@@ -85,8 +119,7 @@ class ProcessQueue:
     @property
     def has_room(self) -> bool:
         """Whether more may be pulled."""
-        return (
-            len(self._sizes) < MAX_COUNT
-            and self.size < MAX_SIZE
-            and (not self._order or self._order[-1] - self._order[0] < MAX_SPAN)
-        )
+        limits = self.limits
+        if len(self._sizes) >= limits.count or self.size >= limits.size:
+            return False
+        return limits.span is None or not self._order or self._order[-1] - self._order[0] < limits.span

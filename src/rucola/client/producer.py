@@ -14,22 +14,26 @@ Three ways, by what they cost on the client's side: `send` one by one, `send_man
 one connection, `send_batch` with many messages in one request.
 
 Answers to `DefaultMQProducer` and `DefaultMQProducerImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a second
-try on the same broker waits a moment instead of following at once; a batch above the size limit is split.
+try on the same broker waits a moment instead of following at once; a batch above the size limit is split; a refusal
+that another broker would repeat does not count against the broker, and of `send_many` only failures count.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from enum import Enum
+from typing import Protocol, TypeAlias
 
 import msgspec
 
+from rucola.client.clock import clock_ms, now_ms
+from rucola.client.faults import BrokerFaults, Turns
 from rucola.client.instance import ClientInstance, GroupClient
+from rucola.client.replies import reply_message, request_message
 from rucola.client.route import BORROWED_QUEUE_NUMS
+from rucola.client.selectors import MessageQueueSelector
 from rucola.errors import (
     BrokerError,
     InvalidMessage,
@@ -40,7 +44,7 @@ from rucola.errors import (
     RemotingTimeout,
     SendFailed,
 )
-from rucola.message import Message, properties
+from rucola.message import Message, MessageExt, properties
 from rucola.message.batch import encode_batch
 from rucola.message.compression import CompressionType, compress
 from rucola.message.ids import unique_id
@@ -48,6 +52,7 @@ from rucola.message.topics import AUTO_CREATE_TOPIC, NOT_ALLOWED_SEND_TOPICS, RE
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_ONEWAY, RemotingCommand
 from rucola.protocol.queue import MessageQueue
+from rucola.protocol.reply import REPLY_MESSAGE_FLAG
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.remoting.connection import Connection
 
@@ -58,6 +63,9 @@ RETRY_PAUSE_MS = 100
 COMPRESS_THRESHOLD = 4096
 MAX_MESSAGE_SIZE = 4 * 1024 * 1024
 IN_FLIGHT = 64
+
+Choice: TypeAlias = MessageQueue | MessageQueueSelector | None
+"""Where a message shall go: to a queue, to one that a selector chooses, or to whichever is next."""
 
 RETRY_CODES = frozenset(
     {
@@ -93,6 +101,11 @@ class SendResult(msgspec.Struct, frozen=True):
     queue: MessageQueue
     queue_offset: int
 
+    @property
+    def is_ok(self) -> bool:
+        """Whether the broker vouches for it without reservation."""
+        return self.status is SendStatus.SEND_OK
+
 
 class _Parcel(msgspec.Struct, frozen=True):
     """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages."""
@@ -113,7 +126,7 @@ class _Parcel(msgspec.Struct, frozen=True):
             default_topic_queue_nums=BORROWED_QUEUE_NUMS,
             queue_id=queue.queue_id,
             sys_flag=self.sys_flag,
-            born_timestamp=time.time_ns() // 1_000_000,
+            born_timestamp=now_ms(),
             flag=self.flag,
             properties=self.properties,
             batch="true" if self.code is RequestCode.SEND_BATCH_MESSAGE else "false",
@@ -141,12 +154,42 @@ class _Parcel(msgspec.Struct, frozen=True):
         ]
 
 
+class Sent(msgspec.Struct, frozen=True):
+    """A request that was answered: what it carried, and what came of it. `properties` and `body` are as on the wire.
+
+    `region_id` and `trace_on` are the broker's; `begin_ms` is milliseconds since 1970.
+    """
+
+    group: str
+    code: RequestCode
+    topic: str
+    body: bytes
+    properties: str
+    results: list[SendResult]
+    address: str
+    region_id: str
+    trace_on: bool
+    begin_ms: int
+    cost_ms: int
+
+
+class SendTrace(Protocol):
+    """What a producer tells of what it sent, see `trace`."""
+
+    def sent(self, sent: Sent) -> None:
+        """A request was answered."""
+
+    def ended(self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool) -> None:
+        """A transaction was ended, at this broker and as its state says."""
+
+
 class _Posted(msgspec.Struct, frozen=True):
     """A parcel under way. Without an `answer` it could not even be posted, and `failure` says why."""
 
     parcel: _Parcel
     queue: MessageQueue
     deadline: float
+    begin_ms: int
     command: RemotingCommand | None = None
     connection: Connection | None = None
     answer: asyncio.Future[RemotingCommand] | None = None
@@ -162,7 +205,9 @@ class _Posted(msgspec.Struct, frozen=True):
 class Producer(GroupClient):
     """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
 
-    `retry_times` counts the tries after the first; `compress_threshold` and `max_message_size` are bytes of body.
+    `retry_times` counts the tries after the first; `compress_threshold` and `max_message_size` are bytes of body;
+    with `latency_fault_tolerance` brokers that are slow or fail are passed over for a while, see `faults`; `trace` is
+    told of what was stored.
     """
 
     def __init__(
@@ -174,12 +219,16 @@ class Producer(GroupClient):
         retry_times: int = RETRY_TIMES,
         compress_threshold: int = COMPRESS_THRESHOLD,
         max_message_size: int = MAX_MESSAGE_SIZE,
+        latency_fault_tolerance: bool = False,
+        trace: SendTrace | None = None,
     ) -> None:
         super().__init__(group, namesrv, instance)
         self.retry_times = retry_times
         self.compress_threshold = compress_threshold
         self.max_message_size = max_message_size
-        self._turns: dict[str, int] = {}
+        self.trace = trace
+        self._topics_of_requests: set[str] = set()
+        self._turns = Turns(BrokerFaults() if latency_fault_tolerance else None)
 
     async def _join(self) -> None:
         self.instance.add_producer(self.group, self)
@@ -193,27 +242,28 @@ class Producer(GroupClient):
         check_topic(topic)
         return (await self.instance.routes.find_for_sending(topic)).write_queues
 
-    async def send(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
-    ) -> SendResult:
+    async def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send one message and wait until it is stored. `timeout_ms` is for all tries together.
 
-        The message gets its `unique_key` unless it has one. InvalidMessage before anything is sent; TopicNotFound;
-        BrokerError for a refusal; SendFailed when every try failed; with a chosen `queue`, the error of the only try.
+        `queue` is one that was chosen, or a selector to choose it (see `selectors`). The message gets its `unique_key`
+        unless it has one. InvalidMessage before anything is sent; TopicNotFound; BrokerError for a refusal; SendFailed
+        when every try failed, which says all that was tried; with a chosen queue, the error of the only try.
         """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        return (await self._deliver(self._parcel(message, queue), queue, deadline, []))[0]
+        chosen = await self._chosen(message.topic, queue)
+        return (await self._deliver(self._parcel(message, chosen), chosen, deadline, []))[0]
 
-    async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+    async def send_oneway(self, message: Message, queue: Choice = None) -> None:
         """Send one message and wait for nothing. Whether it arrives, nobody says."""
-        parcel = self._parcel(message, queue)
-        queue = queue or await self._next_queue(parcel.topic)
+        chosen = await self._chosen(message.topic, queue)
+        parcel = self._parcel(message, chosen)
+        queue = chosen or await self._next_queue(parcel.topic)
         command = parcel.command(self.group, queue)
         command.flag |= FLAG_ONEWAY
         await self.instance.remoting.invoke_oneway(await self.instance.master_address(queue), command)
 
     async def send_batch(
-        self, messages: Iterable[Message], queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
+        self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
         """Send messages of one topic together, to one queue a request; one result a message, in order.
 
@@ -221,10 +271,12 @@ class Producer(GroupClient):
         then leaves open which of them were stored. InvalidMessage as for `send`, and for messages that cannot
         share a request (several topics, a delay, the retry topic).
         """
+        batch = list(messages)
+        chosen = await self._chosen(batch[0].topic, queue) if batch else None
         results: list[SendResult] = []
-        for parcel in self._batch_parcels(list(messages), queue):
+        for parcel in self._batch_parcels(batch, chosen):
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-            results += await self._deliver(parcel, queue, deadline, [])
+            results += await self._deliver(parcel, chosen, deadline, [])
         return results
 
     async def send_many(
@@ -250,6 +302,41 @@ class Producer(GroupClient):
             for posted in window:
                 posted.forget()
 
+    async def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
+        """Send a message and wait for the reply of whoever consumes it; `timeout_ms` is for both.
+
+        The errors are those of `send`, and RemotingTimeout where the message was stored but no reply came.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        if message.topic not in self._topics_of_requests:
+            await self.queues(message.topic)
+            await self.instance.beat()  # a broker pushes replies to clients that it knows
+            self._topics_of_requests.add(message.topic)
+        with self.instance.replies.expected() as (correlation_id, reply):
+            request = request_message(message, correlation_id, self.instance.client_id, timeout_ms)
+            sent = await self.send(request, queue, timeout_ms)
+            message.unique_key = request.unique_key
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await reply
+            except TimeoutError:
+                raise RemotingTimeout(
+                    f"request {sent.msg_id} lies in {sent.queue}, but no reply came within {timeout_ms:g} ms"
+                ) from None
+
+    async def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
+        """Answer a request that was consumed. It is pushed to the asker by the broker that had the request.
+
+        InvalidMessage where the message is no request. BrokerError or SendFailed where the asker is gone.
+        """
+        message = reply_message(request, body)
+        queues = await self.queues(message.topic)
+        of_broker = [q for q in queues if self.instance.routes.address(q.broker_name) == request.store_host]
+        return await self.send(message, of_broker[0] if of_broker else None, timeout_ms)
+
+    async def _chosen(self, topic: str, choice: Choice) -> MessageQueue | None:
+        return choice(await self.queues(topic)) if callable(choice) else choice
+
     # From messages to parcels.
 
     def _parcel(self, message: Message, chosen: MessageQueue | None = None) -> _Parcel:
@@ -258,7 +345,9 @@ class Producer(GroupClient):
         if len(body) >= self.compress_threshold:
             body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
         joined = properties.join(message.properties).decode()
-        return _Parcel(RequestCode.SEND_MESSAGE_V2, message.topic, body, sys_flag, message.flag, joined, (unique_key,))
+        is_reply = message.properties.get(properties.MSG_TYPE) == REPLY_MESSAGE_FLAG
+        code = RequestCode.SEND_REPLY_MESSAGE_V2 if is_reply else RequestCode.SEND_MESSAGE_V2
+        return _Parcel(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,))
 
     def _batch_parcels(self, messages: list[Message], chosen: MessageQueue | None = None) -> list[_Parcel]:
         """The requests for a batch, all checked and encoded before the first is sent."""
@@ -333,16 +422,46 @@ class Producer(GroupClient):
                 await self._before_retry(parcel.topic, attempts, deadline)
             last = attempts[-1][0].broker_name if attempts else None
             queue = chosen or await self._next_queue(parcel.topic, last, deadline)
+            tried_ms = clock_ms()
             try:
                 address = await self.instance.master_address(queue)
                 await self._connection(address, deadline)
                 left_ms = max(0.0, (deadline - clock()) * 1000)
+                begin_ms = now_ms()
                 answer = await self.instance.remoting.invoke(address, parcel.command(self.group, queue), left_ms)
-                return parcel.results(answer, queue, address)
+                results = self._results(parcel, answer, queue, address, begin_ms)
             except RemotingError as error:
+                if _may_retry(error):
+                    self._turns.answered(queue.broker_name, tried_ms, clock_ms(), failed=True)
                 if chosen is not None or not _may_retry(error):
                     raise
                 attempts.append((queue, error))
+            else:
+                self._turns.answered(queue.broker_name, tried_ms, clock_ms())
+                return results
+
+    def _results(
+        self, parcel: _Parcel, answer: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
+    ) -> list[SendResult]:
+        """What the answer says of the parcel's messages, told to the trace as well."""
+        results = parcel.results(answer, queue, address)
+        if self.trace is not None:
+            self.trace.sent(
+                Sent(
+                    group=self.group,
+                    code=parcel.code,
+                    topic=parcel.topic,
+                    body=parcel.body,
+                    properties=parcel.properties,
+                    results=results,
+                    address=address,
+                    region_id=answer.ext_fields.get(properties.MSG_REGION, ""),
+                    trace_on=answer.ext_fields.get(properties.TRACE_ON) != "false",
+                    begin_ms=begin_ms,
+                    cost_ms=now_ms() - begin_ms,
+                )
+            )
+        return results
 
     async def _before_retry(
         self, topic: str, attempts: list[tuple[MessageQueue, RemotingError]], deadline: float
@@ -376,17 +495,7 @@ class Producer(GroupClient):
                     route = await self.instance.routes.find_for_sending(topic)
             except TimeoutError:
                 raise RemotingTimeout(f"no name server told the route of topic {topic} in time") from None
-        queues = route.write_queues
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = random.randrange(len(queues))
-        for index in range(turn, turn + len(queues)):
-            queue = queues[index % len(queues)]
-            if queue.broker_name != avoided_broker:
-                self._turns[topic] = index + 1
-                return queue
-        self._turns[topic] = turn + 1
-        return queues[turn % len(queues)]
+        return self._turns.next(route.write_queues, clock_ms(), avoided_broker)
 
     async def _connection(self, address: str, deadline: float) -> Connection:
         try:
@@ -405,9 +514,9 @@ class Producer(GroupClient):
             address = await self.instance.master_address(queue)
             connection = await self._connection(address, deadline)
         except RemotingError as failure:
-            return _Posted(parcel, queue, deadline, failure=failure)
+            return _Posted(parcel, queue, deadline, now_ms(), failure=failure)
         command = parcel.command(self.group, queue)
-        return _Posted(parcel, queue, deadline, command, connection, connection.post(command))
+        return _Posted(parcel, queue, deadline, now_ms(), command, connection, connection.post(command))
 
     async def _settle(self, posted: _Posted) -> SendResult:
         """The result of a posted parcel, after more tries where the first failed."""
@@ -417,7 +526,8 @@ class Producer(GroupClient):
                 if not posted.answer.done():
                     async with asyncio.timeout_at(posted.deadline):
                         await posted.answer
-                return posted.parcel.results(posted.answer.result(), posted.queue, posted.connection.peer)[0]
+                answer, address = posted.answer.result(), posted.connection.peer
+                return self._results(posted.parcel, answer, posted.queue, address, posted.begin_ms)[0]
             except TimeoutError:
                 failure = RemotingTimeout(f"{posted.connection.peer} gave no answer in time")
             except RemotingError as error:
@@ -427,6 +537,7 @@ class Producer(GroupClient):
         assert failure is not None, "a parcel without an answer says why"
         if not _may_retry(failure):
             raise failure
+        self._turns.answered(posted.queue.broker_name, clock_ms(), clock_ms(), failed=True)
         return (await self._deliver(posted.parcel, None, posted.deadline, [(posted.queue, failure)]))[0]
 
 

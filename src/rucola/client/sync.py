@@ -26,7 +26,7 @@ from rucola.client import pull as pull_module
 from rucola.client import push as push_module
 from rucola.client import transaction as transaction_module
 from rucola.client.instance import GroupClient
-from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, SendResult
+from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, Choice, SendResult
 from rucola.client.pull import PULL_BATCH_SIZE, PullResult
 from rucola.client.transaction import LocalTransactionState, TransactionSendResult
 from rucola.errors import MQError
@@ -44,10 +44,10 @@ CHUNK = 4096
 
 
 class EventLoopThread:
-    """An event loop that runs in a thread of its own until it is stopped."""
+    """An event loop, a new one unless it is given, that runs in a thread of its own until it is stopped and closed."""
 
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -140,18 +140,24 @@ class Producer(_Blocking[producer_module.Producer]):
         """The queues that `send` chooses from."""
         return self._run(self._client.queues(topic))
 
-    def send(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
-    ) -> SendResult:
+    def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send one message and wait until it is stored."""
         return self._run(self._client.send(message, queue, timeout_ms))
 
-    def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+    def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
+        """Send one message and wait for the reply of whoever consumes it."""
+        return self._run(self._client.request(message, queue, timeout_ms))
+
+    def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
+        """Answer a request that was consumed."""
+        return self._run(self._client.reply(request, body, timeout_ms))
+
+    def send_oneway(self, message: Message, queue: Choice = None) -> None:
         """Send one message and wait for nothing."""
         self._run(self._client.send_oneway(message, queue))
 
     def send_batch(
-        self, messages: Iterable[Message], queue: MessageQueue | None = None, timeout_ms: float = SEND_TIMEOUT_MS
+        self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
         """Send messages of one topic together; one result a message, in order."""
         return self._run(self._client.send_batch(messages, queue, timeout_ms))
@@ -244,9 +250,9 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
         super().__init__(push_module.PushConsumer(group, namesrv, **options))
 
-    def subscribe(self, topic: str, expression: str = SUB_ALL) -> None:
-        """Consume the topic's messages with one of the tags in `expression`."""
-        self._call(self._client.subscribe, topic, expression)
+    def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
+        """Consume the topic's messages with one of the tags in `expression`, or that an SQL92 expression selects."""
+        self._call(self._client.subscribe, topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
         """Consume the topic no more."""
@@ -260,6 +266,18 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def listen(self, listener: Callable[[MessageExt], Any]) -> None:
         """Call `listener` with each message; one that raises gives the message back."""
         self._call(self._client.listen, listener)
+
+    def listen_to_batches(self, listener: Callable[[list[MessageExt]], Any], max_count: int) -> None:
+        """Call `listener` with up to `max_count` messages of one queue that wait."""
+        self._call(self._client.listen_to_batches, listener, max_count)
+
+    def suspend(self) -> None:
+        """Pull nothing more until `resume`; what has been pulled is still delivered."""
+        self._call(self._client.suspend)
+
+    def resume(self) -> None:
+        """Go on after `suspend`."""
+        self._call(self._client.resume)
 
     def __iter__(self) -> Iterator[MessageExt]:
         return self.messages()

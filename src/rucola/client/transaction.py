@@ -19,8 +19,6 @@ open and is raised; a delay is refused, where Apache drops it silently.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -28,6 +26,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rucola.client.background import Background
+from rucola.client.listener import call
 from rucola.client.producer import SEND_TIMEOUT_MS, Producer, SendResult, SendStatus
 from rucola.errors import BrokerError, InvalidMessage, RemotingError, TopicNotFound
 from rucola.message import Message, MessageExt, properties, sysflag
@@ -114,9 +113,12 @@ class TransactionProducer(Producer):
         try:
             if sent.status is SendStatus.SEND_OK:
                 state, why = LocalTransactionState.UNKNOW, f"{self.group} failed in its local transaction"
-                state, why = _state(await _call(execute, message)), None
+                state, why = _state(await call(execute, message)), None
         finally:
             await self._end(sent, state, why)
+            if self.trace is not None:
+                address = self.instance.routes.address(sent.queue.broker_name) or sent.queue.broker_name
+                self.trace.ended(self.group, half, address, state.name, from_check=False)
         return TransactionSendResult(sent.status, sent.msg_id, sent.offset_msg_id, sent.queue, sent.queue_offset, state)
 
     async def _end(self, sent: SendResult, state: LocalTransactionState, why: str | None) -> None:
@@ -155,7 +157,7 @@ class TransactionProducer(Producer):
     ) -> None:
         state, why = LocalTransactionState.UNKNOW, None
         try:
-            state = _state(await _call(self.check, message))
+            state = _state(await call(self.check, message))
         except Exception as error:
             why = f"the check failed: {error!r}"
             logger.warning("group %s: the check of transaction %s failed", self.group, message.msg_id, exc_info=error)
@@ -171,12 +173,8 @@ class TransactionProducer(Producer):
         command = RemotingCommand.oneway(RequestCode.END_TRANSACTION, end)
         command.remark = why
         connection.send(command)
-
-
-async def _call(function: Callable[[Any], Any], argument: Any) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(argument)
-    return await asyncio.to_thread(function, argument)
+        if self.trace is not None:
+            self.trace.ended(self.group, message, connection.peer, state.name, from_check=True)
 
 
 def _state(value: object) -> LocalTransactionState:

@@ -4,6 +4,7 @@
     send       every flight as a message, many under way at a time
     consume    a group reads them all back by tag, and its progress is shown
     query      one tail number by key, one message by unique key, one by offsetMsgId
+    mend       another group gives messages up; what became of them is shown, and they are sent to it once more
     archive    Spark writes the store to Parquet
     ask        SQL over the archive, as tables and as a chart
     check      sent = stored = consumed = archived, and the store holds every invariant
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rucola.admin import AdminClient, TopicConfig
+from rucola.admin import AdminClient, RedriveStatus, TopicConfig, TrackType
 from rucola.client import ConsumeFromWhere, Producer, PushConsumer
 from rucola.demo import flights
 from rucola.demo.chart import draw
@@ -41,6 +42,9 @@ from rucola.spark.session import local_session
 from rucola.store.check import check
 
 GROUP = "flight-readers"
+FAILING_GROUP = "flight-auditors"
+MENDED = 3
+"""How many messages the failing group gives up."""
 QUEUES = 4
 IDLE_TIMEOUT_MS = 20_000
 """How long the group waits for a message before it takes the stream for ended."""
@@ -115,6 +119,7 @@ async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
             await _consume(sample.carriers, namesrv, ledger, console)
             await _show_progress(admin, ledger, console)
             await _query(admin, sample, ledger, console)
+            await _mend(admin, namesrv, min(count, MENDED), ledger, console)
         await asyncio.to_thread(_archive_and_ask, await spark, out, ledger, console)
     return ledger
 
@@ -243,12 +248,39 @@ async def _query(admin: AdminClient, sample: Sample, ledger: Ledger, console: Co
         f"[bold]4. Query[/]   {len(by_key.messages)} messages with the key {sample.tail_number} in {key_ms:.1f} ms; "
         f"one by its unique key; one by its offsetMsgId"
     )
-    rows = [*by_key.messages[:3], *by_unique_key.messages, by_id]
-    how = ["key"] * len(rows[:3]) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
+    keyed = by_key.messages[:3]
+    rows = [*keyed, *by_unique_key.messages, by_id]
+    how = ["key"] * len(keyed) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
     _table(console, "", ("found by", "keys", "tag", "offsetMsgId", "body"), list(zip(how, *_cells(rows), strict=True)))
     ledger.expect(f"messages with the key {sample.tail_number}", len(by_key.messages), sample.tail_count)
     ledger.expect("unique keys found", [m.unique_key for m in by_unique_key.messages], [sample.unique_key])
     ledger.expect("the message by offsetMsgId", by_id.unique_key, sample.unique_key)
+
+
+async def _mend(admin: AdminClient, namesrv: str, count: int, ledger: Ledger, console: Console) -> None:
+    """Let a group give messages up, follow one of them, and send all to the group once more: once, not twice."""
+    consumer = PushConsumer(FAILING_GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(flights.TOPIC)
+    given_up: list[MessageExt] = []
+    async with consumer:
+        async for message in consumer.messages(IDLE_TIMEOUT_MS):
+            given_up.append(message)
+            await consumer.reconsume_later(message, delay_level=-1)
+            if len(given_up) == count:
+                break
+    letters = await admin.examine_dead_letters(FAILING_GROUP)
+    tracks = {track.consumer_group: track.track_type.name for track in await admin.message_track_detail(given_up[0])}
+    redriven = [one.status async for one in admin.redrive_dead_letters(FAILING_GROUP, only_group=True)]
+    again = [one.status async for one in admin.redrive_dead_letters(FAILING_GROUP, only_group=True)]
+    console.print(
+        f"[bold]5. Mend[/]    {letters.count} dead letters of {FAILING_GROUP}; the first is "
+        + ", ".join(f"{kind} for {group}" for group, kind in sorted(tracks.items()))
+        + f"; {len(redriven)} re-driven, {len(again)} by a second run"
+    )
+    ledger.expect("dead letters", letters.count, count)
+    ledger.expect("state of a dead letter", tracks[FAILING_GROUP], TrackType.IN_DLQ.name)
+    ledger.expect("re-driven dead letters", redriven, count * [RedriveStatus.SENT])
+    ledger.expect("dead letters re-driven twice", again, [])
 
 
 def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
@@ -263,7 +295,7 @@ def _archive_and_ask(spark: SparkSession, out: Path, ledger: Ledger, console: Co
     begin = time.monotonic()
     try:
         summary = archive.run(spark, str(store), str(lake))
-        console.print(f"[bold]5. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin:.1f} s")
+        console.print(f"[bold]6. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin:.1f} s")
         carriers, hours = _ask(spark, lake, ledger)
     finally:
         spark.stop()

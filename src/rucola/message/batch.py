@@ -28,8 +28,9 @@ from rucola.errors import InvalidMessage
 from rucola.message import properties
 from rucola.message.record import Buffer, Message
 
-_HEAD: Final = struct.Struct(">iiiii")
-_MIN_SIZE: Final = _HEAD.size + 2
+_HEAD: Final = struct.Struct(">i8xii")
+_HEAD_SIZE: Final = _HEAD.size
+_MIN_SIZE: Final = _HEAD_SIZE + 2
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
@@ -41,7 +42,7 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     for message in messages:
         joined = properties.join(message.properties)
         try:
-            head = _HEAD.pack(_MIN_SIZE + len(message.body) + len(joined), 0, 0, message.flag, len(message.body))
+            head = _HEAD.pack(_MIN_SIZE + len(message.body) + len(joined), message.flag, len(message.body))
         except struct.error as error:
             raise InvalidMessage(f"flag {message.flag} or the body's size does not fit 32 bits") from error
         parts += (head, message.body, len(joined).to_bytes(2, "big"), joined)
@@ -61,18 +62,19 @@ def decode_batch(body: Buffer) -> list[tuple[int, memoryview, bytes]]:
     while position < end:
         if end - position < _MIN_SIZE:
             raise _invalid(position, f"{end - position} bytes are left; the smallest message has {_MIN_SIZE}")
-        size, _, _, flag, body_size = _HEAD.unpack_from(view, position)
-        body_begin = position + _HEAD.size
-        body_end = body_begin + body_size
+        size, flag, body_size = _HEAD.unpack_from(view, position)
+        message_end = position + size
         if not _MIN_SIZE <= size <= end - position:
             raise _invalid(position, f"size is {size}, but {end - position} bytes are left")
-        if body_size < 0 or body_end + 2 > position + size:
+        body_begin = position + _HEAD_SIZE
+        body_end = body_begin + body_size
+        properties_begin = body_end + 2
+        if body_size < 0 or properties_begin > message_end:
             raise _invalid(position, f"body size is {body_size} in a message of {size}")
-        properties_size = int.from_bytes(view[body_end : body_end + 2], "big")
-        if body_end + 2 + properties_size != position + size:
+        if properties_begin + (view[body_end] << 8 | view[body_end + 1]) != message_end:
             raise _invalid(position, f"the sizes inside do not add up to the message's size of {size}")
-        messages.append((flag, view[body_begin:body_end], bytes(view[body_end + 2 : position + size])))
-        position += size
+        messages.append((flag, view[body_begin:body_end], bytes(view[properties_begin:message_end])))
+        position = message_end
     return messages
 
 

@@ -46,6 +46,7 @@ from functools import lru_cache
 from mmap import mmap
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
 
@@ -236,8 +237,7 @@ class MessageExt(HasProperties):
         return self.unique_key or self.offset_msg_id
 
 
-@dataclass(slots=True)
-class MessageInner:
+class MessageInner(msgspec.Struct, gc=False):
     """What a broker puts into its store.
 
     `body` and `properties` are bytes as they will lie on disk; the hosts are 8 or 20 bytes. The last three say what
@@ -353,11 +353,16 @@ def encode(
         raise InvalidMessage(f"a number of this message does not fit its field in a record: {error}") from error
 
 
-def encoded_size(message: MessageInner, store_host: bytes) -> int:
-    """Return the size of the record that `encode` would give for this message."""
-    hosts_size = len(message.born_host) + len(store_host)
-    sizes = len(message.body) + len(_topic_field(message.topic)) + len(message.properties)
-    return HEAD_SIZE - 16 + hosts_size + 2 + sizes
+def encode_many(
+    messages: Iterable[MessageInner], queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> list[bytes]:
+    """Return the records of `messages`, each for the place behind the one before, in queue and log; see `encode`."""
+    records = []
+    for number, message in enumerate(messages, queue_offset):
+        record = encode(message, number, physical_offset, store_timestamp, store_host)
+        records.append(record)
+        physical_offset += len(record)
+    return records
 
 
 def _head_of_hosts(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:

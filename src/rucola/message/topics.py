@@ -21,6 +21,7 @@ MAX_GROUP_LENGTH: Final = 255
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -38,6 +39,7 @@ SYSTEM_TOPICS: Final = frozenset(
     {
         AUTO_CREATE_TOPIC,
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         BENCHMARK_TOPIC,
         TRANS_HALF_TOPIC,
         TRANS_OP_HALF_TOPIC,
@@ -48,6 +50,9 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 """Topics that every broker has; each broker adds its own cluster, name and reply topic."""
+
+DUE_TIME_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics whose messages wait: the tagsCode of their units is the time at which they are due, in milliseconds."""
 
 NOT_ALLOWED_SEND_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 """Topics that only the broker itself writes to."""

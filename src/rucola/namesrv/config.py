@@ -14,6 +14,7 @@ class NamesrvConfig:
 
     `kv_config_path` is the file of the key-value table, `config_store_path` the file that a changed configuration is
     written to; where one is empty, nothing is kept. `order_message_enable` adds the order configuration to routes.
+    A connection on which nothing comes or goes for `server_channel_max_idle_time_seconds` is closed.
     Keys in `config_black_list` (joined by `;`) cannot be changed over the network.
     """
 
@@ -22,6 +23,7 @@ class NamesrvConfig:
     kv_config_path: str = ""
     config_store_path: str = ""
     order_message_enable: bool = False
+    server_channel_max_idle_time_seconds: int = 120
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
 
     @property

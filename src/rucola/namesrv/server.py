@@ -102,6 +102,7 @@ class Namesrv:
         while True:
             await asyncio.sleep(SCAN_INTERVAL_S)
             self.drop_silent_brokers()
+            self._server.close_idle(self._processors.config.server_channel_max_idle_time_seconds * 1000)
 
     def _closed(self, connection: Connection) -> None:
         self.routes.remove_owned(connection)

@@ -87,9 +87,9 @@ class ProducerTableInfo(Body, kw_only=True):
 class CheckClientRequestBody(Body, kw_only=True):
     """The body of CHECK_CLIENT_CONFIG: a subscription that a consumer is about to use."""
 
-    client_id: str
-    group: str
-    subscription_data: SubscriptionData
+    client_id: str = ""
+    group: str = ""
+    subscription_data: SubscriptionData | None = None
 
 
 class GetConsumerRunningInfoRequestHeader(Header, kw_only=True):

@@ -26,6 +26,18 @@ LATEST = -1
 """A `timestamp` that asks for the end of each queue."""
 
 
+SYSTEM_GROUPS = {
+    "TOOLS_CONSUMER": False,
+    "FILTERSRV_CONSUMER": False,
+    "SELF_TEST_C_GROUP": False,
+    "CID_ONS-HTTP-PROXY": True,
+    "CID_ONSAPI_PULL": True,
+    "CID_ONSAPI_PERMISSION": True,
+    "CID_ONSAPI_OWNER": True,
+}
+"""Groups that every broker has, and whether they may consume by broadcast."""
+
+
 class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True):
     """DELETE_SUBSCRIPTIONGROUP: the group's settings, and its offsets where that is asked for."""
 
@@ -37,12 +49,15 @@ class ResetOffsetRequestHeader(Header, kw_only=True):
     """INVOKE_BROKER_TO_RESET_OFFSET and RESET_CONSUMER_CLIENT_OFFSET.
 
     `timestamp` is a store time in milliseconds, or LATEST. Without `is_force` no queue goes forward, only back.
+    RocketMQ 5 knows a `queue_id` with an `offset` as well: then only that queue moves, and to that number.
     """
 
     topic: str
     group: str
     timestamp: int
     is_force: bool | str = "false"
+    queue_id: int | None = None
+    offset: int | None = None
 
 
 class CloneGroupOffsetRequestHeader(Header, kw_only=True):

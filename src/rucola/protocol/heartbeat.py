@@ -17,6 +17,7 @@ from rucola.protocol.body import Body
 from rucola.protocol.command import Header
 
 SUB_ALL = "*"
+_TAG_TYPES = ("TAG", "")
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
 CONSUME_FROM_WHERE = (
@@ -42,7 +43,7 @@ class SubscriptionData(Body, kw_only=True):
 
     @property
     def is_tag_type(self) -> bool:
-        return self.expression_type == "TAG"
+        return self.expression_type in _TAG_TYPES
 
 
 class ConsumerData(Body, kw_only=True):
@@ -115,7 +116,7 @@ def subscription(
 
     InvalidMessage where only separators are left. Another `expression_type` is kept as it stands.
     """
-    if expression_type not in ("TAG", "", None):
+    if expression_type not in _TAG_TYPES:
         return SubscriptionData(
             topic=topic, sub_string=expression or "", expression_type=expression_type, sub_version=version
         )

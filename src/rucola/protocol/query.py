@@ -15,7 +15,11 @@ from rucola.protocol.heartbeat import SubscriptionData
 
 
 class QueryMessageRequestHeader(Header, kw_only=True):
-    """A key and a window of store times, in milliseconds, both ends included."""
+    """A key and a window of store times, in milliseconds, both ends included.
+
+    `before_physical_offset` is Rucola's own: only records below it count, so that answers can be asked for one after
+    the other. Who sends it is told how far the index reaches.
+    """
 
     topic: str
     key: str
@@ -23,13 +27,20 @@ class QueryMessageRequestHeader(Header, kw_only=True):
     begin_timestamp: int
     end_timestamp: int
     unique_key_query: bool | str = field(name="_UNIQUE_KEY_QUERY", default="false")
+    before_physical_offset: int | None = field(name="_BEFORE_PHYSICAL_OFFSET", default=None)
 
 
 class QueryMessageResponseHeader(Header, kw_only=True):
-    """How far the index reaches."""
+    """The message that was indexed last; 0 where nothing was found.
+
+    `index_begin_timestamp` and `index_end_timestamp` are Rucola's own: the store times of the first and the last
+    message in the index, 0 where it is empty and -1 where there is none.
+    """
 
     index_last_update_timestamp: int
     index_last_update_phyoffset: int
+    index_begin_timestamp: int | None = field(name="_INDEX_BEGIN_TIMESTAMP", default=None)
+    index_end_timestamp: int | None = field(name="_INDEX_END_TIMESTAMP", default=None)
 
 
 class ViewMessageRequestHeader(Header, kw_only=True):

@@ -44,3 +44,8 @@ class BrokerStatsData(Body, kw_only=True):
     stats_day: BrokerStatsItem
     stats_hour: BrokerStatsItem
     stats_minute: BrokerStatsItem
+
+    @property
+    def day_count(self) -> int:
+        """The count of the last day; Apache's brokers tell none until their first hour is over."""
+        return self.stats_day.sum or self.stats_hour.sum or self.stats_minute.sum

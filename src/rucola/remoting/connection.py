@@ -15,8 +15,9 @@ Work is done per read, not per message: all frames of a read are decoded and pro
 in one write. All connections of one event loop receive into one buffer, so an idle connection costs no buffer.
 
 A server stops reading from a peer that does not read its answers once `WRITE_LIMIT` bytes wait for it: memory per
-connection stays bounded, and reading goes on when the peer has caught up. A client never stops reading, for if both
-sides did, two that have much to say to each other would wait for ever; what it has under way bounds its memory.
+connection stays bounded. When the peer has caught up, what is left of a read is processed, and reading goes on. A
+client never stops reading, for if both sides did, two that have much to say to each other would wait for ever; what it
+has under way bounds its memory.
 
 A stream that is no sequence of frames is closed with one line in the log, after the commands before the bad bytes
 have been answered. Closing lets what was written go out, for `CLOSE_TIMEOUT_S` at most.
@@ -30,6 +31,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from struct import Struct
 from typing import Any, TypeAlias, cast
 
 from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
@@ -46,6 +48,9 @@ Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
 READ_SIZE = 256 * 1024
 WRITE_LIMIT = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 3.0
+
+_TCP_INFO = Struct("=44xI4xI")
+"""Of the kernel's struct tcp_info: the milliseconds since data was last sent, and since some was last received."""
 
 
 class ReceiveBuffer:
@@ -83,6 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
         self._is_accepted = is_accepted
+        self._is_full = False
+        self._postponed: list[RemotingCommand] = []
         self._on_open = on_open
         self._on_close = on_close
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
@@ -96,6 +103,15 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def idle_ms(self) -> int:
+        """How long nothing has come or gone, as the kernel knows it; 0 where the connection is closed."""
+        if self._transport is None:
+            return 0
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+        return min(int(sent_ms), int(received_ms))
 
     def send(self, command: RemotingCommand | bytes) -> None:
         """Send a one-way request or a late answer. On a closed connection it goes nowhere."""
@@ -186,10 +202,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         if self._is_accepted and self._transport is not None:
+            self._is_full = True
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
+        self._is_full = False
+        postponed, self._postponed = self._postponed, []
+        self._process(postponed)
+        if not self._is_full and self._transport is not None:
             self._transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -209,7 +229,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _process(self, commands: list[RemotingCommand]) -> None:
         replies: list[bytes] = []
-        for command in commands:
+        size = 0
+        left = iter(commands)
+        for command in left:
             if command.flag & FLAG_RESPONSE:
                 answer = self._waiting.pop(command.opaque, None)
                 if answer is not None and not answer.done():
@@ -218,8 +240,18 @@ class Connection(asyncio.BufferedProtocol):
             reply = self._reply(command)
             if reply is not None:
                 replies.append(reply)
-        if replies and self._transport is not None:
-            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
+                size += len(reply)
+                if size > WRITE_LIMIT:
+                    self._write(replies)
+                    replies, size = [], 0
+                    if self._is_full:
+                        self._postponed = list(left)
+        if replies:
+            self._write(replies)
+
+    def _write(self, replies: list[bytes]) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(replies))
 
     def _reply(self, command: RemotingCommand) -> bytes | None:
         """The encoded answer to a request, or None where there is none yet or none at all."""
@@ -233,6 +265,8 @@ class Connection(asyncio.BufferedProtocol):
             )
         try:
             answer = processor(self, command)
+            if answer.__class__ is bytes and not command.flag & FLAG_ONEWAY:
+                return answer  # as `_encoded` would, for the most frequent answers without a call
             if answer is None or isinstance(answer, (bytes, RemotingCommand)):
                 return self._encoded(command, answer)
         except Exception as error:

@@ -6,12 +6,15 @@ Answers to `NettyRemotingServer` of Apache RocketMQ 4.9.8.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Mapping
 
 from rucola.errors import RemotingError
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
+
+logger = logging.getLogger(__name__)
 
 
 class RemotingServer:
@@ -90,6 +93,13 @@ class RemotingServer:
             connection.close()
         for connection in connections:
             await connection.closed.wait()
+
+    def close_idle(self, limit_ms: int) -> None:
+        """Close the connections on which nothing has come or gone for so long."""
+        for connection in list(self.connections):
+            if connection.is_open and (idle_ms := connection.idle_ms) >= limit_ms:
+                logger.info("%s: closing the connection, idle for %d s", connection.peer, idle_ms // 1000)
+                connection.close()
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)

@@ -7,12 +7,24 @@
     streaming   a stream of batches
     sink        rows sent as messages
     places      logs and queues with offsets, and what a read takes of them
+    pushdown    conditions of a query, as far as they spare reading
     planning    which stretches of a store's log a read has to touch
     reading     a stretch of a store's log as record batches
     live        a stretch of a live broker's queue as record batches
     columns     records as Arrow columns
+    arrays      what lies between numpy, Arrow and Python
+    selection   which messages a job takes, of a store or a lake
+    ledger      what a replay is to send, and what brokers have acknowledged
+    resending   what a task of a replay does
+    progress    how far work has come that another thread waits for
+    failure     errors of workers, as they come home
+    report      the page of an audit, from its tables
+    charts      charts as SVG
     session     a local Spark session
-    lake        archived messages as Parquet, and how far each store is archived
+    lake        archived messages as Parquet, and how commits are made to it
+    snapshot    which files a lake holds, and how far each store is archived
+    key_index   where in a lake the messages with a key are
+    lookup      a few messages out of a lake, without Spark
     jobs/       one file a job: a pure DataFrame function, and what runs it
 
 Spark finds the data source by itself where this package is installed (see `pyspark_rucola`). Nothing is imported

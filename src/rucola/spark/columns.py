@@ -25,11 +25,11 @@ when they are decompressed is decoded in halves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -41,9 +41,8 @@ from rucola.message import properties, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host
 from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer
-from rucola.spark.schema import COLUMNS
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+from rucola.spark.arrays import Array, arrow, ints, mask, strings
+from rucola.spark.schema import COLUMNS, CORRUPT
 
 BATCH_ROWS: Final = 16 * 1024
 """Rows to decode at once: enough to forget the cost of a call, few enough for the processor's caches."""
@@ -123,21 +122,26 @@ class Properties:
         """The row to which each name and value belongs."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
+    @cached_property
+    def _codes(self) -> dict[str, int]:
+        """The code of each name."""
+        return {name: code for code, name in enumerate(self.names.dictionary.to_pylist())}
+
     def as_map(self) -> pa.MapArray:
         """Return one map a row."""
-        return pa.MapArray.from_arrays(self.offsets, self.names.dictionary_decode(), self.values)
+        return pa.MapArray.from_arrays(arrow(self.offsets), self.names.dictionary_decode(), self.values)
 
     def values_of(self, name: str) -> pa.StringArray:
         """Return the value of one property in each row, null where a row has none of that name."""
-        code = self.names.dictionary.index(name).as_py()
-        found = np.flatnonzero(_ints(self.names.indices) == code)
+        code = self._codes.get(name, -1)
+        found = np.flatnonzero(ints(self.names.indices) == code)
         index = np.full(len(self.offsets) - 1, -1, np.int32)
         index[self.rows[found]] = found
-        return self.values.take(pa.array(index, mask=index < 0))
+        return self.values.take(arrow(index, index >= 0))
 
     def rows_with_repeats(self) -> Array:
         """Return the rows in which a name occurs more than once."""
-        place = np.sort(self.rows * len(self.names.dictionary) + _ints(self.names.indices))
+        place = np.sort(self.rows * len(self.names.dictionary) + ints(self.names.indices))
         repeated = place[1:][place[1:] == place[:-1]]
         return np.unique(repeated // len(self.names.dictionary)) if len(repeated) else repeated
 
@@ -162,7 +166,7 @@ class Records:
         """Return the records for which `kept` is true."""
         if kept.all():
             return self
-        return Records(self.log, self.heads[kept], self.places[kept], self.topics.filter(pa.array(kept)))
+        return Records(self.log, self.heads[kept], self.places[kept], self.topics.filter(mask(kept)))
 
     def addresses(self, rows: Array) -> Array:
         """Return the physical offsets of the records for which `rows` is true."""
@@ -171,7 +175,7 @@ class Records:
     @property
     def topic_codes(self) -> Array:
         """The topic of each record as an index into the dictionary of `topics`."""
-        return _ints(self.topics.indices)
+        return ints(self.topics.indices)
 
     @cached_property
     def properties(self) -> Properties:
@@ -207,21 +211,21 @@ class Records:
             size += len(plain[-1])
             if size > _MAX_BODIES_SIZE and len(self) > 1:
                 raise _TooLarge
-        return _replace(stored, compressed, pa.array(plain, pa.binary())), broken
+        return _replace(stored, compressed, strings(plain, pa.binary())), broken
 
     def hosts(self, field: str) -> pa.StringArray:
         """Return born_host or store_host, each as address:port."""
         v6 = sysflag.BORN_HOST_V6 if field == "born_host" else sysflag.STORE_HOST_V6
         is_wide = (self.heads["sys_flag"] & v6) != 0
-        packed = pa.array(np.where(is_wide, 0, self.heads[field].view(np.int64))).dictionary_encode()
-        texts = [decode_host(host) for host in _ints(packed.dictionary).view("V8").tolist()]
-        hosts = pa.array(texts, pa.string()).take(packed.indices)
+        packed = arrow(np.where(is_wide, 0, self.heads[field].view(np.int64))).dictionary_encode()
+        texts = [decode_host(host).encode() for host in ints(packed.dictionary).view("V8").tolist()]
+        hosts = strings(texts).take(packed.indices)
         wide = np.flatnonzero(is_wide)
         if not len(wide):
             return hosts
         begin = self.places["begin"] + _BORN_HOST if field == "born_host" else self.places["store_host"]
         packed = _at(self.log, begin[wide], np.dtype("V20"))
-        return _replace(hosts, wide, pa.array([decode_host(host) for host in packed.tolist()], pa.string()))
+        return _replace(hosts, wide, strings([decode_host(host).encode() for host in packed.tolist()]))
 
     def offset_msg_ids(self) -> pa.StringArray:
         """Return the offsetMsgIds: storeHost and physical offset, in hexadecimal."""
@@ -245,7 +249,7 @@ class Records:
         """Return the words of the property KEYS, null where a record has none."""
         lists = pc.split_pattern(self.properties.values_of(properties.KEYS), properties.KEY_SEPARATOR)
         words = lists.flatten()
-        empty = np.flatnonzero(_ints(pc.binary_length(words)) == 0)
+        empty = np.flatnonzero(ints(pc.binary_length(words)) == 0)
         if len(empty):
             plain = [None if line is None else [word for word in line if word] for line in lists.to_pylist()]
             lists = pa.array(plain, lists.type)
@@ -324,10 +328,10 @@ def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) 
 
     names = _gather(file, rows["topic"], rows["properties_size"]).dictionary_encode()
     unreadable = [code for code, name in enumerate(names.dictionary.to_pylist()) if not _is_utf8(name)]
-    kept = without(np.isin(_ints(names.indices), unreadable), "the topic is no UTF-8") if unreadable else None
+    kept = without(np.isin(ints(names.indices), unreadable), "the topic is no UTF-8") if unreadable else None
     if kept is not None:
         rows, heads = rows[kept], heads[kept]
-        names = names.filter(pa.array(kept)).dictionary_decode().dictionary_encode()
+        names = names.filter(mask(kept)).dictionary_decode().dictionary_encode()
     topics = pa.DictionaryArray.from_arrays(names.indices, names.dictionary.cast(pa.string()))
     return Records(file, heads, rows, topics), damages
 
@@ -340,7 +344,7 @@ def _column(name: str, records: Records, broker_name: str) -> pa.Array:
         case "properties":
             return records.properties.as_map()
         case "brokerName":
-            return pa.repeat(pa.scalar(broker_name, pa.string()), len(records))
+            return strings([broker_name.encode()]).take(arrow(np.zeros(len(records), np.int32)))
         case "tags":
             return records.properties.values_of(properties.TAGS)
         case "keys":
@@ -354,10 +358,12 @@ def _column(name: str, records: Records, broker_name: str) -> pa.Array:
         case "storeHost":
             return records.hosts("store_host")
         case "bornTimestamp" | "storeTimestamp":
-            return pa.array(records.heads[_NUMBERS[name]].astype(np.int64) * 1000).view(TIMESTAMP)
+            return arrow(records.heads[_NUMBERS[name]].astype(np.int64) * 1000).view(TIMESTAMP)
+        case _ if name == CORRUPT:
+            return pa.nulls(len(records), pa.string())
         case _:
             numbers = records.heads[_NUMBERS[name]]
-            return pa.array(numbers.astype(numbers.dtype.newbyteorder("=")))
+            return arrow(numbers.astype(numbers.dtype.newbyteorder("=")))
 
 
 def decode(
@@ -388,14 +394,32 @@ def decode(
             wrong = np.isin(np.arange(len(records)), list(broken))
             addresses = records.addresses(wrong).tolist()
             damages += [Damage(at, why) for at, why in zip(addresses, broken.values(), strict=True)]
-            records, bodies = records.where(~wrong), bodies.filter(pa.array(~wrong))
+            records, bodies = records.where(~wrong), bodies.filter(mask(~wrong))
     arrays = [bodies if name == "body" else _column(name, records, broker_name) for name in columns]
     yield pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns)), damages
 
 
+def corrupt_rows(
+    damages: Sequence[Damage], columns: Sequence[str], *, broker_name: str, with_offsets: bool = True
+) -> pa.RecordBatch:
+    """Return a row for each damage: of the named columns only brokerName, commitLogOffset and _corrupt are not NULL.
+
+    Without `with_offsets`, where positions are not those of a log, commitLogOffset is NULL, too.
+    """
+    known: dict[str, list[Any]] = {
+        "brokerName": [broker_name] * len(damages),
+        CORRUPT: [damage.why for damage in damages],
+    }
+    if with_offsets:
+        known["commitLogOffset"] = [damage.physical_offset for damage in damages]
+    schema = schema_of(columns)
+    arrays = [pa.array(known.get(field.name, [None] * len(damages)), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """Return the part of `SCHEMA` with these columns, in this order."""
-    return pa.schema([SCHEMA.field(name) for name in columns])
+    """Return the part of `SCHEMA` with these columns, in this order; `_corrupt` may be among them."""
+    return pa.schema([pa.field(CORRUPT, pa.string()) if name == CORRUPT else SCHEMA.field(name) for name in columns])
 
 
 def parse_properties(log: Array, begins: Array, ends: Array) -> Properties:
@@ -439,9 +463,9 @@ def parse_properties(log: Array, begins: Array, ends: Array) -> Properties:
     irregular = np.unique(irregular)
     if not len(irregular):
         return parsed
-    plain = [list(properties.parse(data[slice(*offsets[row : row + 2])][1:].tobytes()).items()) for row in irregular]
-    maps = _replace(parsed.as_map(), irregular, pa.array(plain, PROPERTIES))
-    return Properties(_ints(maps.offsets), maps.keys.dictionary_encode(), maps.items)
+    plain = [properties.parse(data[slice(*offsets[row : row + 2])][1:].tobytes()) for row in irregular]
+    maps = _replace(parsed.as_map(), irregular, _maps(plain))
+    return Properties(ints(maps.offsets), maps.keys.dictionary_encode(), maps.items)
 
 
 def _rows_out_of_turn(kinds: Array, empty: Array, of_row: Array) -> Array:
@@ -491,13 +515,13 @@ def _at(log: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
 def _gather(log: Array, begins: Array, ends: Array) -> pa.BinaryArray:
     """Return log[begin:end] for each of the ascending, disjoint ranges, copied side by side."""
     if not len(begins):
-        return pa.array([], pa.binary())
+        return strings([], pa.binary())
     start, stop = int(begins[0]), int(ends[-1])
     offsets = np.empty((len(begins), 2), np.int32)
     offsets[:, 0], offsets[:, 1] = begins - start, ends - start
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(log[start:stop])]
     parts_and_gaps = pa.Array.from_buffers(pa.binary(), 2 * len(begins) - 1, buffers)
-    return parts_and_gaps.take(pa.array(np.arange(0, 2 * len(begins), 2, dtype=np.int32)))
+    return parts_and_gaps.take(arrow(np.arange(0, 2 * len(begins), 2, dtype=np.int32)))
 
 
 def _offsets_and_data(strings: pa.BinaryArray) -> tuple[Array, Array]:
@@ -520,12 +544,15 @@ def _replace(array: pa.Array, rows: Array, values: pa.Array) -> pa.Array:
     """Return `array` with `values` in place of these rows."""
     order = np.arange(len(array))
     order[rows] = np.arange(len(array), len(array) + len(rows))
-    return pa.concat_arrays([array, values]).take(pa.array(order))
+    return pa.concat_arrays([array, values]).take(arrow(order))
 
 
-def _ints(array: pa.Array) -> Array:
-    numbers: Array = array.to_numpy(zero_copy_only=False)
-    return numbers
+def _maps(plain: Sequence[Mapping[str, str]]) -> pa.MapArray:
+    """Return properties as `PROPERTIES`."""
+    offsets = np.cumsum([0, *map(len, plain)], dtype=np.int32)
+    names = strings([name.encode() for pairs in plain for name in pairs])
+    values = strings([value.encode() for pairs in plain for value in pairs.values()])
+    return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
 
 def batches(positions: Array, sizes: Array) -> Iterator[slice]:

@@ -1,19 +1,25 @@
-"""The lake: archived messages as Parquet, and how far each store is archived.
+"""The lake: archived messages as Parquet, an index of their keys, and the protocol by which both come to be.
 
-    <lake>/topic=<topic>/date=<UTC date of storeTimestamp>/<store>-<physical offset>-<number>.parquet
-    <lake>/_rucola/progress.json        how far each store is archived, and each of its queues
-    <lake>/_rucola/pending.json         a run that is being published
-    <lake>/_rucola/staging/             files of a run that is not published yet
-    <lake>/_rucola/lock                 held by the one run that writes
+    <lake>/topic=<topic>/date=<UTC date of storeTimestamp>/<commit>-<number>.parquet    messages
+    <lake>/_rucola/keys/<commit>-<number>.parquet                                       key index (see `key_index`)
+    <lake>/_rucola/snapshot.json    which files there are, and how far everything is archived (see `snapshot`)
+    <lake>/_rucola/progress.json    the latter alone, for the stores' deleteOnlyArchived
+    <lake>/_rucola/pending.json     a commit that is being carried out
+    <lake>/_rucola/staging/<run>/   files of a run that is not committed yet
+    <lake>/_rucola/lock             held by the one run that writes
 
-Spark and its like pass over names that begin with `_`, so the lake can be read as one Parquet table at any time.
 Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
 
-A run is published once, whenever it is killed. Its files are written to staging and made durable; then `pending.json`
-names every file, the place where it goes and the progress it makes, and from then on the run counts. The files are
-moved, the progress is written, `pending.json` is removed. The next run begins by doing again what `pending.json`
-says, where every step that was done before is left out, and removes what lies in staging without being pending.
-While files are moved a reader may see a part of a run, never a row twice.
+**A run counts once, whenever it is killed.** Its files, rows and keys, are written to a staging directory of its own
+and made durable. Then `pending.json` names every file, the place where it goes, what it replaces and the progress it
+makes; from then on the run counts. The files are moved, the snapshot is replaced, then the progress, and `pending.json`
+is removed. The next run begins by doing again what `pending.json` says, where every step that was done before is left
+out, and removes what lies in staging. So progress is never ahead of the rows, nor of their keys.
+
+**A reader sees all of a commit or nothing,** since it reads the files that the snapshot names (`read_lake`, `lookup`,
+the job `search`). Files that compaction replaced stay for `KEEP_REPLACED_MS`, which is how long a query may take that
+began before. Tools that list the directory for themselves see a commit file by file, and after a compaction what was
+replaced beside what replaced it, until a later commit has removed it.
 
 The lake must be on a file system of this machine that renames atomically.
 """
@@ -21,40 +27,72 @@ The lake must be on a file system of this machine that renames atomically.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
-import zlib
-from collections.abc import Iterator, Mapping
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
-from pyspark.sql import DataFrame, SparkSession
+import msgspec
+import pyarrow.parquet as pq
 
-from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import replace_file
+from rucola.errors import ConfigError, StoreError
+from rucola.files import replace_file, sync_directory
 from rucola.spark.schema import COLUMNS, ddl
+from rucola.spark.snapshot import (
+    OWN,
+    KeyFile,
+    Progress,
+    Replaced,
+    RowFile,
+    Snapshot,
+    read_json,
+    read_snapshot,
+    snapshot_path,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_COLUMNS: Final = ("topic", "date")
 _COLUMNS: Final = (*COLUMNS, "date")
 _DDL: Final = f"{ddl(tuple(COLUMNS))}, date date"
 
+ROW_OPTIONS: Final = {"parquet.block.size": str(4 << 20)}
+"""How Spark writes rows: row groups of 4 MiB, since a search by key reads one of them for each message it finds."""
+
+KEEP_REPLACED_MS: Final = 60 * 60 * 1000
+"""For how long files stay that compaction has replaced."""
+
 
 @dataclass(frozen=True)
-class Progress:
-    """How far one store is archived.
+class Pending:
+    """A commit: staged files and their places, the entries of the new files, what they replace, what is removed."""
 
-    Every record before `physical_offset` is. `queues` has the next queue offset of each queue, {topic: {queue id as
-    text: offset}}. The last archived record is known by its address and msgId, so that another store in the same
-    place is noticed.
-    """
+    number: int
+    at_ms: int
+    moves: Mapping[str, str]
+    rows: tuple[RowFile, ...]
+    keys: tuple[KeyFile, ...]
+    progress: Mapping[str, Progress] = field(default_factory=dict)
+    replaces: frozenset[str] = frozenset()
+    removes: frozenset[str] = frozenset()
 
-    physical_offset: int
-    last_physical_offset: int | None = None
-    last_msg_id: str | None = None
-    queues: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    def after(self, before: Snapshot) -> Snapshot:
+        """Return the snapshot that this commit makes of the one before."""
+        taken_out = tuple(Replaced(path, self.at_ms) for path in sorted(self.replaces))
+        return Snapshot(
+            self.number,
+            tuple(file for file in before.rows if file.path not in self.replaces) + self.rows,
+            tuple(file for file in before.keys if file.path not in self.replaces) + self.keys,
+            {**before.progress, **self.progress},
+            tuple(each for each in before.replaced if each.path not in self.removes) + taken_out,
+        )
 
 
 class Lake:
@@ -62,53 +100,83 @@ class Lake:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._own = root / "_rucola"
-        self._progress_path = self._own / "progress.json"
+        self._own = root / OWN
         self._pending_path = self._own / "pending.json"
-        self.staging = self._own / "staging"
+        self._staging = self._own / "staging"
+        run = self._staging / uuid.uuid4().hex
+        self.staged_rows = run / "rows"
+        """Where this run writes messages, partitioned by `PARTITION_COLUMNS`."""
+        self.staged_keys = run / "keys"
+        """Where this run writes the key index of those messages."""
 
-    def progress(self) -> dict[str, Progress]:
-        """Return how far each store is archived, by broker name."""
-        return {name: Progress(**entry) for name, entry in _read_json(self._progress_path).items()}
+    def snapshot(self) -> Snapshot:
+        """Return what the lake holds."""
+        return read_snapshot(self.root)
 
-    def publish(self, broker_name: str, begin: int, progress: Progress) -> list[Path]:
-        """Make the staged files part of the lake, and `progress` that of the store. Returns the new files.
+    def progress(self) -> Mapping[str, Progress]:
+        """Return how far each store and each live broker is archived, by broker name."""
+        return self.snapshot().progress
 
-        `begin` is the physical offset at which the run began; with the name it tells the run from all others.
+    def publish(
+        self,
+        progress: Mapping[str, Progress] | None = None,
+        replaces: Collection[str] = (),
+        *,
+        keep_replaced_ms: int = KEEP_REPLACED_MS,
+    ) -> Pending:
+        """Make the staged files part of the lake, in place of the files `replaces`, and `progress` that of stores.
+
+        Files that were replaced longer ago than `keep_replaced_ms` are removed. Returns the commit.
         """
-        staged = sorted(self.staging.glob("*/*/*.parquet"))
-        label = f"{zlib.crc32(broker_name.encode()):08x}-{begin:020d}"
-        moves = {}
-        for number, path in enumerate(staged):
-            _sync(path)
-            place = path.parent.relative_to(self.staging) / f"{label}-{number:05d}.parquet"
-            moves[str(path.relative_to(self.staging))] = str(place)
-        everyone = self.progress() | {broker_name: progress}
-        pending = {"moves": moves, "progress": {name: asdict(each) for name, each in everyone.items()}}
-        replace_file(self._pending_path, json.dumps(pending).encode())
+        before, now_ms = self.snapshot(), time.time_ns() // 1_000_000
+        number = before.number + 1
+        moves: dict[str, str] = {}
+        rows: list[RowFile] = []
+        keys: list[KeyFile] = []
+        for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
+            place = f"{path.parent.relative_to(self.staged_rows)}/{number:010d}-{count:05d}.parquet"
+            rows.append(_row_file(path, place))
+            moves[str(path.relative_to(self._staging))] = place
+        for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
+            place = f"{OWN}/keys/{number:010d}-{count:05d}.parquet"
+            keys.append(_key_file(path, place, number))
+            moves[str(path.relative_to(self._staging))] = place
+        for staged in moves:
+            _sync(self._staging / staged)
+        removes = frozenset(each.path for each in before.replaced if each.at_ms + keep_replaced_ms <= now_ms)
+        commit = Pending(number, now_ms, moves, tuple(rows), tuple(keys), progress or {}, frozenset(replaces), removes)
+        replace_file(self._pending_path, msgspec.json.encode(commit))
         self.finish()
-        return [self.root / place for place in moves.values()]
+        return commit
 
     def finish(self) -> None:
         """Carry out what is pending, and leave nothing in staging."""
-        if self._pending_path.exists():
-            pending = _read_json(self._pending_path)
-            for source, place in pending["moves"].items():
-                path, target = self.staging / source, self.root / place
-                if path.exists():
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    path.replace(target)
-                elif not target.exists():
-                    raise StoreError(
-                        f"{target} of an interrupted run is gone, and so is {path}; the lake is incomplete"
-                    )
-            for directory in {(self.root / place).parent for place in pending["moves"].values()}:
-                _sync(directory)
-                _sync(directory.parent)
-            _sync(self.root)
-            replace_file(self._progress_path, json.dumps(pending["progress"], indent=1).encode())
+        commit = read_json(self._pending_path, Pending)
+        if commit is not None:
+            snapshot = self.snapshot()
+            if snapshot.number < commit.number:
+                self._move(commit.moves)
+                snapshot = commit.after(snapshot)
+                replace_file(snapshot_path(self.root), msgspec.json.encode(snapshot))
+            progress = msgspec.json.encode(snapshot.progress)
+            replace_file(self._own / "progress.json", msgspec.json.format(progress, indent=1))
+            for path in commit.removes:
+                (self.root / path).unlink(missing_ok=True)
             self._pending_path.unlink()
-        shutil.rmtree(self.staging, ignore_errors=True)
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _move(self, moves: Mapping[str, str]) -> None:
+        """Move staged files to their places, those that are not there yet."""
+        for source, place in moves.items():
+            path, target = self._staging / source, self.root / place
+            if path.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+            elif not target.exists():
+                raise StoreError(f"{target} of an interrupted run is gone, and so is {path}; the lake is incomplete")
+        directories = {parent for place in moves.values() for parent in Path(place).parents}
+        for directory in sorted(directories, reverse=True):
+            sync_directory(self.root / directory)
 
 
 @contextmanager
@@ -120,7 +188,7 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
     if "://" in str(root):
         raise ConfigError(f"{root} is no local path; the lake must lie on a file system of this machine")
     root = Path(root).absolute()
-    own = root / "_rucola"
+    own = root / OWN
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} holds other things than a lake; give an empty or a new directory")
     own.mkdir(parents=True, exist_ok=True)
@@ -137,26 +205,57 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
         os.close(lock)
 
 
-def read_lake(spark: SparkSession, root: str | Path) -> DataFrame:
-    """Return all archived messages, with the columns of `schema.COLUMNS` and `date`.
+def read_lake(spark: SparkSession, root: str | Path, files: Sequence[RowFile] | None = None) -> DataFrame:
+    """Return all archived messages, or those in some of the files, with the columns of `schema.COLUMNS` and `date`.
 
-    Topics stay text: reading the directory without a schema, Spark would take topics such as `007` for numbers.
+    What is archived or compacted later changes nothing about the rows of this DataFrame. Topics stay text: reading the
+    directory without a schema, Spark would take topics such as `007` for numbers.
     """
-    return spark.read.schema(_DDL).parquet(str(root)).select(*_COLUMNS)
+    root = Path(root).absolute()
+    chosen = read_snapshot(root).rows if files is None else files
+    return read_rows(spark, root, [str(root / file.path) for file in chosen])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise StoreCorrupt(path, 0, f"this is no JSON: {error}") from error
-    return content
+def read_rows(spark: SparkSession, directory: Path, paths: Sequence[str]) -> DataFrame:
+    """Return the rows of files that lie under a directory as those of a lake do."""
+    if not paths:
+        return spark.createDataFrame([], _DDL)
+    reader = spark.read.schema(_DDL).option("basePath", str(directory))
+    return reader.parquet(*paths).select(*_COLUMNS)
+
+
+def _row_file(path: Path, place: str) -> RowFile:
+    topic, date = topic_and_date(Path(place))
+    footer = pq.read_metadata(path)
+    return RowFile(place, topic, date, footer.num_rows, path.stat().st_size, *bounds(footer, "commitLogOffset"))
+
+
+def topic_and_date(path: Path) -> tuple[str, str]:
+    """Return the topic and the day of the messages in a file, which its directories say."""
+    topic, date = (unquote(part.partition("=")[2]) for part in path.parts[-3:-1])
+    return topic, date
+
+
+def _key_file(path: Path, place: str, run: int) -> KeyFile:
+    footer = pq.read_metadata(path)
+    return KeyFile(place, run, footer.num_rows, path.stat().st_size, *bounds(footer, "hash"))
+
+
+def bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int]:
+    """Return the least and the greatest number in a column of a file that has rows."""
+    ranges = row_group_bounds(footer, column)
+    return min(least for least, _ in ranges), max(most for _, most in ranges)
+
+
+def row_group_bounds(footer: pq.FileMetaData, column: str) -> list[tuple[int, int]]:
+    """Return the least and the greatest number in a column of each row group, as its statistics have them."""
+    at = next(number for number, name in enumerate(footer.schema.names) if name == column)
+    statistics: list[Any] = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]
+    return [(each.min, each.max) for each in statistics]
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file's bytes or a directory's names are on disk."""
+    """Wait until a file's bytes are on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

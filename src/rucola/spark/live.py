@@ -26,7 +26,7 @@ from rucola.errors import ConfigError, RemoteProtocolError, StoreError, TopicNot
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
 from rucola.spark import columns
 from rucola.spark.columns import Damage
-from rucola.spark.options import Options
+from rucola.spark.options import CorruptRecords, Options
 from rucola.spark.places import Place, Queue, Ranges, is_chosen, is_chosen_topic, shares
 from rucola.spark.planning import CLOCK_SLACK_MS
 from rucola.spark.reading import wanted
@@ -193,19 +193,23 @@ def _decode(data: bytes, pulls: Pulls, chosen: Options, names: Sequence[str]) ->
     sizes = np.diff(places, append=len(data))
     for cut in columns.batches(places, sizes):
         records, damages = columns.locate(data, None, places[cut], sizes[cut])
-        _report(damages, pulls, chosen)
+        yield from _report(damages, pulls, chosen, names)
         offsets = records.heads["queue_offset"]
         records = records.where((offsets >= pulls.begin) & (offsets < pulls.end))
         records = records.where(wanted(records, chosen, whole_log=False))
         for batch, damages in columns.decode(records, names, broker_name=pulls.broker_name):
-            _report(damages, pulls, chosen)
+            yield from _report(damages, pulls, chosen, names)
             if batch.num_rows:
                 yield batch
 
 
-def _report(damages: Sequence[Damage], pulls: Pulls, chosen: Options) -> None:
+def _report(damages: Sequence[Damage], pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """End the read, warn or yield rows for records that are damaged."""
+    if damages and chosen.corrupt_records is CorruptRecords.COLUMN:
+        yield columns.corrupt_rows(damages, names, broker_name=pulls.broker_name, with_offsets=False)
+        return
     for damage in damages:
         what = f"a pull from {pulls.queue} brought a record that cannot be read: {damage.why}"
-        if not chosen.skip_corrupt_records:
+        if chosen.corrupt_records is CorruptRecords.FAIL:
             raise RemoteProtocolError(what)
         _log.warning("left out: %s", what)

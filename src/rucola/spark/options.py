@@ -20,19 +20,26 @@ which messages:
     endingTimestamp          only messages stored before this time; batch only
     startingCommitLogOffset  only records from this physical offset on, which must be where one begins
     endingCommitLogOffset    only records that begin before this physical offset; batch only
-    subExpression            only messages with one of these tags: TagA || TagB; default *
+    subExpression            only messages with one of these tags, TagA || TagB, or that match this filter in SQL92, see
+                             `rucola.message.sql92`; default *
+    expressionType           what subExpression is: TAG or SQL92; default TAG
     keys                     only messages with one of these keys or unique keys, separated by commas
 
 and how:
 
     columns                  columns to make, separated by commas; default all
     includeBody              false leaves out the column body; default true
-    corruptRecords           fail, or skip, which leaves damaged records out with a warning; default fail
+    corruptRecords           fail; skip, which leaves damaged records out with a warning; or column, which makes a row
+                             of each, with NULL in all columns but brokerName, commitLogOffset and the further column
+                             _corrupt, which says why; default fail
     failOnDataLoss           true ends a query when messages it was to read are gone, be it that they were deleted or
                              that the store was replaced; false goes on with what is there and warns; default true
     maxOffsetsPerTrigger     at most so many messages in one batch of a stream; default all there are
     minPartitions            cut the log into at least so many partitions, where it is large enough
     consumerGroup            as which group to pull from live brokers; default rucola_spark
+    pushFilters              true leaves out what the query's own conditions do not ask for; needs the setting
+                             spark.sql.python.filterPushdown.enabled, and a DataFrame that is asked once, see
+                             `pushdown`; default false; batch only
 
 subscribe, subscribePattern and assign exclude each other. Without any of them the log of a store is read from front to
 back, for which queues have no offsets; bounds by CommitLog offset are for that, and for one store. Live brokers are
@@ -49,14 +56,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rucola.errors import ConfigError, InvalidMessage
 from rucola.message.topics import check_group, check_topic
-from rucola.spark.schema import COLUMNS
+from rucola.spark.schema import COLUMNS, CORRUPT
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -72,13 +81,58 @@ _CHECKPOINT: Final = "checkpointlocation"
 """An option of the query, which Spark hands to the sink as well."""
 
 
+class CorruptRecords(Enum):
+    """What becomes of a damaged record: the query fails, it is left out, or it is a row with the column `_corrupt`."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """What the conditions of a query leave of a read: topics and queue ids, None for all, a range of queue offsets."""
+
+    topics: frozenset[str] | None = None
+    queue_ids: frozenset[int] | None = None
+    begin_queue_offset: int = 0
+    end_queue_offset: int = (1 << 63) - 1
+
+    def within(
+        self,
+        *,
+        topics: Iterable[str] | None = None,
+        queue_ids: Iterable[int] | None = None,
+        begin: int = 0,
+        end: int = (1 << 63) - 1,
+    ) -> Narrowing:
+        """Return what further conditions leave of this."""
+        return Narrowing(
+            _common(self.topics, topics),
+            _common(self.queue_ids, queue_ids),
+            max(self.begin_queue_offset, begin),
+            min(self.end_queue_offset, end),
+        )
+
+    def takes(self, topic: str, queue_id: int) -> bool:
+        """Tell whether messages of this queue are left."""
+        takes_topic = self.topics is None or topic in self.topics
+        return takes_topic and (self.queue_ids is None or queue_id in self.queue_ids)
+
+
+def _common(known: frozenset[T] | None, further: Iterable[T] | None) -> frozenset[T] | None:
+    if further is None:
+        return known
+    return frozenset(further) if known is None else known & frozenset(further)
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a read, checked one by one and against each other.
 
     `stores` is {broker name: store directory}, empty where live brokers are read. Of `topics`, `pattern` and `assigned`
     at most one is set; `assigned` has None for a broker where queues of every broker are meant. `starting_offsets` is
-    EARLIEST or LATEST where a word said so, and None where nothing was said.
+    EARLIEST or LATEST where a word said so, and None where nothing was said. `narrowing` is what a query asks besides.
     """
 
     stores: Mapping[str, str]
@@ -94,13 +148,16 @@ class Options:
     starting_commit_log_offset: int | None = None
     ending_commit_log_offset: int | None = None
     tags: frozenset[str] | None = None
+    expression: str | None = None
     keys: frozenset[str] | None = None
     columns: tuple[str, ...] = tuple(COLUMNS)
-    skip_corrupt_records: bool = False
+    corrupt_records: CorruptRecords = CorruptRecords.FAIL
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
     min_partitions: int = 1
     consumer_group: str = GROUP
+    push_filters: bool = False
+    narrowing: Narrowing = Narrowing()
 
     @property
     def by_queue(self) -> bool:
@@ -133,6 +190,7 @@ NAMES: Final = (
     "startingCommitLogOffset",
     "endingCommitLogOffset",
     "subExpression",
+    "expressionType",
     "keys",
     "columns",
     "includeBody",
@@ -141,6 +199,7 @@ NAMES: Final = (
     "maxOffsetsPerTrigger",
     "minPartitions",
     "consumerGroup",
+    "pushFilters",
 )
 SINK_NAMES: Final = ("nameServer", "topic", "producerGroup")
 
@@ -195,6 +254,8 @@ def parse(options: Mapping[str, str]) -> Options:
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
         exclude("nameServer", name)
     name_server = take("nameServer", _name_server, None)
+    corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
+    is_sql = take("expressionType", _is_sql, False)
     parsed = Options(
         stores={} if name_server else _stores(take("storePath", _words, []), take("brokerName", _words, None)),
         name_server=name_server,
@@ -208,14 +269,16 @@ def parse(options: Mapping[str, str]) -> Options:
         ending_timestamp=take("endingTimestamp", _number, None),
         starting_commit_log_offset=take("startingCommitLogOffset", _number, None),
         ending_commit_log_offset=take("endingCommitLogOffset", _number, None),
-        tags=take("subExpression", _tags, None),
+        tags=None if is_sql else take("subExpression", parse_tags, None),
+        expression=take("subExpression", _expression, None) if is_sql else None,
         keys=take("keys", lambda text: frozenset(_words(text)), None),
-        columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None)),
-        skip_corrupt_records=take("corruptRecords", _corrupt_records, False),
+        columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None), corrupt_records),
+        corrupt_records=corrupt_records,
         fail_on_data_loss=take("failOnDataLoss", _boolean, True),
         max_offsets_per_trigger=take("maxOffsetsPerTrigger", _count, None),
         min_partitions=take("minPartitions", _number, 1),
         consumer_group=take("consumerGroup", _group, GROUP),
+        push_filters=take("pushFilters", _boolean, False),
     )
     _check(parsed)
     return parsed
@@ -232,6 +295,8 @@ def check_for_batch(options: Options) -> None:
 
 def check_for_stream(options: Options) -> None:
     """Raise ConfigError for what only a batch can be told."""
+    if options.push_filters:
+        raise ConfigError("pushFilters is for batches; Spark hands no conditions to streams")
     endings = {
         "endingOffsets": options.ending_offsets,
         "endingTimestamp": options.ending_timestamp,
@@ -282,9 +347,10 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
     return {name: str(directory) for name, directory in zip(names, directories, strict=True)}
 
 
-def _columns(names: list[str] | None, include_body: bool | None) -> tuple[str, ...]:
+def _columns(names: list[str] | None, include_body: bool | None, corrupt_records: CorruptRecords) -> tuple[str, ...]:
+    further = (CORRUPT,) if corrupt_records is CorruptRecords.COLUMN else ()
     if names is None:
-        return tuple(name for name in COLUMNS if name != "body" or include_body is not False)
+        return (*(name for name in COLUMNS if name != "body" or include_body is not False), *further)
     for name in names:
         if name not in COLUMNS:
             raise ConfigError(f"option columns names {name!r}; the columns are {', '.join(COLUMNS)}")
@@ -292,7 +358,7 @@ def _columns(names: list[str] | None, include_body: bool | None) -> tuple[str, .
         raise ConfigError("option columns names a column twice")
     if include_body is not None and include_body != ("body" in names):
         raise ConfigError(f"options columns and includeBody={str(include_body).lower()} contradict each other")
-    return tuple(names)
+    return (*names, *further)
 
 
 def _words(text: str) -> list[str]:
@@ -343,7 +409,8 @@ def _topic(text: str) -> str:
     return text
 
 
-def _tags(text: str) -> frozenset[str] | None:
+def parse_tags(text: str) -> frozenset[str] | None:
+    """Return the tags of a subscription, None for all. ValueError where it is none."""
     tags = frozenset(tag.strip() for tag in text.split("||"))
     if tags == {"*"}:
         return None
@@ -359,10 +426,33 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _corrupt_records(text: str) -> bool:
-    if text.lower() not in ("fail", "skip"):
-        raise ValueError("it must be fail or skip")
-    return text.lower() == "skip"
+def _corrupt_records(text: str) -> CorruptRecords:
+    try:
+        return CorruptRecords(text.lower())
+    except ValueError:
+        raise ValueError("it must be fail, skip or column") from None
+
+
+def _is_sql(text: str) -> bool:
+    if text.upper() not in ("TAG", "SQL92"):
+        raise ValueError("it must be TAG or SQL92")
+    return text.upper() == "SQL92"
+
+
+def _expression(text: str) -> str:
+    try:
+        matching(text)
+    except InvalidMessage as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+@cache
+def matching(expression: str) -> Callable[[Mapping[str, str]], bool]:
+    """Return what tells whether properties match an expression in SQL92. Raises InvalidExpression."""
+    from rucola.message import sql92  # here, since it loads a grammar, for which few ask
+
+    return sql92.compile(expression).matches
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -9,6 +9,8 @@ lies on disk. The driver opens the store, freezes where it ends, and cuts it up:
                 the wanted bytes of each are counted, and slices are put together to stretches of near-equal bytes;
                 a stretch carries the queue offsets between which its records lie.
 
+Where keys are wanted of queues, the index says which of their messages can have one (see `_with_keys`).
+
 Stretches outside of the wanted time are dropped. The log is in order of storeTimestamp except where a clock was set
 back, therefore they are dropped only beyond `CLOCK_SLACK_MS`, and every row is compared as well.
 
@@ -18,7 +20,7 @@ what follows is unwritten, or half written by a broker that is running.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -26,7 +28,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
-from rucola.errors import ConfigError, InvalidMessage
+from rucola.errors import ConfigError, InvalidMessage, StoreError
 from rucola.message.record import peek
 from rucola.spark.options import Options
 from rucola.spark.places import Log, Place, Queue, Ranges, is_chosen, shares
@@ -42,6 +44,7 @@ CLOCK_SLACK_MS: Final = 10 * 60 * 1000
 _SLICES: Final = 4096
 _UNITS_AT_ONCE: Final = 300_000
 _QUEUES_TO_ASK: Final = 16
+_MOST_HITS: Final = 10_000
 
 
 class QueueRange(NamedTuple):
@@ -107,6 +110,8 @@ class StoreSource:
             for place, (begin, end) in sorted(ranges.items())
             if isinstance(place, Queue) and place.broker_name == broker_name
         ]
+        if self._options.keys is not None:
+            chosen = _with_keys(reader, chosen, self._options.keys)
         return _by_queue(reader, broker_name, chosen, self._options)
 
     def limit(self, ranges: Ranges, count: int) -> Ranges:
@@ -177,15 +182,65 @@ def _first_at_or_after(
     reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int
 ) -> int | None:
     """Return the address of the queue's first record at `physical_offset` or behind it."""
-    found = None
+    found = _search(reader, topic, queue_id, begin, end, physical_offset)
+    return int(reader.units(topic, queue_id, found, found + 1)["physical_offset"][0]) if found < end else None
+
+
+def _search(reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int) -> int:
+    """Return the first queue offset from `begin` on whose record lies at `physical_offset` or behind it, else `end`."""
     while begin < end:
         middle = (begin + end) // 2
-        address = int(reader.units(topic, queue_id, middle, middle + 1)["physical_offset"][0])
-        if address < physical_offset:
+        if int(reader.units(topic, queue_id, middle, middle + 1)["physical_offset"][0]) < physical_offset:
             begin = middle + 1
         else:
-            end, found = middle, address
-    return found
+            end = middle
+    return begin
+
+
+def _with_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozenset[str]) -> list[QueueRange]:
+    """Return the parts of these ranges that can hold messages with one of these keys.
+
+    The index knows the messages between its first and its last; others are left in. Where it is none, or not to be
+    relied on, or knows so many that looking at each would take longer, all are.
+    """
+    known = _indexed(reader, {each.topic for each in ranges}, keys)
+    if known is None:
+        return ranges
+    first, last, hits = known
+    left: list[QueueRange] = []
+    for each in ranges:
+        begin = _search(reader, *each, first)
+        end = _search(reader, each.topic, each.queue_id, begin, each.end, last)
+        found = sorted(offset for offset in hits.get((each.topic, each.queue_id), ()) if begin <= offset < end)
+        parts = [(each.begin, begin), *((offset, offset + 1) for offset in found), (end, each.end)]
+        left += [each._replace(begin=start, end=stop) for start, stop in parts if start < stop]
+    return left
+
+
+def _indexed(
+    reader: StoreReader, topics: Iterable[str], keys: frozenset[str]
+) -> tuple[int, int, dict[tuple[str, int], set[int]]] | None:
+    """Return the part of the log whose keys are all in the index, and of each queue the offsets that may have one.
+
+    Of its first and its last message some keys may lie in a file that is gone, or not there yet.
+    """
+    hits: dict[tuple[str, int], set[int]] = {}
+    try:
+        files = reader.index.files
+        if not files or not all(file.is_sound_at_end() for file in files):
+            return None
+        addresses = {
+            address for topic in topics for key in keys for address in reader.index.query(topic, key, _MOST_HITS)
+        }
+        if len(addresses) >= _MOST_HITS:
+            return None
+        for address in addresses:
+            if address >= reader.min_physical_offset:
+                message = reader.record(address, decompress=False)
+                hits.setdefault((message.topic, message.queue_id), set()).add(message.queue_offset)
+    except StoreError:
+        return None  # whatever is damaged is met when it is read, if that is asked for
+    return files[0].begin_physical_offset + 1, files[-1].end_physical_offset, hits
 
 
 def _count(size: int, options: Options) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from rucola.spark import live, reading
 from rucola.spark.live import LiveSource, Pulls
 from rucola.spark.options import Options
 from rucola.spark.places import Source, batch_ranges
 from rucola.spark.planning import StoreSource, Stretch
+from rucola.spark.pushdown import narrowed, narrowed_ranges
 
 
 def source_of(options: Options) -> Source:
@@ -22,7 +23,10 @@ def source_of(options: Options) -> Source:
 def plan(options: Options) -> Sequence[InputPartition]:
     """Return the partitions of a batch. Asks every store or broker where it ends."""
     source = source_of(options)
-    return source.plan(batch_ranges(options, source.bounds()))
+    ranges = batch_ranges(options, source.bounds())
+    if options.tags is not None and not options.tags:
+        return []
+    return source.plan(narrowed_ranges(options.narrowing, ranges))
 
 
 def read(partition: InputPartition, options: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -46,3 +50,14 @@ class RocketMQReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(partition, self._options, self._columns)
+
+
+class NarrowedRocketMQReader(RocketMQReader):
+    """A reader that leaves out what the query does not ask for, as far as it can be told beforehand.
+
+    Spark refuses it where the setting spark.sql.python.filterPushdown.enabled is false.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        self._options = narrowed(self._options, filters)
+        return filters

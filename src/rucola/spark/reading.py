@@ -22,10 +22,11 @@ from rucola.errors import StoreCorrupt, StoreError
 from rucola.message import properties, sysflag
 from rucola.message.hashing import string_hashes
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
-from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.spark import columns, planning
-from rucola.spark.columns import Array, Damage, Records
-from rucola.spark.options import Options
+from rucola.spark.arrays import Array
+from rucola.spark.columns import Damage, Records
+from rucola.spark.options import CorruptRecords, Options, matching
 from rucola.spark.places import is_chosen_topic
 from rucola.spark.planning import QueueRange, Stretch
 from rucola.store.reader import LogFile, StoreReader
@@ -48,20 +49,30 @@ class Found(NamedTuple):
 
 
 class _Damaged:
-    """What to do about damage: end the read, or count it."""
+    """What to do about damage: end the read, count it, or make rows of it."""
 
-    def __init__(self, skip: bool) -> None:
-        self._skip = skip
+    def __init__(self, what: CorruptRecords) -> None:
+        self._what = what
         self._count = 0
         self._first = ""
+        self._rows: list[Damage] = []
 
     def report(self, file: LogFile, damages: Sequence[Damage]) -> None:
         for damage in damages:
             error = StoreCorrupt(file.path, damage.physical_offset - file.begin, damage.why)
-            if not self._skip:
+            if self._what is CorruptRecords.FAIL:
                 raise error
+            if self._what is CorruptRecords.COLUMN:
+                self._rows.append(damage)
+                continue
             self._first = self._first or str(error)
             self._count += 1
+
+    def rows(self, names: Sequence[str], broker_name: str) -> Iterator[pa.RecordBatch]:
+        """Yield what was reported since the last time, where that are to be rows."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            yield columns.corrupt_rows(rows, names, broker_name=broker_name)
 
     def close(self, stretch: Stretch) -> None:
         if self._count:
@@ -71,7 +82,7 @@ class _Damaged:
 
 def read(stretch: Stretch, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one stretch of a log as record batches of these columns, in the order of the log."""
-    damaged = _Damaged(chosen.skip_corrupt_records)
+    damaged = _Damaged(chosen.corrupt_records)
     with StoreReader(stretch.store) as reader:
         stretch = _still_there(reader, stretch, chosen)
         find = _along_the_log if stretch.queues is None else _by_units
@@ -88,6 +99,8 @@ def read(stretch: Stretch, chosen: Options, names: Sequence[str]) -> Iterator[pa
                     damaged.report(found.file, damages)
                     if batch.num_rows:
                         yield batch
+                yield from damaged.rows(names, stretch.broker_name)
+    yield from damaged.rows(names, stretch.broker_name)
     damaged.close(stretch)
 
 
@@ -157,7 +170,7 @@ def _by_units(reader: StoreReader, stretch: Stretch, chosen: Options, damaged: _
         wanted_codes = string_hashes(sorted(chosen.tags)).astype(np.int64)
         codes = np.concatenate([each["tags_code"] for each in units]).astype(np.int64)
         # The units of delayed messages hold the time at which they are due.
-        delayed = np.array([each.topic == SCHEDULE_TOPIC for each in stretch.queues])[ranges]
+        delayed = np.array([each.topic in DUE_TIME_TOPICS for each in stretch.queues])[ranges]
         order = order[(np.isin(codes, wanted_codes) | delayed)[order]]
     twice = np.flatnonzero(np.diff(addresses[order]) == 0)
     why = "two units of ConsumeQueues point at this physical offset"
@@ -201,9 +214,15 @@ def wanted(records: Records, chosen: Options, *, whole_log: bool) -> Array:
     if chosen.ending_timestamp is not None:
         found &= stored < chosen.ending_timestamp
     if whole_log:
+        left = chosen.narrowing
         names = records.topics.dictionary.to_pylist()
-        topics = np.array([is_chosen_topic(chosen, name) for name in names], np.bool_)
+        is_left = [left.topics is None or name in left.topics for name in names]
+        topics = np.array([is_chosen_topic(chosen, name) for name in names], np.bool_) & np.array(is_left, np.bool_)
         found &= topics[records.topic_codes]
+        offsets = records.heads["queue_offset"]
+        found &= (offsets >= left.begin_queue_offset) & (offsets < left.end_queue_offset)
+        if left.queue_ids is not None:
+            found &= np.isin(records.heads["queue_id"], list(left.queue_ids))
         # What takes no place in a queue was never there for anyone to consume.
         found &= (records.heads["sys_flag"] & sysflag.TRANSACTION_PREPARED) == 0
     if chosen.tags is not None and len(records):
@@ -211,6 +230,10 @@ def wanted(records: Records, chosen: Options, *, whole_log: bool) -> Array:
         found &= pc.is_in(tags, pa.array(sorted(chosen.tags), pa.string())).to_numpy(zero_copy_only=False)
     if chosen.keys is not None and len(records):
         found &= _with_keys(records, chosen.keys)
+    if chosen.expression is not None and found.any():
+        is_wanted = matching(chosen.expression)
+        maps = records.where(found).properties.as_map().to_pylist(maps_as_pydicts="strict")
+        found[found] = [is_wanted(each) for each in maps]
     return found
 
 

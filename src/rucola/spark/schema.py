@@ -38,6 +38,13 @@ producer gave or, without one, the offsetMsgId; timestamps are UTC, in steps of 
 """
 
 
+CORRUPT: Final = "_corrupt"
+"""A further column, where it is asked for: NULL for a message, and of a damaged record what is wrong with it."""
+
+TYPES: Final[Mapping[str, str]] = {**COLUMNS, CORRUPT: "string"}
+"""Name and type of all columns there can be."""
+
+
 def ddl(names: Sequence[str]) -> str:
     """Return the schema of these columns as Spark's SQL writes it."""
-    return ", ".join(f"{name} {COLUMNS[name]}" for name in names)
+    return ", ".join(f"{name} {TYPES[name]}" for name in names)

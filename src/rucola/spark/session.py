@@ -1,4 +1,4 @@
-"""A Spark session on this machine, with nothing to set up but a Java runtime.
+"""A Spark session on this machine, with nothing to set up but a Java runtime; or the one that spark-submit asks for.
 
 Spark 4 runs on Java 17 or newer. The one in JAVA_HOME is taken, then the one on PATH, then the oldest fitting one
 where Linux distributions put theirs; its version is read from the file `release` that every runtime carries.
@@ -20,6 +20,8 @@ from rucola.errors import ConfigError
 
 LEAST_JAVA: Final = 17
 _JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""What spark-submit leaves in the environment of the Python program that it starts."""
 _SHORT: Final = " -XX:TieredStopAtLevel=1"
 """Code is compiled by the quick compiler only. Over a short life the thorough one costs more than it gains."""
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
@@ -34,12 +36,17 @@ def local_session(
 ) -> SparkSession:
     """Return the session of this process, made on `cores` cores of this machine if there is none yet.
 
+    Where spark-submit has started the process, its session is where that says, and only what concerns queries is set.
     Times are UTC, columns travel as Arrow, there is no web page and nothing listens beyond the loopback address. A
     `configuration` of Spark's own names overrides any of this. A session that `is_short` is for seconds of work: the
     runtime starts and warms up at half the processor time, and is slower at what goes on for minutes. Raises
     ConfigError when no Java runtime fits.
     """
-    if SparkSession.getActiveSession() is None:
+    builder = SparkSession.builder.appName(app_name)
+    is_submitted = _SUBMITTED in os.environ
+    if not is_submitted:
+        builder = builder.master(f"local[{cores}]")
+    if not is_submitted and SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = str(java_home())
         # The processes that look for data sources and plan reads know no other way to this interpreter.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -60,9 +67,9 @@ def local_session(
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}{_SHORT * is_short}",
         **(configuration or {}),
     }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for name, value in settings.items():
-        builder = builder.config(name, value)
+        if not is_submitted or name.startswith("spark.sql.") or name in (configuration or {}):
+            builder = builder.config(name, value)
     return builder.getOrCreate()
 
 

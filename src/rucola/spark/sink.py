@@ -107,35 +107,37 @@ class Sending:
         number = 0
         for batch in batches:
             for row in batch.to_pylist(maps_as_pydicts="lossy"):
-                message = self._message(row, number, task.partitionId())
+                message = message_of(row, self._options.topic, number, task.partitionId())
                 if message.unique_key is None:
                     name = f"{origin}/{task.partitionId()}/{number}"
                     message.unique_key = md5(name.encode(), usedforsecurity=False).hexdigest().upper()
                 yield message
                 number += 1
 
-    def _message(self, row: Mapping[str, Any], number: int, partition: int) -> Message:
-        topic, body = self._options.topic or row.get("topic"), row["body"]
-        if topic is None or body is None:
-            missing = "topic" if topic is None else "body"
-            raise InvalidMessage(f"row {number} of partition {partition} has no {missing}")
-        own = {
-            name: value
-            for name, value in (row.get("properties") or {}).items()
-            if value is not None and (name not in properties.RESERVED or name in _TAKEN_OVER)
-        }
-        message = Message(
-            topic,
-            body.encode() if isinstance(body, str) else body,
-            tags=row.get("tags"),
-            keys=row.get("keys"),
-            properties=own,
-            flag=row.get("flag") or 0,
-        )
-        if row.get("msgId"):
-            message.unique_key = row["msgId"]
-        message.delay_level = row.get("delayLevel") or 0
-        return message
+
+def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition: int) -> Message:
+    """Return the message of a row, for `topic` or the one it names. InvalidMessage names the row."""
+    topic, body = topic or row.get("topic"), row["body"]
+    if topic is None or body is None:
+        missing = "topic" if topic is None else "body"
+        raise InvalidMessage(f"row {number} of partition {partition} has no {missing}")
+    own = {
+        name: value
+        for name, value in (row.get("properties") or {}).items()
+        if value is not None and (name not in properties.RESERVED or name in _TAKEN_OVER)
+    }
+    message = Message(
+        topic,
+        body.encode() if isinstance(body, str) else body,
+        tags=row.get("tags"),
+        keys=row.get("keys"),
+        properties=own,
+        flag=row.get("flag") or 0,
+    )
+    if row.get("msgId"):
+        message.unique_key = row["msgId"]
+    message.delay_level = row.get("delayLevel") or 0
+    return message
 
 
 class RocketMQWriter(DataSourceArrowWriter):

@@ -18,7 +18,8 @@ that ends; partitions carry addresses and queue offsets, never data. Each worker
 or pulls from the broker, and decodes records in batches of `columns.BATCH_ROWS`.
 
 A record that contradicts the format ends the query with StoreCorrupt, which names file and position. With
-corruptRecords=skip it is left out and a warning tells how many were. Where the chain of the log itself is broken,
+corruptRecords=skip it is left out and a warning tells how many were; with corruptRecords=column it is a row that says
+why, whatever else the options choose, since nothing can be known of it. Where the chain of the log itself is broken,
 reading goes on at the next record to which a ConsumeQueue points, or with the next file; what lies between cannot
 be counted.
 
@@ -38,7 +39,7 @@ from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError
 from rucola.spark.options import Options, check_for_batch, check_for_stream, parse, parse_sink
-from rucola.spark.schema import COLUMNS, ddl
+from rucola.spark.schema import TYPES, ddl
 
 if TYPE_CHECKING:
     from rucola.spark.reader import RocketMQReader
@@ -68,10 +69,11 @@ class RocketMQSource(DataSource):
         return ddl(self._parsed.columns)
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        from rucola.spark.reader import RocketMQReader  # here, since it takes Arrow
+        from rucola.spark.reader import NarrowedRocketMQReader, RocketMQReader  # here, since it takes Arrow
 
         check_for_batch(self._parsed)
-        return RocketMQReader(self._parsed, _columns_of(schema))
+        kind = NarrowedRocketMQReader if self._parsed.push_filters else RocketMQReader
+        return kind(self._parsed, _columns_of(schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
         from rucola.spark.streaming import RocketMQStreamReader  # here, since it takes Arrow
@@ -104,10 +106,10 @@ def _refuse_overwriting(overwrite: bool) -> None:
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the columns that a schema names; it may have been given by the user."""
-    unknown = set(schema.names) - set(COLUMNS)
+    unknown = set(schema.names) - set(TYPES)
     if unknown:
-        raise ConfigError(f"the schema names {', '.join(sorted(unknown))}; columns are {', '.join(COLUMNS)}")
+        raise ConfigError(f"the schema names {', '.join(sorted(unknown))}; columns are {', '.join(TYPES)}")
     names = tuple(schema.names)
-    if any(field.dataType.simpleString() != COLUMNS[field.name] for field in schema.fields):
+    if any(field.dataType.simpleString() != TYPES[field.name] for field in schema.fields):
         raise ConfigError(f"the schema must be {ddl(names)}")
     return names

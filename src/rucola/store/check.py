@@ -1,7 +1,8 @@
 """Every invariant of a store directory, walked from end to end.
 
     the log       files follow each other; every record is sound (sizes, magic, CRC, own offset); every file but the
-                  last ends with a blank or to the byte; behind the end there are only zeros
+                  last ends with a blank or to the byte; behind the end there are only zeros. A body that has changed
+                  hides nothing behind it; where the way to the next record is lost, the walk ends
     a queue       unit k points at a whole record of that topic and queue whose queueOffset is k; every record of the
                   log that belongs into a queue has its unit; nothing lies behind the last unit
     the index     slots and chains lead to smaller entries of their own slot; every entry points at a record; counts
@@ -29,8 +30,8 @@ from rucola.message.record import peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
-from rucola.store.mapped_file import MappedFileQueue, is_file_name
-from rucola.store.scan import Run, scan_file
+from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
+from rucola.store.scan import Run, Stop, scan_file
 
 MAX_FINDINGS: Final = 1000
 """A store with more than that wrong with it is not described further."""
@@ -134,8 +135,10 @@ def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterat
             if not file.is_zero_from(0):
                 yield Finding(file.path, 0, "the log has ended before this file, yet there is something in it")
             continue
-        for item in scan_file(file, 0):
-            if isinstance(item, Run):
+        for item in _through(file):
+            if isinstance(item, Finding):
+                yield item
+            elif isinstance(item, Run):
                 yield from _take_in(log, item)
                 if progress is not None:
                     progress(item.end - log.files.begin, log.files.end - log.files.begin)
@@ -149,6 +152,24 @@ def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterat
                     yield Finding(file.path, position, "behind the end of the log there is something other than zeros")
             else:
                 log.end = file.end
+
+
+def _through(file: MappedFile) -> Iterator[Run | Stop | Finding]:
+    """Scan a file of the log, going on behind a record of which only the body has changed."""
+    position = 0
+    while True:
+        for item in scan_file(file, position):
+            if isinstance(item, Run):
+                yield item
+        assert isinstance(item, Stop)
+        run = next(scan_file(file, item.physical_offset - file.begin, check_crc=False))
+        if item.damage is None or isinstance(run, Stop):
+            yield item
+            return
+        yield Finding(file.path, item.physical_offset - file.begin, item.damage)
+        one = Run(file, run.positions[:1], run.heads[:1], run.store_timestamps[:1])
+        yield one
+        position = one.end - file.begin
 
 
 def _take_in(log: _Log, run: Run) -> Iterator[Finding]:

@@ -8,9 +8,12 @@ A file of 4,096 bytes, of which three longs are used, all milliseconds:
           16      8  indexMsgTimestamp: the end of the last full index file
 
 It may lag behind the truth and never runs ahead of it: a time is entered after the flush that it vouches for. A crash
-recovery begins with the log file in which the earlier of the first two lies, three seconds taken off.
+recovery begins with the log file in which the earlier of the first two lies, three seconds taken off. The times are
+those of the last messages, not the latest: where a clock is set back, so is the checkpoint, or it would vouch for
+everything until the clock is there again.
 
-Answers to org.apache.rocketmq.store.StoreCheckpoint. Apache advances logicsMsgTimestamp before the flush.
+Answers to org.apache.rocketmq.store.StoreCheckpoint. Apache advances logicsMsgTimestamp before the flush, and no time
+ever goes back.
 """
 
 from __future__ import annotations

@@ -19,23 +19,26 @@ Answers to org.apache.rocketmq.store.CommitLog.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
+from rucola.message.properties import parse
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, peek
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
 _RESERVE_WINDOW: Final = 8 << 20
 _WARM_WINDOW: Final = 4 << 20
+_MAX_WARM_WINDOW: Final = 64 << 20
 
 
 class CommitLog:
     """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
 
-    __slots__ = ("_file", "_making", "end", "files", "flushed_end", "safe_end")
+    __slots__ = ("_end_at_warm", "_file", "_making", "end", "files", "flushed_end", "safe_end")
 
     def __init__(self, files: MappedFileQueue, end: int) -> None:
         self.files = files
@@ -45,6 +48,7 @@ class CommitLog:
         """Everything before this physical offset is on disk."""
         self._file: MappedFile | None = files.find(end)
         self._making = threading.Lock()
+        self._end_at_warm = end
         self.safe_end = 0
         """Up to this physical offset records can be appended without `make_room`."""
 
@@ -67,9 +71,10 @@ class CommitLog:
                 file.reserve(self.end - file.begin + BLANK_SIZE, BLANK_SIZE)
                 FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
                 self.end = file.end
+                file.read_ahead()
                 file = self._file = following
             elif file is None:
-                file = self._file = self.files.create_next(self.end)
+                file = self._file = self.files.create_next(self.end, reads_ahead=False)
                 # Queues without a log look like a disk that is missing, so the log has its name before they have units.
                 file.sync_name()
             file.reserve(self.end - file.begin + size + BLANK_SIZE, _RESERVE_WINDOW)
@@ -91,7 +96,7 @@ class CommitLog:
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""
         with self._making:
-            return self.files.find(file.end) or self.files.create_next()
+            return self.files.find(file.end) or self.files.create_next(reads_ahead=False)
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
         """Return `size` bytes of the log, or None where they do not all lie in one file before `end`."""
@@ -114,6 +119,20 @@ class CommitLog:
             pass
         return None
 
+    def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
+        """Tell whether the properties of the record that begins there match, without reading its body.
+
+        Where no record begins there, that is for whoever reads it to find out.
+        """
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset >= self.end:
+            return True
+        try:
+            outline = peek(file.map, physical_offset - file.begin)
+        except InvalidMessage:
+            return True
+        return matches(parse(file.map[outline.properties_begin : outline.properties_end]))
+
     def store_timestamp(self, physical_offset: int) -> int:
         """Return the store time of the record that begins there, or -1 where the log has none."""
         head = self.read(physical_offset, HEAD_SIZE)
@@ -134,11 +153,13 @@ class CommitLog:
         end, begin = self.end, self.flushed_end
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
+                file.keep_open()
                 file.flush()
         self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
-        """Touch the pages that the next few megabytes of records will take. For a thread beside the writer's.
+        """Touch the pages that the next records will take: some megabytes, or four times what came since the last call.
+        For a thread beside the writer's.
 
         In the last quarter of a file the next one is made, and its beginning touched, so that no put waits for that.
         A disk that has no room for it is the writer's to meet.
@@ -146,10 +167,12 @@ class CommitLog:
         file = self._file
         if file is not None:
             position = self.end - file.begin
-            file.warm(position, position + _WARM_WINDOW)
+            window = min(max(_WARM_WINDOW, 4 * (self.end - self._end_at_warm)), _MAX_WARM_WINDOW)
+            self._end_at_warm = self.end
+            file.warm(position, position + window)
             if position > file.size - file.size // 4:
                 with suppress(OSError):
-                    self._following(file).warm(0, _WARM_WINDOW)
+                    self._following(file).warm(0, window)
 
     def close(self) -> None:
         """Close all files."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
 from rucola.store.consume_queue import UNIT_SIZE
@@ -39,6 +43,9 @@ class StoreConfig:
     max_message_size: int = 4 * 1024 * 1024
     max_transfer_bytes_on_message_in_memory: int = 256 * 1024
     max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 64 * 1024
+    max_transfer_count_on_message_in_disk: int = 8
+    access_message_in_memory_max_ratio: int = 40
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
     flush_interval_commit_log: int = 500
     sync_flush_timeout: int = 5000
@@ -61,6 +68,22 @@ class StoreConfig:
         """Where the CommitLog lies: storePathCommitLog, or `commitlog` under the root."""
         return Path(self.store_path_commit_log or Path(self.store_path_root_dir) / "commitlog")
 
+    def transfer_limits(self, distance: int) -> tuple[int, int]:
+        """How many messages and bytes are read at once from `distance` bytes before the end of the log.
+
+        Fewer where that lies more than accessMessageInMemoryMaxRatio per cent of the memory behind, since it must come
+        from the disk and everyone waits for it.
+        """
+        if distance > _memory_size() * self.access_message_in_memory_max_ratio // 100:
+            return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk
+        return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory
+
+
+@cache
+def _memory_size() -> int:
+    """The memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
 
 class PutMessageStatus(Enum):
     """How a put went. The names are Apache's."""
@@ -79,6 +102,10 @@ class PutMessageStatus(Enum):
     UNKNOWN_ERROR = 9
 
 
+PUT_OK = PutMessageStatus.PUT_OK
+"""For where every message passes: a global is cheaper than a member that is taken from its class."""
+
+
 class GetMessageStatus(Enum):
     """What a get found. The names are Apache's."""
 
@@ -93,7 +120,7 @@ class GetMessageStatus(Enum):
     NO_MESSAGE_IN_QUEUE = 8
 
 
-class PutResult(NamedTuple):
+class PutResult(Struct, frozen=True, gc=False):
     """The outcome of one put. Only with PUT_OK do the numbers mean anything."""
 
     status: PutMessageStatus
@@ -116,10 +143,12 @@ class GetResult(NamedTuple):
 class QueryResult(NamedTuple):
     """The outcome of a query by key: records whose key has the asked-for hash, oldest first.
 
-    The two index fields are those of the message that was indexed last, 0 where nothing was found.
+    The two index fields are those of the message that was indexed last, 0 where nothing was found. `index_range` has
+    the store times of the first and the last message in the index, 0 where it is empty; None without an index.
     """
 
     records: list[bytes]
     physical_offsets: list[int]
     index_last_update_timestamp: int
     index_last_update_physical_offset: int
+    index_range: tuple[int, int] | None

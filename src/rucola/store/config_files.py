@@ -13,6 +13,9 @@ Answers to org.apache.rocketmq.common.ConfigManager.
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +56,39 @@ def write_config(path: Path, value: Any) -> None:
     When this returns, the new content is on disk. Raises OSError; then the old content is still there.
     """
     replace_file(path, fastjson.dumps_pretty(value).encode())
+
+
+class ConfigFile:
+    """A config file that a running broker writes again and again, from any thread: what was asked for last stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._numbers = itertools.count(1)
+        self._written = 0
+        self._one_at_a_time = threading.Lock()
+
+    def read(self) -> Any:
+        """As `read_config`."""
+        return read_config(self.path)
+
+    def writing(self, value: Any) -> Callable[[], None]:
+        """Return a call that does what `write_config` does, unless a value that was asked for later is there already.
+
+        The value must not change any more. Make this call where values follow each other, and what it returns on any
+        thread.
+        """
+        number = next(self._numbers)
+
+        def write() -> None:
+            with self._one_at_a_time:
+                if number > self._written:
+                    write_config(self.path, value)
+                    self._written = number
+
+        return write
+
+
+def remove_unfinished(store: Path) -> None:
+    """Remove what a crash left of config files that were being written. Nobody else may be writing there."""
+    for path in (store / "config").glob("*.tmp"):
+        path.unlink()

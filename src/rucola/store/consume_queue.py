@@ -21,8 +21,10 @@ Answers to org.apache.rocketmq.store.ConsumeQueue. ConsumeQueueExt (bit maps for
 from __future__ import annotations
 
 import errno
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +33,7 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage
 from rucola.message.record import peek
-from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One unit. Arrays of units that this room gives out have this type and own their bytes."""
@@ -41,7 +43,8 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 
 _UNIT: Final = struct.Struct(">qiq")
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
-_RESERVE_WINDOW: Final = 16 * 4096
+_RESERVE_WINDOW: Final = 16 * PAGE_SIZE
+_OPENED_AT_A_TIME: Final = 8
 
 
 class ConsumeQueue:
@@ -54,6 +57,7 @@ class ConsumeQueue:
         "_files",
         "_flushed_end",
         "_last",
+        "_last_read",
         "_log_begin",
         "_per_file",
         "max_offset",
@@ -67,9 +71,11 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self._files = files
         self._per_file = files.file_size // UNIT_SIZE
-        self._last: MappedFile | None = files.files[-1] if files.files else None
+        self._last: MappedFile | None = None
+        self._grow_at_the_end()
         self._flushed_end = 0
         self._log_begin = 0
+        self._last_read: tuple[int, tuple[int, int, int]] | None = None
         self.max_offset = self._count_written()
         self.min_offset = self._skip_filler()
 
@@ -77,6 +83,8 @@ class ConsumeQueue:
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Return (physical offset, size, tags code) of a unit between the first file's and `max_offset`."""
+        if self._last_read is not None and self._last_read[0] == queue_offset:
+            return self._last_read[1]
         file = self._files.find(queue_offset * UNIT_SIZE)
         assert file is not None, "a unit was asked for that is not there"
         return _UNIT.unpack_from(file.map, queue_offset * UNIT_SIZE - file.begin)
@@ -119,9 +127,10 @@ class ConsumeQueue:
         physical_offset, size, _ = self.unit(self.max_offset - 1)
         return physical_offset + size
 
-    def first_at_or_after(self, physical_offset: int) -> int:
-        """Return the first queue offset from `min_offset` on whose record lies at `physical_offset` or behind it."""
-        low, high = self.min_offset, self.max_offset
+    def first_at_or_after(self, physical_offset: int, begin: int = 0) -> int:
+        """Return the first queue offset whose record lies at `physical_offset` or behind it, none below `min_offset` or
+        `begin`."""
+        low, high = max(self.min_offset, begin), self.max_offset
         while low < high:
             middle = (low + high) // 2
             address, size, _ = self.unit(middle)
@@ -130,6 +139,13 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def count_at_or_after(self, physical_offset: int) -> int:
+        """Return how many units there are from `first_at_or_after` on, looking from the end. Believes the last unit."""
+        begin, step = self.max_offset, 1
+        while begin > self.min_offset and self.unit(begin - 1)[0] >= physical_offset:
+            begin, step = max(begin - step, self.min_offset), 2 * step
+        return self.max_offset - self.first_at_or_after(physical_offset, begin)
 
     def is_sound_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Tell whether a unit points at a whole record of this queue and queue offset, or before the log's begin."""
@@ -147,26 +163,43 @@ class ConsumeQueue:
         return place == (size, physical_offset, self.topic, self.queue_id, queue_offset)
 
     def _count_written(self) -> int:
-        """Return the number of units before the zeros, found by halving, for a queue has no other mark."""
+        """Return the number of units before the zeros; a queue has no other mark.
+
+        Nothing is mapped for that: of thousands of queues most are never asked for more than their last unit.
+        """
         for file in reversed(self._files.files):
-            # Every page that is looked at costs a fault, so not one is in the hole behind the last unit.
-            low, high = 0, min(file.size, file.hole + UNIT_SIZE) // UNIT_SIZE
-            while low < high:
-                middle = (low + high) // 2
-                physical_offset, size, _ = _UNIT.unpack_from(file.map, middle * UNIT_SIZE)
-                if physical_offset >= 0 and size > 0:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low:
-                return file.begin // UNIT_SIZE + low
+            count = self._count_written_in(file)
+            if count:
+                return file.begin // UNIT_SIZE + count
         return self._files.begin // UNIT_SIZE
+
+    def _count_written_in(self, file: MappedFile) -> int:
+        """Find the end by halving: first among the units before the first hole, which mostly follows them."""
+        end = file.size // UNIT_SIZE
+        if not end:
+            return 0
+        with file.opened() as fd:
+            hole = os.lseek(fd, 0, os.SEEK_HOLE)
+            first = max(hole - PAGE_SIZE, 0) // UNIT_SIZE
+            near = os.pread(fd, PAGE_SIZE + 2 * UNIT_SIZE, first * UNIT_SIZE)
+            there = min(len(near) // UNIT_SIZE, end - first)
+            count = _halve(0, there, lambda number: _UNIT.unpack_from(near, number * UNIT_SIZE)) + first
+            if count == first > 0 or count == first + there < end:
+                low, high = (0, first) if count == first else (count, end)
+                count = _halve(low, high, lambda number: _UNIT.unpack(os.pread(fd, UNIT_SIZE, number * UNIT_SIZE)))
+            if count:
+                last = _UNIT.unpack(os.pread(fd, UNIT_SIZE, (count - 1) * UNIT_SIZE))
+                self._last_read = file.begin // UNIT_SIZE + count - 1, last
+        return count
 
     def _skip_filler(self) -> int:
         begin = self._files.begin // UNIT_SIZE
-        if begin < self.max_offset and self.unit(begin)[1] == FILLER_SIZE:
-            sizes = self.units(begin, self.end_of_file(begin))["size"]
-            begin += int(np.argmax(sizes != FILLER_SIZE)) if (sizes != FILLER_SIZE).any() else len(sizes)
+        if begin < self.max_offset:
+            with self._files.files[0].opened() as fd:
+                _, size, _ = _UNIT.unpack(os.pread(fd, UNIT_SIZE, 0))
+            if size == FILLER_SIZE:
+                sizes = self.units(begin, self.end_of_file(begin))["size"]
+                begin += int(np.argmax(sizes != FILLER_SIZE)) if (sizes != FILLER_SIZE).any() else len(sizes)
         return begin
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -183,8 +216,10 @@ class ConsumeQueue:
             file = self._last
             at = queue_offset * UNIT_SIZE + position
             if file is None or not file.begin <= at < file.end:
+                if file is not None:
+                    file.read_ahead()
                 # Behind the last unit there may be a file already, made before a crash that took the units.
-                file = self._last = self._files.find(at) or self._files.create_next(at)
+                file = self._last = self._files.find(at) or self._files.create_next(at, reads_ahead=False)
             at -= file.begin
             size = min(end - position, file.size - at)
             file.reserve(at + size, _RESERVE_WINDOW)
@@ -196,21 +231,37 @@ class ConsumeQueue:
         """Let an empty queue begin in the middle: fillers from its file's beginning to the first unit."""
         assert not self._files.files, "a queue has no gaps"
         begin = queue_offset * UNIT_SIZE
-        file = self._last = self._files.create_next(begin - begin % self._files.file_size)
+        file = self._last = self._files.create_next(begin - begin % self._files.file_size, reads_ahead=False)
         file.reserve(begin - file.begin, _RESERVE_WINDOW)
         file.map[0 : begin - file.begin] = _FILLER * ((begin - file.begin) // UNIT_SIZE)
         self.min_offset = self.max_offset = queue_offset
 
     def cut(self, queue_offset: int) -> None:
-        """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there."""
+        """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there.
+
+        What stands behind the last unit becomes zeros, too. After a power cut that need not be nothing: pages reach the
+        disk in any order, so units can be there whose predecessors are not.
+        """
         self._flushed_end = min(self._flushed_end, queue_offset * UNIT_SIZE)
+        self._last_read = None
         if queue_offset <= self.min_offset:
             self._files.cut(-1)
             self.min_offset = self.max_offset = 0
-        elif queue_offset < self.max_offset:
+        elif queue_offset <= self.max_offset:
             self._files.cut(queue_offset * UNIT_SIZE)
             self.max_offset = queue_offset
+        self._grow_at_the_end()
+
+    def cut_at(self, physical_offset: int) -> None:
+        """Drop all units whose records lie at a physical offset or behind it."""
+        if self.max_physical_offset > physical_offset:
+            self.cut(self.first_at_or_after(physical_offset))
+
+    def _grow_at_the_end(self) -> None:
+        """Write to the last file from now on. What follows its units are holes, which nobody shall read ahead."""
         self._last = self._files.files[-1] if self._files.files else None
+        if self._last is not None:
+            self._last.reads_ahead = not self._last.writable
 
     def raise_min_offset(self, min_physical_offset: int) -> None:
         """Let the queue begin with the first unit whose record the log still has."""
@@ -259,11 +310,57 @@ def iter_units(data: bytes) -> Iterator[tuple[int, int, int]]:
     return _UNIT.iter_unpack(data)
 
 
+def _halve(low: int, high: int, unit: Callable[[int], tuple[int, int, int]]) -> int:
+    """Return the number from `low` to `high` at which units that were written give way to zeros."""
+    while low < high:
+        middle = (low + high) // 2
+        physical_offset, size, _ = unit(middle)
+        if physical_offset >= 0 and size > 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def open_queues(
+    directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
+) -> dict[tuple[str, int], ConsumeQueue]:
+    """Return every queue under `consumequeue` by (topic, queue id). The arguments are those of `MappedFileQueue.open`.
+
+    Several are opened at a time, since a disk that has to be asked for each answers many questions as fast as one.
+    """
+
+    def of_topic(topic: str) -> list[ConsumeQueue]:
+        return [
+            ConsumeQueue(
+                topic,
+                queue_id,
+                MappedFileQueue.open(path, writable=writable, file_size=file_size, after_crash=after_crash),
+            )
+            for queue_id, path in _queues_of(directory / topic)
+        ]
+
+    with ThreadPoolExecutor(_OPENED_AT_A_TIME, "open-queues") as threads:
+        topics = threads.map(of_topic, _directories(directory))
+        return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
+
+
 def queue_directories(directory: Path) -> Iterator[tuple[str, int, Path]]:
     """Yield (topic, queue id, path) of every queue under `consumequeue`, ordered by topic and id."""
-    if not directory.is_dir():
-        return
-    for topic in sorted(path for path in directory.iterdir() if path.is_dir()):
-        ids = [path for path in topic.iterdir() if path.name.isascii() and path.name.isdigit() and path.is_dir()]
-        for path in sorted(ids, key=lambda path: int(path.name)):
-            yield topic.name, int(path.name), path
+    for topic in _directories(directory):
+        for queue_id, path in _queues_of(directory / topic):
+            yield topic, queue_id, path
+
+
+def _queues_of(topic: Path) -> list[tuple[int, Path]]:
+    ids = [name for name in _directories(topic) if name.isascii() and name.isdigit()]
+    return [(int(name), topic / name) for name in sorted(ids, key=int)]
+
+
+def _directories(directory: Path) -> list[str]:
+    """Return the names of the directories in a directory, in order; none where there is no such one."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []

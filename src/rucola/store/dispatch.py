@@ -7,8 +7,8 @@ transaction messages get no unit, rolled-back ones no entries either.
 Records are dispatched in the order of the log and in batches. From about eight on the keys of a batch are hashed and
 chained by numpy at once; below that one by one is faster.
 
-The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX, where it is the time at which the
-message is due.
+The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer, where it is the
+time at which the message is due: as its delay level has it there, as its property TIMER_OUT_MS says here.
 
 Answers to DefaultMessageStore.{CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex} and
 CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
@@ -27,7 +27,7 @@ from rucola.message import MessageInner, properties, sysflag
 from rucola.message.delay import due_time_ms
 from rucola.message.hashing import index_hash, index_hashes, tags_code
 from rucola.message.record import Buffer, peek
-from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
 from rucola.store.consume_queue import ConsumeQueue, pack_unit
 from rucola.store.index import KEY_MARK, Index
 from rucola.store.mapped_file import MappedFileQueue
@@ -35,8 +35,13 @@ from rucola.store.mapped_file import MappedFileQueue
 Pending = tuple[MessageInner, int, int, int, int]
 """A message that was put: (message, queue offset, physical offset, size, store timestamp)."""
 
+UnitsOfQueue = tuple[int, list[bytes], list[int], list[int]]
+"""Units that follow each other: (queue offset of the first, units, their tags codes, bytes of their records)."""
+
 Arrive = Callable[[str, int, int, list[int], int], None]
 """Is told of what arrived: (topic, queue id, max queue offset, tags codes of the new units, bytes of their records)."""
+
+MAX_TAGS_CODE: Final = (1 << 63) - 1
 
 _BATCH_FROM: Final = 8
 
@@ -83,12 +88,23 @@ class Dispatcher:
 
     def add_units(self, batch: Iterable[Pending], on_arrive: Arrive | None = None) -> list[ConsumeQueue]:
         """Write the ConsumeQueue units of `batch`; see `dispatch`."""
-        groups: dict[tuple[str, int], tuple[int, list[bytes], list[int], list[int]]] = {}
+        touched = []
+        for name, (queue_offset, units, codes, sizes) in self.units_of(batch).items():
+            queue = self.queues[name]
+            queue.append(queue_offset, b"".join(units))
+            touched.append(queue)
+            if on_arrive is not None:
+                on_arrive(*name, queue.max_offset, codes, sum(sizes))
+        return touched
+
+    def units_of(self, batch: Iterable[Pending]) -> dict[tuple[str, int], UnitsOfQueue]:
+        """Return the units of `batch`, by queue; of one queue the messages must follow each other."""
+        groups: dict[tuple[str, int], UnitsOfQueue] = {}
         for message, queue_offset, physical_offset, size, store_timestamp in batch:
             if message.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
             code = message.tags_code
-            if message.topic == SCHEDULE_TOPIC:
+            if message.topic in DUE_TIME_TOPICS:
                 code = self._due_time(message, store_timestamp)
             name = (message.topic, message.queue_id)
             group = groups.get(name)
@@ -98,18 +114,25 @@ class Dispatcher:
                 group[1].append(pack_unit(physical_offset, size, code))
                 group[2].append(code)
                 group[3].append(size)
-        touched = []
-        for name, (queue_offset, units, codes, sizes) in groups.items():
-            queue = self.queues[name]
-            queue.append(queue_offset, b"".join(units))
-            touched.append(queue)
-            if on_arrive is not None:
-                on_arrive(*name, queue.max_offset, codes, sum(sizes))
-        return touched
+        return groups
 
     def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:
         """Write the index entries of `batch`, except the first `skip`, which are there already."""
         assert self.index is not None
+        keys, counts = self.keys_of(batch)
+        if len(batch) < _BATCH_FROM:
+            position = 0
+            for (_, _, physical_offset, _, store_timestamp), count in zip(batch, counts, strict=True):
+                hashes = [index_hash(key) for key in keys[max(position, skip) : position + count]]
+                self.index.put(hashes, physical_offset, store_timestamp)
+                position += count
+        elif len(keys) > skip:
+            physical_offsets = np.repeat(np.array([item[2] for item in batch], np.int64), counts)
+            store_timestamps = np.repeat(np.array([item[4] for item in batch], np.int64), counts)
+            self.index.put_many(index_hashes(keys)[skip:], physical_offsets[skip:], store_timestamps[skip:])
+
+    def keys_of(self, batch: Iterable[Pending]) -> tuple[list[str], list[int]]:
+        """Return what the index hashes for `batch`, in order, and how much of that each message has."""
         keys: list[str] = []
         counts: list[int] = []
         append = keys.append
@@ -127,24 +150,18 @@ class Dispatcher:
                     else:
                         append(prefix + words)
             counts.append(len(keys) - before)
-        if len(batch) < _BATCH_FROM:
-            position = 0
-            for (_, _, physical_offset, _, store_timestamp), count in zip(batch, counts, strict=True):
-                hashes = [index_hash(key) for key in keys[max(position, skip) : position + count]]
-                self.index.put(hashes, physical_offset, store_timestamp)
-                position += count
-        elif len(keys) > skip:
-            physical_offsets = np.repeat(np.array([item[2] for item in batch], np.int64), counts)
-            store_timestamps = np.repeat(np.array([item[4] for item in batch], np.int64), counts)
-            self.index.put_many(index_hashes(keys)[skip:], physical_offsets[skip:], store_timestamps[skip:])
+        return keys, counts
 
     def _due_time(self, message: MessageInner, store_timestamp: int) -> int:
-        level = _level(properties.parse(message.properties).get(properties.DELAY, ""))
+        pairs = properties.parse(message.properties)
+        if message.topic == TIMER_TOPIC:
+            return min(_number(pairs.get(properties.TIMER_OUT_MS, "")), MAX_TAGS_CODE)
+        level = _number(pairs.get(properties.DELAY, ""))
         return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else message.tags_code
 
 
-def _level(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def pending_of(buffer: Buffer, position: int) -> Pending:

@@ -25,7 +25,7 @@ from rucola.message import MessageExt
 from rucola.message.compression import decompress
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode, peek
-from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.store.reader import StoreReader
 from rucola.store.scan import Run
 
@@ -118,7 +118,7 @@ def _in_queues(reader: StoreReader, question: Question, progress: Progress | Non
     names = [name for name in reader.queues() if name[0] == question.topic and question.queue_id in (None, name[1])]
     ranges = {name: reader.queues()[name] for name in names}
     total, done = sum(end - begin for begin, end in ranges.values()), 0
-    code = tags_code(question.tag) if question.tag is not None and question.topic != SCHEDULE_TOPIC else None
+    code = tags_code(question.tag) if question.tag is not None and question.topic not in DUE_TIME_TOPICS else None
     for (topic, queue_id), (begin, end) in sorted(ranges.items()):
         first = _first_in_time(reader, topic, queue_id, begin, end, question.begin_ms)
         done += first - begin

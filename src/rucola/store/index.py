@@ -33,7 +33,6 @@ numbers here, so that a damaged file cannot send a query round in circles.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -61,6 +60,9 @@ _ENTRY: Final = struct.Struct(">iqii")
 _SLOT: Final = struct.Struct(">i")
 _RESERVE_WINDOW: Final = 1 << 20
 _MAX_SECONDS: Final = 0x7FFFFFFF
+_LAST_NAMED_MS: Final = 253_370_764_799_999
+"""The end of the year 9998, UTC; beyond it a local time may have five digits for its year."""
+MAX_LONG: Final = (1 << 63) - 1
 
 
 class IndexFile:
@@ -103,8 +105,6 @@ class IndexFile:
         self.count = max(self.count, 1)
         self.is_flushed = False
         """Whether the file was brought to disk after it was full."""
-        # Lookups jump; reading ahead around each jump makes a cold one cost a hundred times as much.
-        file.map.madvise(mmap.MADV_RANDOM)
 
     @classmethod
     def open(cls, path: Path, slot_count: int = 0, *, writable: bool = False) -> IndexFile:
@@ -125,7 +125,23 @@ class IndexFile:
                 f"an index file of {size} bytes cannot have {slot_count} slots; set maxHashSlotNum and maxIndexNum to "
                 "what they were when it was made",
             )
-        return cls(MappedFile.open(path, writable=writable), slot_count)
+        # Lookups jump; reading ahead around each jump makes a cold one cost a hundred times as much.
+        file = MappedFile.open(path, writable=writable)
+        file.reads_ahead = False
+        return cls(file, slot_count)
+
+    @classmethod
+    def create(cls, path: Path, slot_count: int, max_count: int) -> IndexFile:
+        """Make a new file. Raises OSError where the disk has no room for its slots; then there is none."""
+        size = HEADER_SIZE + slot_count * SLOT_SIZE + max_count * ENTRY_SIZE
+        file = MappedFile.create(path, size, reads_ahead=False)
+        try:
+            # Slots are written all over, so their blocks are taken at once; a hole could end the process later.
+            file.reserve(HEADER_SIZE + slot_count * SLOT_SIZE, HEADER_SIZE)
+        except OSError:
+            file.delete()
+            raise
+        return cls(file, slot_count)
 
     @property
     def is_full(self) -> bool:
@@ -153,8 +169,13 @@ class IndexFile:
         first, last = self.begin_timestamp, self.end_timestamp
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
-    def select(self, key_hash: int, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return up to `max_count` physical offsets whose hash and whole-second time match, latest first."""
+    def select(
+        self, key_hash: int, max_count: int, begin_ms: int, end_ms: int, before_physical_offset: int = MAX_LONG
+    ) -> list[int]:
+        """Return up to `max_count` physical offsets whose hash and whole-second time match, latest first.
+
+        Only offsets below `before_physical_offset` count.
+        """
         mapped, at = self.file.map, self._entries_at
         found: list[int] = []
         (number,) = _SLOT.unpack_from(mapped, HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE)
@@ -164,7 +185,7 @@ class IndexFile:
             time_ms = self.begin_timestamp + seconds * 1000
             if seconds < 0:
                 break
-            if stored_hash == key_hash and begin_ms <= time_ms <= end_ms:
+            if stored_hash == key_hash and begin_ms <= time_ms <= end_ms and physical_offset < before_physical_offset:
                 found.append(physical_offset)
             if time_ms < begin_ms:
                 break
@@ -308,19 +329,33 @@ class Index:
                 path.unlink()  # a crash in the moment of its making
         return cls(directory, slot_count, max_count, files)
 
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = (1 << 63) - 1) -> list[int]:
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int = 0,
+        end_ms: int = MAX_LONG,
+        before_physical_offset: int = MAX_LONG,
+    ) -> list[int]:
         """Return up to `max_count` physical offsets of messages with this key, ascending.
 
-        Those with a colliding hash are among them; the latest win where there are more.
+        Those with a colliding hash are among them; the latest below `before_physical_offset` win where there are more,
+        so the first of an answer bounds the next.
         """
         key_hash = index_hash(index_key(topic, key))
         found: list[int] = []
         for file in reversed(self.files):
-            if file.overlaps(begin_ms, end_ms):
-                found += file.select(key_hash, max_count - len(found), begin_ms, end_ms)
+            if file.begin_physical_offset < before_physical_offset and file.overlaps(begin_ms, end_ms):
+                found += file.select(key_hash, max_count - len(found), begin_ms, end_ms, before_physical_offset)
             if file.begin_timestamp < begin_ms or len(found) >= max_count:
                 break
         return sorted(found)
+
+    @property
+    def begin_timestamp(self) -> int:
+        """The store time of the first message that is in the index; 0 without any."""
+        return self.files[0].begin_timestamp if self.files else 0
 
     @property
     def end_timestamp(self) -> int:
@@ -354,18 +389,10 @@ class Index:
         last = self.files[-1] if self.files else None
         if last is not None and not last.is_full:
             return last
-        size = HEADER_SIZE + self._slot_count * SLOT_SIZE + self._max_count * ENTRY_SIZE
-        path = self.directory / index_file_name(now_ms)
-        if last is not None and path.name <= last.file.path.name:  # two in one millisecond, or a clock set back
-            path = self.directory / _name_after(last.file.path.name)
-        file = MappedFile.create(path, size)
-        try:
-            # Slots are written all over, so their blocks are taken at once; a hole could end the process later.
-            file.reserve(HEADER_SIZE + self._slot_count * SLOT_SIZE, HEADER_SIZE)
-        except OSError:
-            file.delete()
-            raise
-        new = IndexFile(file, self._slot_count)
+        name = index_file_name(now_ms)
+        if last is not None:
+            name = later_name(name, last.file.path.name)
+        new = IndexFile.create(self.directory / name, self._slot_count, self._max_count)
         if last is not None:
             new.begin_after(last.end_timestamp, last.end_physical_offset)
         self.files.append(new)
@@ -432,12 +459,18 @@ def is_index_name(name: str) -> bool:
 
 
 def index_file_name(now_ms: int) -> str:
-    """Return the name of a file that is made at `now_ms`: local time down to the millisecond, 17 digits."""
-    seconds, ms = divmod(now_ms, 1000)
+    """Return the name of a file that is made at `now_ms`: local time down to the millisecond, 17 digits.
+
+    A time for which these are too few, which only a damaged record names, is taken for the last that has a name.
+    """
+    seconds, ms = divmod(min(max(now_ms, 0), _LAST_NAMED_MS), 1000)
     return f"{datetime.fromtimestamp(seconds):%Y%m%d%H%M%S}{ms:03d}"
 
 
-def _name_after(name: str) -> str:
-    """Return the name one millisecond after that of another file."""
-    moment = datetime.strptime(name[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(name[14:]) + 1)
+def later_name(name: str, before: str) -> str:
+    """Return the name of a file behind another one: not the same where two are made in one millisecond, nor an earlier
+    one where a clock was set back."""
+    if name > before:
+        return name
+    moment = datetime.strptime(before[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(before[14:]) + 1)
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"

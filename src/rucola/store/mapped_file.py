@@ -12,9 +12,12 @@ A file has its whole size from the start and is sparse: blocks come as the file 
 that the disk cannot give kills the process (SIGBUS), therefore `reserve` asks for blocks ahead of the writes, in
 windows, and turns a full disk into an OSError. `warm` takes the page faults of a window off the writer's path.
 
+A file that is opened is mapped when its bytes are first asked for: a broker has thousands of queues, most of them idle,
+and a process has a limit of descriptors and one of mappings. A mapping keeps a descriptor of its own; a second one is
+there while somebody flushes, and is kept where that is often.
+
 Flushing goes by file descriptor, because `mmap.flush` holds the interpreter lock for as long as the disk takes.
-A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector. A mapping
-keeps a descriptor of its own, so a file that was only opened has no second one until it is written or flushed.
+A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector.
 
 A new file's name is brought to disk by its first flush, not when it is made: whoever waits for the bytes waits for
 that, and nobody else has to. Only the next file of a queue is not made before, since a gap could not be mended.
@@ -32,6 +35,8 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -56,88 +61,94 @@ class MappedFile:
     empty one is an empty buffer.
     """
 
-    __slots__ = (
-        "_fd",
-        "_holders",
-        "_is_deleted",
-        "_is_leaving",
-        "_populates",
-        "_unsynced",
-        "_warmed",
-        "begin",
-        "hole",
-        "map",
-        "path",
-        "reserved",
-        "size",
-        "writable",
-    )
-
-    map: mmap.mmap
-
-    def __init__(self, path: Path, fd: int, writable: bool, begin: int) -> None:
+    def __init__(self, path: Path, size: int, *, writable: bool, begin: int, reads_ahead: bool = True) -> None:
         self.path = path
-        self._fd = fd
+        self.size = size
         self.writable = writable
         self.begin = begin
-        self.size = os.fstat(fd).st_size
-        self.hole = os.lseek(fd, 0, os.SEEK_HOLE) if self.size else 0
-        """Where the first hole was when the file was opened: whatever is written from the beginning on ends there."""
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        # Only the read-only side meets files of no size, and an anonymous page says as little as they do.
-        self.map = mmap.mmap(fd, self.size, access=access) if self.size else mmap.mmap(-1, PAGE_SIZE)
+        self.reads_ahead = reads_ahead
+        """Whether the kernel may read more than is asked for; to be set before the file is mapped. It reads holes, too,
+        and fills the memory with their zeros, with megabytes of them for one page where a machine is set to that."""
+        self.is_changed = False
+        """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
         self.reserved = 0
         """Up to this position the file is known to have blocks."""
+        self._fd = -1
         self._warmed = 0
         self._populates = True
         self._unsynced: list[Path] = []
         self._holders = 0
-        self._is_leaving = self._is_deleted = False
+        self._is_leaving = self._is_deleted = self._is_closed = False
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False, begin: int = 0) -> MappedFile:
-        """Map an existing file. Raises OSError where it cannot be opened."""
-        fd = os.open(path, _flags(writable))
-        try:
-            file = cls(path, fd, writable, begin)
-            file._fd = -1
-            return file
-        finally:
-            os.close(fd)
+        """Take an existing file. Raises OSError where there is none."""
+        return cls(path, path.stat().st_size, writable=writable, begin=begin)
 
     @classmethod
-    def create(cls, path: Path, size: int, *, begin: int = 0) -> MappedFile:
-        """Make a new file of `size` zeros, and missing directories, and map it for writing.
+    def create(cls, path: Path, size: int, *, begin: int = 0, reads_ahead: bool = True) -> MappedFile:
+        """Make a new file of `size` zeros, and missing directories, and map it.
 
         Raises FileExistsError where one is, and OSError; then there is none.
         """
         unsynced = [path.parent]
-        while not unsynced[-1].is_dir():
+        while not os.path.isdir(unsynced[-1]):
             unsynced.append(unsynced[-1].parent)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(path.parent, exist_ok=True)  # Another task of a rebuild may be making the same topic's.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, size)
-            file = cls(path, fd, True, begin)
-            file._unsynced = unsynced
-            return file
+            file = cls(path, size, writable=True, begin=begin, reads_ahead=reads_ahead)
+            file.map = file._mapped(fd)
         except BaseException:
-            os.close(fd)
             path.unlink()
             raise
+        finally:
+            os.close(fd)
+        file._unsynced = unsynced
+        file.is_changed = True
+        return file
 
-    @property
-    def fd(self) -> int:
-        """A descriptor of the file, opened when it is first asked for."""
+    @cached_property
+    def map(self) -> mmap.mmap:
+        """The file in memory. Raises OSError where it cannot be opened."""
+        if self._is_closed:
+            raise ValueError(f"{self.path} is closed")
+        if not self.size:  # Only the read-only side meets such files, and an anonymous page says as little as they do.
+            return mmap.mmap(-1, PAGE_SIZE)
+        with self.opened() as fd:
+            return self._mapped(fd)
+
+    def _mapped(self, fd: int) -> mmap.mmap:
+        mapped = mmap.mmap(fd, self.size, access=mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ)
+        if not self.reads_ahead:
+            mapped.madvise(mmap.MADV_RANDOM)
+        return mapped
+
+    def read_ahead(self) -> None:
+        """Let the kernel read ahead in a file that is full."""
+        if not self.reads_ahead:
+            self.reads_ahead = True
+            self.map.madvise(mmap.MADV_NORMAL)
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the file for as long as the block runs. Raises OSError where it cannot be opened."""
+        fd = self._open()
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self) -> int:
+        return os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def keep_open(self) -> None:
+        """Keep a descriptor until the file is closed, for one that is flushed so often that opening it each time would
+        cost. For any thread."""
         with _lock:
-            if self._fd < 0:
-                self._fd = os.open(self.path, _flags(self.writable))
-            return self._fd
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
-        return self._fd >= 0
+            if self._fd < 0 and not self._is_leaving:
+                self._fd = self._open()
 
     @property
     def end(self) -> int:
@@ -149,11 +160,14 @@ class MappedFile:
 
         Raises OSError (ENOSPC, EDQUOT) where the disk has no room; then nothing was written and nothing is lost.
         """
-        if end > self.reserved:
+        begin = self.reserved  # which the thread that warms may raise at any moment
+        if end > begin:
             upto = min(max(end, end + window - end % window), self.size)
             # In a file that was opened again this asks from its beginning on, where it may have holes too.
-            os.posix_fallocate(self.fd, self.reserved, upto - self.reserved)
-            self.reserved = upto
+            with self.opened() as fd:
+                os.posix_fallocate(fd, begin, upto - begin)
+            self.reserved = max(self.reserved, upto)
+            self.is_changed = True
 
     def warm(self, begin: int, end: int) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
@@ -166,7 +180,11 @@ class MappedFile:
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
         try:
             if begin < end and self._populates:
-                os.posix_fallocate(self.fd, begin, end - begin)
+                with self.opened() as fd:
+                    os.posix_fallocate(fd, begin, end - begin)
+                self.is_changed = True
+                if begin <= self.reserved:
+                    self.reserved = max(self.reserved, end)
                 for step in range(begin, end, _WARM_STEP):
                     self.map.madvise(_MADV_POPULATE_WRITE, step, min(_WARM_STEP, end - step))
                     self._warmed = min(step + _WARM_STEP, end)
@@ -185,29 +203,26 @@ class MappedFile:
             if page < self.size:
                 self.map.madvise(mmap.MADV_REMOVE, page, self.size - page)
             self.reserved = self._warmed = 0
+            self.is_changed = True
             self.flush()
 
     def is_zero_from(self, position: int) -> bool:
-        """Tell whether there are only zeros from `position` to the end of the file. Holes are not read, but what stands
-        next is: a file system may call a hole what was written to a mapping a moment ago."""
-        near = min(position + len(_ZEROS), self.size)
-        if self.map[position:near] != _ZEROS[: max(near - position, 0)]:
-            return False
-        position = max(position, near)
-        while position < self.size:
-            try:
-                position = os.lseek(self.fd, position, os.SEEK_DATA)
-                hole = os.lseek(self.fd, position, os.SEEK_HOLE)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # there is nothing but a hole
-                    return True
-                raise
-            while position < hole:
-                piece = os.pread(self.fd, min(len(_ZEROS), hole - position), position)
-                if piece != _ZEROS[: len(piece)]:
-                    return False
-                position += len(piece)
-        return True
+        """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
+        with self.opened() as fd:
+            while position < self.size:
+                try:
+                    position = os.lseek(fd, position, os.SEEK_DATA)
+                    hole = os.lseek(fd, position, os.SEEK_HOLE)
+                except OSError as error:
+                    if error.errno == errno.ENXIO:  # there is nothing but a hole
+                        return True
+                    raise
+                while position < hole:
+                    piece = os.pread(fd, min(len(_ZEROS), hole - position), position)
+                    if piece != _ZEROS[: len(piece)]:
+                        return False
+                    position += len(piece)
+            return True
 
     def flush(self) -> None:
         """Wait until the file's bytes and its name are on disk. Lets other threads run; they may write meanwhile.
@@ -216,8 +231,15 @@ class MappedFile:
         """
         if self.hold():
             try:
-                os.fdatasync(self.fd)
+                if self._fd >= 0:
+                    os.fdatasync(self._fd)
+                else:
+                    with self.opened() as fd:
+                        os.fdatasync(fd)
                 self.sync_name()
+            except FileNotFoundError:
+                if not self._is_leaving:
+                    raise
             finally:
                 self.release()
 
@@ -253,8 +275,10 @@ class MappedFile:
 
     def close(self) -> None:
         """Unmap and close the file. Bytes that were not flushed are left to the kernel."""
+        self._is_closed = True
         try:
-            self.map.close()
+            if "map" in self.__dict__:
+                self.map.close()
         except BufferError:
             pass
         with _lock:
@@ -272,10 +296,6 @@ class MappedFile:
         self._is_deleted = True
         if not self.is_held:
             self.close()
-
-
-def _flags(writable: bool) -> int:
-    return (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
 
 
 class MappedFileQueue:
@@ -296,7 +316,7 @@ class MappedFileQueue:
     def open(
         cls, directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
     ) -> MappedFileQueue:
-        """Map all files of a directory. A missing directory is an empty one.
+        """Take all files of a directory. A missing directory is an empty one.
 
         With `file_size` 0 the size is that of the first file. A last file that is empty, or shorter than those before
         it, as a crash in the moment of its making leaves it, gets its size when `writable`; so does any empty one
@@ -304,25 +324,26 @@ class MappedFileQueue:
         a file of another size and for a gap between two files. Names that are no 20 digits are not looked at.
         """
         paths = file_paths(directory)
+        sizes = [path.stat().st_size for path in paths]
         if paths and not file_size:
-            file_size = max(path.stat().st_size for path in paths[:2])
-        for path, following in zip(paths, [*paths[1:], None], strict=False):
-            size = path.stat().st_size
-            is_unfinished = following is None and size < file_size and (len(paths) > 1 or not size)
-            if is_unfinished or (after_crash and not size):
+            file_size = max(sizes[:2])
+        files: list[MappedFile] = []
+        for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+            begin, is_last = int(path.name), number == len(paths) - 1
+            if number and begin != files[-1].begin + file_size:
+                raise StoreCorrupt(
+                    path, 0, f"the file should begin at {files[-1].begin + file_size}; a file before it is missing"
+                )
+            if (is_last and size < file_size and (len(paths) > 1 or not size)) or (after_crash and not size):
                 if writable:
                     os.truncate(path, file_size)
+                    size = file_size
             elif size != file_size:
                 raise StoreCorrupt(
                     path, size, f"the file has {size} bytes; others have, or are set to have, {file_size}"
                 )
-            if following is not None and int(following.name) != int(path.name) + file_size:
-                raise StoreCorrupt(
-                    following, 0, f"the file should begin at {int(path.name) + file_size}; a file before it is missing"
-                )
-        return cls(
-            directory, file_size, [MappedFile.open(path, writable=writable, begin=int(path.name)) for path in paths]
-        )
+            files.append(MappedFile(path, size, writable=writable, begin=begin))
+        return cls(directory, file_size, files)
 
     @property
     def begin(self) -> int:
@@ -341,13 +362,20 @@ class MappedFileQueue:
             return None
         return files[(offset - files[0].begin) // self.file_size]
 
-    def create_next(self, begin: int | None = None) -> MappedFile:
+    def map(self) -> None:
+        """Map all files now: they can be read then even when others delete them. Raises OSError."""
+        for file in self.files:
+            _ = file.map
+
+    def create_next(self, begin: int | None = None, *, reads_ahead: bool = True) -> MappedFile:
         """Add a file behind the last one; in an empty queue it starts at `begin`, a multiple of the file size."""
         if begin is None or self.files:
             begin = self.end
         if self.files:
             self.files[-1].sync_name()
-        file = MappedFile.create(self.directory / file_name(begin), self.file_size, begin=begin)
+        file = MappedFile.create(
+            self.directory / file_name(begin), self.file_size, begin=begin, reads_ahead=reads_ahead
+        )
         self.files.append(file)
         return file
 
@@ -383,9 +411,11 @@ def file_name(begin: int) -> str:
 
 def file_paths(directory: Path) -> list[Path]:
     """Return the paths in `directory` whose names are logical offsets, in order."""
-    if not directory.is_dir():
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(path for path in directory.iterdir() if is_file_name(path.name))
+    return [directory / name for name in sorted(names) if is_file_name(name)]
 
 
 def is_file_name(name: str) -> bool:

@@ -26,21 +26,24 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreError
 from rucola.files import make_directory, sync_directory
 from rucola.message import MessageInner, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.message.record import encode, encoded_size
+from rucola.message.record import encode, encode_many
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
 from rucola.store.config import (
+    PUT_OK,
     GetMessageStatus,
     GetResult,
     PutMessageStatus,
@@ -48,9 +51,10 @@ from rucola.store.config import (
     QueryResult,
     StoreConfig,
 )
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, queue_directories
+from rucola.store.config_files import remove_unfinished
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, open_queues
 from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
-from rucola.store.index import Index
+from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.recovery import Recovery
@@ -58,7 +62,6 @@ from rucola.store.retention import DiskUsage, Retention
 
 log = logging.getLogger(__name__)
 
-_OK = PutMessageStatus.PUT_OK
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What may be otherwise at the next put. No other error of the disk is asked about twice."""
 
@@ -84,10 +87,11 @@ class MessageStore:
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._lost_bytes: OSError | None = None
-        self._put_timestamp = 0
-        self._dispatched_timestamp = 0
+        self._put_timestamp = self._dispatched_timestamp = self._flushing_timestamp = 0
         self._dirty: set[ConsumeQueue] = set()
+        self._flushing: set[ConsumeQueue] = set()
         self._dirty_lock = threading.Lock()
+        self._one_flush = threading.Lock()
         self._is_open = False
 
     # -- opening and closing ------------------------------------------------------------------------------------------
@@ -102,6 +106,7 @@ class MessageStore:
         with _said_clearly(root), ExitStack() as resources:
             make_directory(root)
             resources.callback(DirectoryLock(root).release)
+            remove_unfinished(root)
             abort = root / "abort"
             self._checkpoint = Checkpoint(root / "checkpoint")
             after_crash = abort.exists()
@@ -114,7 +119,8 @@ class MessageStore:
             resources.callback(files.close)
             self._queues = Queues(root / "consumequeue", config.mapped_file_size_consume_queue)
             resources.callback(self._close_queues)
-            self._open_queues(after_crash)
+            place, size = self._queues.directory, self._queues.file_size
+            self._queues.update(open_queues(place, writable=True, file_size=size, after_crash=after_crash))
             index = None
             if config.message_index_enable:
                 slots, entries = config.max_hash_slot_num, config.max_index_num
@@ -136,13 +142,6 @@ class MessageStore:
             self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
         self._is_open = True
         self.failure = self.refuses_writes = None
-
-    def _open_queues(self, after_crash: bool) -> None:
-        for topic, queue_id, directory in queue_directories(self._queues.directory):
-            files = MappedFileQueue.open(
-                directory, writable=True, file_size=self._queues.file_size, after_crash=after_crash
-            )
-            self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, files)
 
     def _close_queues(self) -> None:
         for queue in self._queues.values():
@@ -218,7 +217,7 @@ class MessageStore:
         if takes_place:
             self._next_offsets[name] = queue_offset + 1
         self._pending.append((message, queue_offset, physical_offset, size, now_ms))
-        return PutResult(_OK, physical_offset, queue_offset, size)
+        return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
     def put_batch(self, messages: Sequence[MessageInner], now_ms: int) -> list[PutResult]:
         """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
@@ -228,47 +227,46 @@ class MessageStore:
         """
         if not messages:
             return []
-        refused = self._refuse_batch(messages)
-        if refused is not None:
+        if (refused := self._refuse_batch(messages)) is not None:
             return [PutResult(refused)] * len(messages)
         commit_log, host = self._log, self._store_host
         name = (messages[0].topic, messages[0].queue_id)
         queue_offset = self._next_offsets.get(name, 0)
+        physical_offset = commit_log.end
         try:
             check_queue_name(*name)
-            size = sum([encoded_size(message, host) for message in messages])
+            records = encode_many(messages, queue_offset, physical_offset, now_ms, host)
+            size = sum(map(len, records))
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                 return [PutResult(PutMessageStatus.MESSAGE_ILLEGAL)] * len(messages)
-            physical_offset = commit_log.make_room(size)
-            records, pending = [], []
-            for message in messages:
-                record = encode(message, queue_offset, physical_offset, now_ms, host)
-                records.append(record)
-                pending.append((message, queue_offset, physical_offset, len(record), now_ms))
-                queue_offset += 1
-                physical_offset += len(record)
+            if (place := commit_log.make_room(size)) != physical_offset:
+                records = encode_many(messages, queue_offset, place, now_ms, host)
             commit_log.append(b"".join(records))
         except InvalidMessage as error:
             return [self._illegal(messages[0], error)] * len(messages)
         except OSError as error:
             return [self._no_room(error)] * len(messages)
+        results = []
+        for message, record in zip(messages, records, strict=True):
+            size = len(record)
+            self._pending.append((message, queue_offset, place, size, now_ms))
+            results.append(PutResult(PUT_OK, place, queue_offset, size))
+            queue_offset += 1
+            place += size
         self._put_timestamp = now_ms
         self._next_offsets[name] = queue_offset
-        self._pending += pending
-        return [PutResult(_OK, item[2], item[1], item[3]) for item in pending]
+        return results
 
     def _refuse_batch(self, messages: Sequence[MessageInner]) -> PutMessageStatus | None:
         if self.refuses_writes is not None:
             return PutMessageStatus.SERVICE_NOT_AVAILABLE
         name = (messages[0].topic, messages[0].queue_id)
-        if any(
-            (message.topic, message.queue_id) != name or message.sys_flag & sysflag.TRANSACTION_MASK
-            for message in messages
-        ):
-            return PutMessageStatus.MESSAGE_ILLEGAL
-        if sum([len(message.body) for message in messages]) > self.config.max_message_size:
-            return PutMessageStatus.MESSAGE_ILLEGAL
-        return None
+        size = 0
+        for message in messages:
+            if (message.topic, message.queue_id) != name or message.sys_flag & sysflag.TRANSACTION_MASK:
+                return PutMessageStatus.MESSAGE_ILLEGAL
+            size += len(message.body)
+        return PutMessageStatus.MESSAGE_ILLEGAL if size > self.config.max_message_size else None
 
     def _illegal(self, message: MessageInner, error: InvalidMessage) -> PutResult:
         log.debug("a message for %s-%d was refused: %s", message.topic, message.queue_id, error)
@@ -329,24 +327,28 @@ class MessageStore:
         An error from fsync makes the store refuse writes from then on and is raised: the kernel may have dropped the
         pages that it could not write, so asking again proves nothing.
         """
-        timestamp = self._put_timestamp
-        self._sync(self._log.flush)
-        self._checkpoint.physic_timestamp = max(self._checkpoint.physic_timestamp, timestamp)
+        with self._one_flush:  # the kernel tells one caller alone that it failed; the next shall hear of it from him
+            timestamp = self._put_timestamp
+            self._sync(self._log.flush)
+            self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, max_queues: int | None = None) -> None:
         """Bring log, queues and full index files to disk, and then the checkpoint that vouches for them.
 
-        For any thread, one at a time. Errors as in `flush`.
+        With `max_queues` a call flushes no more queues than that: the checkpoint vouches for what was in them when all
+        that had something new have had their turn. For any thread, one at a time. Errors as in `flush`.
         """
         self.flush()
         with self._dirty_lock:
-            dirty, self._dirty = self._dirty, set()
-            timestamp = self._dispatched_timestamp
-        for queue in dirty:
+            if max_queues is None or not self._flushing:
+                self._flushing, self._dirty = self._flushing | self._dirty, set()
+                self._flushing_timestamp = self._dispatched_timestamp
+        for queue in list(self._flushing)[:max_queues]:
             self._sync(queue.flush)
-        point = self._checkpoint
-        point.logics_timestamp = max(point.logics_timestamp, timestamp)
-        index = self._dispatcher.index
+            self._flushing.discard(queue)
+        point, index = self._checkpoint, self._dispatcher.index
+        if not self._flushing:
+            point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
         if index is not None:
             self._sync(index.flush_full_files)
             point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
@@ -419,11 +421,12 @@ class MessageStore:
         *,
         max_bytes: int | None = None,
         accepts: Callable[[int], bool] | None = None,
+        matches: Callable[[Mapping[str, str]], bool] | None = None,
     ) -> GetResult:
         """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
 
-        `accepts` is asked with the tags code of each; those it refuses are passed over. Whatever comes back,
-        `next_begin_offset` is where to go on; for an offset outside the queue it is the nearest inside.
+        `accepts` is asked with the tags code of each, then `matches` with the properties; what they refuse is passed
+        over. Wherever that ends, `next_begin_offset` is where to go on; for an offset outside, the nearest inside.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
@@ -442,9 +445,8 @@ class MessageStore:
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
-        if max_bytes is None:
-            max_bytes = self.config.max_transfer_bytes_on_message_in_memory
-        max_count = min(max_count, self.config.max_transfer_count_on_message_in_memory)
+        most, room = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
+        max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
         records: list[bytes] = []
         total = looked_at = 0
         goes_on_at = -1
@@ -452,7 +454,8 @@ class MessageStore:
             if physical_offset >= goes_on_at:
                 if records and (len(records) >= max_count or total + size > max_bytes):
                     break
-                if accepts is None or accepts(code):
+                is_accepted = accepts is None or accepts(code)
+                if is_accepted and (matches is None or self._log.matches(physical_offset, matches)):
                     record = self._log.read(physical_offset, size)
                     if record is not None:
                         records.append(record)
@@ -478,31 +481,35 @@ class MessageStore:
             return []
         return list(iter_units(queue.units_in_file(queue_offset, max_count)))
 
+    def unit_array(self, topic: str, queue_id: int, begin: int, end: int) -> npt.NDArray[Any]:
+        """Return the units from `begin` to `end` as far as they are there: shape (n,), of type consume_queue.UNIT."""
+        self.reput()
+        return self._queues[topic, queue_id].units(begin, end)
+
     def record_at(self, physical_offset: int) -> bytes | None:
         """Return the whole record that begins there, or None where none does."""
         return self._log.record(physical_offset)
 
     def query(
-        self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = (1 << 63) - 1
+        self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:
         """Return records whose key has the hash of `key`, at most maxMsgsNumBatch (64), the latest where more do.
 
-        The caller compares the keys. The window is compared in whole seconds, see `index`.
+        The caller compares the keys. The window is compared in whole seconds, see `index`. Only physical offsets below
+        `before` count, so the first of an answer leads to those before it.
         """
         self.reput()
         index = self._dispatcher.index
-        offsets: list[int] = []
-        if index is not None:
-            offsets = index.query(topic, key, min(max_count, self.config.max_msgs_num_batch), begin_ms, end_ms)
-        if index is None or not offsets:
-            return QueryResult([], [], 0, 0)
+        if index is None:
+            return QueryResult([], [], 0, 0, None)
+        indexed = index.begin_timestamp, index.end_timestamp
+        max_count = min(max_count, self.config.max_msgs_num_batch)
+        offsets = index.query(topic, key, max_count, begin_ms, end_ms, before)
+        if not offsets:
+            return QueryResult([], [], 0, 0, indexed)
         found = [(offset, record) for offset in offsets if (record := self._log.record(offset)) is not None]
-        return QueryResult(
-            [record for _, record in found],
-            [offset for offset, _ in found],
-            index.end_timestamp,
-            index.end_physical_offset,
-        )
+        records, offsets = [record for _, record in found], [offset for offset, _ in found]
+        return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue, half-open."""

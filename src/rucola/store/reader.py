@@ -27,7 +27,7 @@ from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.message import MessageExt
 from rucola.message.record import decode
 from rucola.store.config_files import config_path, read_config
-from rucola.store.consume_queue import UNIT, ConsumeQueue, queue_directories
+from rucola.store.consume_queue import UNIT, ConsumeQueue, open_queues
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.scan import Run, Stop, scan
@@ -57,12 +57,12 @@ class StoreReader:
             raise StoreError(f"{self.path} is no directory; give the directory that holds commitlog/")
         self._index_slots = index_slots
         self._log = MappedFileQueue.open(Path(commit_log) if commit_log else self.path / "commitlog")
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        for topic, queue_id, directory in queue_directories(self.path / "consumequeue"):
-            queue = ConsumeQueue(topic, queue_id, MappedFileQueue.open(directory))
+        self._log.map()
+        self._queues = open_queues(self.path / "consumequeue")
+        for queue in self._queues.values():
+            queue.files.map()
             self._drop_stale_units(queue)
             queue.raise_min_offset(self._log.begin)
-            self._queues[topic, queue_id] = queue
 
     def close(self) -> None:
         """Close all files. Records and units that were given out stay valid; buffers do not."""

@@ -57,20 +57,26 @@ class Rebuilt:
     index_entries: int = 0
 
 
+Build = Callable[[Path, Path, StoreConfig, Progress | None], Rebuilt]
+"""What writes consumequeue and index of a log into a directory: `build`, and whatever does the same."""
+
+
 def rebuild(
     store: str | Path,
     out: str | Path | None = None,
     *,
     settings: StoreConfig | None = None,
     progress: Progress | None = None,
+    by: Build | None = None,
 ) -> Rebuilt:
     """Write ConsumeQueues and index of a store anew: in place of its own, or under `out`, which must be empty.
 
     `settings` give file sizes and delay levels; without them sizes are those of the files that are there (see
-    `found_settings`). In place, the directory is locked meanwhile: StoreLocked where a broker serves it. Raises
-    StoreCorrupt where the log is damaged, StoreError where there is none, and OSError; then all is as it was.
+    `found_settings`). `by` does the work of `build` in its stead. In place, the directory is locked meanwhile:
+    StoreLocked where a broker serves it. Raises StoreCorrupt where the log is damaged, StoreError where there is none,
+    and OSError; then all is as it was.
     """
-    store = Path(store)
+    store, by = Path(store), by or build
     settings = settings or found_settings(store)
     if not file_paths(log := store / "commitlog"):
         raise StoreError(f"{log} has no log to rebuild from")
@@ -78,13 +84,13 @@ def rebuild(
         target = Path(out)
         if target.exists() and any(target.iterdir()):
             raise StoreError(f"{target} is not empty; give a new directory")
-        return build(log, target, settings, progress)
+        return by(log, target, settings, progress)
     lock = DirectoryLock(store)
     try:
         workshop = store / _WORKSHOP
         if workshop.exists():
             shutil.rmtree(workshop)
-        rebuilt = build(log, workshop, settings, progress)
+        rebuilt = by(log, workshop, settings, progress)
         for name in _DERIVED:
             _exchange(workshop / name, store / name)
         sync_directory(store)
@@ -111,7 +117,7 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: Progress | N
                 if progress is not None:
                     progress(item.end - files.begin, files.end - files.begin)
             elif item.damage is not None:
-                raise _damaged(files, item.physical_offset, item.damage)
+                raise damaged(files, item.physical_offset, item.damage)
         if progress is not None:
             progress(files.end - files.begin, files.end - files.begin)
         for queue in queues.values():
@@ -145,7 +151,7 @@ class _Builder:
             try:
                 item = pending_of(run.file.map, position)
             except InvalidMessage as error:
-                raise _damaged(self._files, run.file.begin + position, str(error)) from error
+                raise damaged(self._files, run.file.begin + position, str(error)) from error
             message, queue_offset = item[0], item[1]
             if sysflag.is_dispatched(message.sys_flag):
                 name = (message.topic, message.queue_id)
@@ -156,8 +162,8 @@ class _Builder:
                     batch.clear()
                     self._dispatcher.queues[name].cut(0)
                 elif queue_offset != expected:
-                    why = f"queueOffset is {queue_offset} where {name[0]}-{name[1]} goes on with {expected}"
-                    raise _damaged(self._files, run.file.begin + position, why)
+                    why = out_of_turn(*name, queue_offset, expected)
+                    raise damaged(self._files, run.file.begin + position, why)
                 self._next[name] = queue_offset + 1
             batch.append(item)
         self._dispatcher.dispatch(batch)
@@ -185,7 +191,13 @@ def found_settings(store: Path, *, index: bool = True) -> StoreConfig:
     return settings
 
 
-def _damaged(files: MappedFileQueue, physical_offset: int, what: str) -> StoreCorrupt:
+def out_of_turn(topic: str, queue_id: int, queue_offset: int, expected: int) -> str:
+    """Say that a message is not the next of its queue."""
+    return f"queueOffset is {queue_offset} where {topic}-{queue_id} goes on with {expected}"
+
+
+def damaged(files: MappedFileQueue, physical_offset: int, what: str) -> StoreCorrupt:
+    """Return the error of a log that is damaged there, with what to do."""
     file = files.find(physical_offset) or files.files[-1]
     return StoreCorrupt(
         file.path,

@@ -104,7 +104,7 @@ class Recovery:
             return self._run_as_after_crash()
         self._files.cut(end)
         for queue in self._queues.values():
-            queue.cut(queue.first_at_or_after(end))
+            queue.cut_at(end)
             queue.raise_min_offset(self._files.begin)
         self._index_again(end)
         return end
@@ -114,7 +114,7 @@ class Recovery:
         queues = [queue for queue in self._queues.values() if queue.max_offset > queue.min_offset]
         if not all(queue.is_sound_at(queue.max_offset - 1, self._files) for queue in queues):
             return False
-        return self._records == sum([queue.max_offset - queue.first_at_or_after(scan_begin) for queue in queues])
+        return self._records == sum([queue.count_at_or_after(scan_begin) for queue in queues])
 
     def _run_as_after_crash(self) -> int:
         """The stop was not as clean as it seemed."""
@@ -153,7 +153,7 @@ class Recovery:
         self._vouched_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
         self._sound_end = end = self._end_of_clean_log(scan_begin)
         for queue in queues:
-            queue.cut(queue.first_at_or_after(end))
+            queue.cut_at(end)
         return max(min(begin, end), self._files.begin)
 
     def _end_of_clean_log(self, scan_begin: int) -> int:

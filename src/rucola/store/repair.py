@@ -186,13 +186,10 @@ def _write_log(source: Path, target: Path, found: Salvage, places: Places) -> No
 
 
 def _copy(path: Path, file: MappedFile, size: int) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with MappedFile.open(path).opened() as source, file.opened() as target:
         position = 0
-        while position < size and (count := os.sendfile(file.fd, fd, position, min(size - position, 1 << 30))):
+        while position < size and (count := os.sendfile(target, source, position, min(size - position, 1 << 30))):
             position += count
-    finally:
-        os.close(fd)
 
 
 def _set_place(file: MappedFile, place: Place) -> None:

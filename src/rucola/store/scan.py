@@ -33,7 +33,6 @@ from rucola.message.topics import MAX_TOPIC_LENGTH
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 _RUN_SIZE: Final = 1 << 20
-_HEAD_POSITIONS: Final = np.arange(HEAD_SIZE)
 
 
 @dataclass(slots=True)
@@ -95,28 +94,31 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
     """
     mapped, size = file.map, file.size
     unpack = FRAME.unpack_from
-    last = size - MIN_RECORD_SIZE
     while True:
-        begin, positions = position, []
-        while position <= last and position - begin < _RUN_SIZE:
-            record_size, magic = unpack(mapped, position)
-            if magic != MESSAGE_MAGIC or not MIN_RECORD_SIZE <= record_size <= size - position:
+        data = mapped[position : min(position + _RUN_SIZE, size)]
+        begins, end, limit = [], 0, len(data) - MIN_RECORD_SIZE
+        while end <= limit:
+            record_size, magic = unpack(data, end)
+            if magic != MESSAGE_MAGIC or record_size < MIN_RECORD_SIZE:
                 break
-            if record_size > _RUN_SIZE and _what_is_wrong(file, position) is not None:
-                break  # before so many bytes are copied for what may be no record
-            positions.append(position)
-            position += record_size
-        if positions:
-            run, damage = _sound(file, positions, position, check_crc)
-            if len(run.positions):
-                yield run
-            if damage is not None:
-                at = positions[len(run.positions)]
-                yield Stop(file.begin + at, damage)
-                return
-        if position - begin < _RUN_SIZE:
+            begins.append(end)
+            end += record_size
+        if end > len(data):  # the last goes on behind what is there of it, and begins the next run
+            end = begins.pop()
+            # So many bytes for one record are not copied before it looks like one.
+            if not begins and record_size <= size - position and _what_is_wrong(file, position) is None:
+                data = mapped[position : position + record_size]
+                begins, end = [0], record_size
+        if not begins:
             yield _stop(file, position)
             return
+        run, damage = _sound(file, position, begins, data, check_crc)
+        if len(run.positions):
+            yield run
+        if damage is not None:
+            yield Stop(file.begin + position + begins[len(run.positions)], damage)
+            return
+        position += end
 
 
 def _stop(file: MappedFile, position: int) -> Stop:
@@ -138,14 +140,17 @@ def _stop(file: MappedFile, position: int) -> Stop:
     return Stop(at, _what_is_wrong(file, position) or f"size is {size} where {left} bytes are left in the file")
 
 
-def _sound(file: MappedFile, positions: list[int], end: int, check_crc: bool) -> tuple[Run, str | None]:
-    """Return the run of sound records that these begin with, and what is wrong with the first that is not."""
-    first = positions[0]
-    view = memoryview(file.map[first:end])
+def _sound(file: MappedFile, first: int, begins: list[int], copy: bytes, check_crc: bool) -> tuple[Run, str | None]:
+    """Return the run of sound records that these begin with, and what is wrong with the first that is not.
+
+    `copy` has the bytes of the file from position `first` on, and the records begin in it at `begins`.
+    """
+    view = memoryview(copy)
     data = np.frombuffer(view, np.uint8)
-    at = np.array(positions, np.int64)
-    relative = at - first
-    heads = data[relative[:, None] + _HEAD_POSITIONS].view(HEAD)[:, 0]
+    relative = np.array(begins, np.int64)
+    at = relative + first
+    # Every byte of the data begins a head here, and those are taken that begin a record.
+    heads = np.ndarray((len(data) - HEAD_SIZE + 1,), HEAD, view, strides=(1,))[relative]
     sizes = heads["size"].astype(np.int64)
     body_sizes = heads["body_size"].astype(np.int64)
     store_timestamps = heads["store_timestamp"].astype(np.int64)
@@ -166,21 +171,19 @@ def _sound(file: MappedFile, positions: list[int], end: int, check_crc: bool) ->
     body_begins, body_ends = relative + HEAD_SIZE, topic_at
     for k in np.flatnonzero(v6):
         try:
-            outline = peek(file.map, positions[k])
+            outline = peek(copy, begins[k])
         except InvalidMessage:
             continue
         sound[k] = True
         store_timestamps[k] = outline.store_timestamp
-        body_begins[k], body_ends[k] = outline.body_begin - first, outline.body_end - first
+        body_begins[k], body_ends[k] = outline.body_begin, outline.body_end
     sound &= heads["physical_offset"] == at + file.begin
-    count = len(positions) if sound.all() else int(np.argmin(sound))
-    why = None if count == len(positions) else _what_is_wrong(file, positions[count])
+    count = len(begins) if sound.all() else int(np.argmin(sound))
+    why = None if count == len(begins) else _what_is_wrong(file, first + begins[count])
     if check_crc:
-        found = [
-            crc32(view[b:e]) & 0x7FFFFFFF
-            for b, e in zip(body_begins[:count].tolist(), body_ends[:count].tolist(), strict=True)
-        ]
-        wrong = np.flatnonzero(np.array(found, np.int64) != crcs[:count])
+        bodies = map(view.__getitem__, map(slice, body_begins[:count].tolist(), body_ends[:count].tolist()))
+        found = np.fromiter(map(crc32, bodies), np.int64, count) & 0x7FFFFFFF
+        wrong = np.flatnonzero(found != crcs[:count])
         if wrong.size:
             count = int(wrong[0])
             why = f"the body's CRC is {found[count]}, but the record says {crcs[count]}"

@@ -1,12 +1,15 @@
-"""Deleting by hand: TRIGGER_DELETE_FILES (27), DELETE_EXPIRED_COMMITLOG (329), CLEAN_EXPIRED_CONSUMEQUEUE (306).
+"""Deleting by hand: TRIGGER_DELETE_FILES (27), DELETE_EXPIRED_COMMITLOG (329), CLEAN_EXPIRED_CONSUMEQUEUE (306),
+CLEAN_UNUSED_TOPIC (316).
 
 The first two let files of the log that are old enough go within cleanResourceInterval, whatever the hour; the answer
-does not wait for that. The third removes at once the ConsumeQueues of topics that are gone, once all their messages
+does not wait for that. The others remove at once the ConsumeQueues of topics that are gone, once all their messages
 have left the log.
 
 Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: Apache removes the empty
 queues of every topic. A queue that is removed begins at 0 again, and a group that had read it to the end would be
 taken beyond the next messages; so a topic that exists keeps its queues, of which no more than one file stays anyway.
+CLEAN_UNUSED_TOPIC removes the queues of deleted topics there though the log has their messages, and a recovery after a
+crash would bring them back; here they stay as long as their messages.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ class CleaningProcessor:
         return {
             RequestCode.TRIGGER_DELETE_FILES: self.delete_expired_commitlog,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired_commitlog,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_expired_consumequeue,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_consumequeues,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_consumequeues,
         }
 
     def delete_expired_commitlog(self, connection: Connection, command: RemotingCommand) -> Reply:
         self._store.clean_by_hand()
         return command.response(ResponseCode.SUCCESS)
 
-    async def clean_expired_consumequeue(self, connection: Connection, command: RemotingCommand) -> Answer:
+    async def clean_consumequeues(self, connection: Connection, command: RemotingCommand) -> Answer:
         for topic, queue_id in self._store.queues():
             if self._topics.get(topic) is None and not is_system_topic(topic):
                 self._store.delete_queue(topic, queue_id)

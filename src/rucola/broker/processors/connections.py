@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rucola.broker.clients import Clients, Member
-from rucola.broker.config import BrokerConfig
+from rucola.broker.clients import Member
+from rucola.broker.filters import filter_not_supported, matches
+from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage, RemotingConnectError, RemotingError, RemotingTimeout
 from rucola.message.ids import parse_offset_msg_id
 from rucola.protocol.body import decode_body, encode_body
@@ -40,7 +41,6 @@ from rucola.protocol.connections import (
 from rucola.protocol.heartbeat import subscription
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,8 @@ STATUS_TIMEOUT_MS = 5000
 class ConnectionProcessor:
     """Answers from the list of clients, and for clients."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, clients: Clients) -> None:
-        self._config = config
-        self._store = store
-        self._clients = clients
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -70,7 +68,7 @@ class ConnectionProcessor:
 
     def get_consumer_connection_list(self, connection: Connection, command: RemotingCommand) -> Reply:
         name = command.decode_header(GetConsumerConnectionListRequestHeader).consumer_group
-        group = self._clients.consumers.get(name)
+        group = self._state.clients.consumers.get(name)
         if group is None:
             return command.response(ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
         body = ConsumerConnection(
@@ -84,7 +82,7 @@ class ConnectionProcessor:
 
     def get_producer_connection_list(self, connection: Connection, command: RemotingCommand) -> Reply:
         name = command.decode_header(GetProducerConnectionListRequestHeader).producer_group
-        members = self._clients.producers.get(name)
+        members = self._state.clients.producers.get(name)
         if members is None:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist")
         body = encode_body(ProducerConnection(connection_set=_connections(members)))
@@ -102,17 +100,22 @@ class ConnectionProcessor:
                 )
                 for client, member in members.items()
             ]
-            for group, members in self._clients.producers.items()
+            for group, members in self._state.clients.producers.items()
         }
         return command.response(ResponseCode.SUCCESS, body=encode_body(ProducerTableInfo(data=data)))
 
     def check_client_config(self, connection: Connection, command: RemotingCommand) -> Reply:
         """Tell a consumer whether this broker understands its subscription."""
-        if not command.body:
+        wanted = decode_body(CheckClientRequestBody, command.body).subscription_data if command.body else None
+        if wanted is None:
             return command.response(ResponseCode.SUCCESS)
-        wanted = decode_body(CheckClientRequestBody, command.body).subscription_data
+        if not wanted.is_tag_type and not self._state.config.enable_property_filter:
+            return filter_not_supported(command, wanted)
         try:
-            subscription(wanted.topic, wanted.sub_string, wanted.expression_type)
+            if wanted.is_tag_type:
+                subscription(wanted.topic, wanted.sub_string)
+            else:
+                matches(wanted.expression_type, wanted.sub_string)
         except InvalidMessage as error:
             return command.response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         return command.response(ResponseCode.SUCCESS)
@@ -124,12 +127,12 @@ class ConnectionProcessor:
     async def consume_message_directly(self, connection: Connection, command: RemotingCommand) -> Answer:
         header = command.decode_header(ConsumeMessageDirectlyRequestHeader)
         _, physical_offset = parse_offset_msg_id(header.msg_id or "")
-        record = self._store.record_at(physical_offset)
+        record = self._state.store.record_at(physical_offset)
         if record is None:
             return command.response(
                 ResponseCode.SYSTEM_ERROR, remark=f"can not find message by the offset, {physical_offset}"
             )
-        fields = command.ext_fields | {"brokerName": self._config.broker_name}
+        fields = command.ext_fields | {"brokerName": self._state.config.broker_name}
         return await self._hand_on(command, header.consumer_group, header.client_id or "", fields, bytes(record))
 
     async def _hand_on(
@@ -163,14 +166,14 @@ class ConnectionProcessor:
         return handed_back
 
     def _client(self, group: str, client_id: str) -> Connection | None:
-        known = self._clients.consumers.get(group)
+        known = self._state.clients.consumers.get(group)
         members = known.members.items() if known else ()
         return next((client for client, member in members if member.client_id == client_id), None)
 
     async def get_consumer_status(self, connection: Connection, command: RemotingCommand) -> Answer:
         """The offsets that the clients of a group are at, all or one; a client that gives no answer is left out."""
         header = command.decode_header(GetConsumerStatusRequestHeader)
-        group = self._clients.consumers.get(header.group)
+        group = self._state.clients.consumers.get(header.group)
         if group is None:
             return command.response(
                 ResponseCode.SYSTEM_ERROR, remark=f"No Any Consumer online in the consumer group: [{header.group}]"

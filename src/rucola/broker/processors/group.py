@@ -16,15 +16,9 @@ the group never committed is reset with the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from rucola import fastjson
-from rucola.broker.clients import Clients
-from rucola.broker.config import BrokerConfig
-from rucola.broker.stats import BrokerStats
-from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.state import BrokerState
 from rucola.message.topics import check_group
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
@@ -55,7 +49,6 @@ from rucola.protocol.topic import (
     encode_consume_stats,
 )
 from rucola.remoting.connection import Connection, Processor, Reply
-from rucola.store.message_store import MessageStore
 
 MAX_LONG = 2**63 - 1
 
@@ -63,25 +56,8 @@ MAX_LONG = 2**63 - 1
 class GroupProcessor:
     """Answers from the tables, the store and the list of clients."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: TopicConfigTable,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsetTable,
-        clients: Clients,
-        stats: BrokerStats,
-        clock: Callable[[], int],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clients = clients
-        self._stats = stats
-        self._clock = clock
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -102,18 +78,18 @@ class GroupProcessor:
     def update_and_create_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Reply:
         group = decode_body(SubscriptionGroupConfig, command.body)
         check_group(group.group_name)
-        self._groups.put(group, self._clock())
+        self._state.groups.put(group, self._state.clock())
         return command.response(ResponseCode.SUCCESS)
 
     def get_all_subscriptiongroup_config(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._groups.wrapper()))
+        return command.response(ResponseCode.SUCCESS, body=encode_body(self._state.groups.wrapper()))
 
     def delete_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(DeleteSubscriptionGroupRequestHeader)
-        self._groups.remove(header.group_name, self._clock())
+        self._state.groups.remove(header.group_name, self._state.clock())
         if is_true(header.remove_offset):
-            self._offsets.remove_group(header.group_name)
-        self._stats.forget_group(header.group_name)
+            self._state.offsets.remove_group(header.group_name)
+        self._state.stats.forget_group(header.group_name)
         return command.response(ResponseCode.SUCCESS)
 
     # How far groups have come.
@@ -121,7 +97,7 @@ class GroupProcessor:
     def get_consume_stats(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(GetConsumeStatsRequestHeader)
         stats = ConsumeStats()
-        for topic in [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group):
+        for topic in [header.topic] if header.topic else self._state.offsets.topics_of(header.consumer_group):
             of_topic = self._progress(header.consumer_group, topic)
             if of_topic is not None:
                 stats.consume_tps += of_topic.consume_tps
@@ -130,11 +106,11 @@ class GroupProcessor:
 
     def get_broker_consume_stats(self, connection: Connection, command: RemotingCommand) -> Reply:
         only_ordered = is_true(command.decode_header(GetConsumeStatsInBrokerRequestHeader).is_order)
-        found = ConsumeStatsList(broker_addr=f"{self._config.broker_ip1}:{self._config.listen_port}")
-        for group in self._groups:
+        found = ConsumeStatsList(broker_addr=f"{self._state.config.broker_ip1}:{self._state.config.listen_port}")
+        for group in self._state.groups:
             progress = [
                 stats
-                for topic in self._offsets.topics_of(group.group_name)
+                for topic in self._state.offsets.topics_of(group.group_name)
                 if (stats := self._progress(group.group_name, topic, only_ordered)) is not None
             ]
             found.groups[group.group_name] = progress
@@ -145,11 +121,11 @@ class GroupProcessor:
 
     def _progress(self, group: str, topic: str, only_ordered: bool = False) -> ConsumeStats | None:
         """A group's places in a topic; None for a topic that is gone, or that the group's clients left."""
-        config = self._topics.get(topic)
+        config = self._state.topics.get(topic)
         if config is None or not self._is_subscribed(group, topic) or (only_ordered and not config.order):
             return None
         return ConsumeStats(
-            consume_tps=self._stats.consume_tps(group, topic, self._clock()),
+            consume_tps=self._state.stats.consume_tps(group, topic, self._state.clock()),
             offset_table={
                 self._queue(topic, queue_id): self._place(group, topic, queue_id)
                 for queue_id in range(config.read_queue_nums)
@@ -158,30 +134,32 @@ class GroupProcessor:
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
         """Whether the group's clients subscribe to the topic; where none is there, they may."""
-        members = self._clients.consumers.get(group)
+        members = self._state.clients.consumers.get(group)
         return members is None or not members.subscriptions or topic in members.subscriptions
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic, self._config.broker_name, queue_id)
+        return MessageQueue(topic, self._state.config.broker_name, queue_id)
 
     def _place(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         """A group's place in a queue."""
-        consumed = max(0, self._offsets.get(group, topic, queue_id))
-        last_ms = self._store.store_time(topic, queue_id, consumed - 1) if consumed else 0
+        consumed = max(0, self._state.offsets.get(group, topic, queue_id))
+        last_ms = self._state.store.store_time(topic, queue_id, consumed - 1) if consumed else 0
         return OffsetWrapper(
-            broker_offset=max(0, self._store.max_offset(topic, queue_id)),
+            broker_offset=max(0, self._state.store.max_offset(topic, queue_id)),
             consumer_offset=consumed,
             last_timestamp=max(0, last_ms),
         )
 
     def query_topic_consume_by_who(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(TopicRequestHeader)
-        groups = dict.fromkeys([*self._clients.groups_of(header.topic), *self._offsets.groups_of(header.topic)])
+        groups = dict.fromkeys(
+            [*self._state.clients.groups_of(header.topic), *self._state.offsets.groups_of(header.topic)]
+        )
         return command.response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(groups)}))
 
     def query_consume_time_span(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(QueryConsumeTimeSpanRequestHeader)
-        config = self._topics.get(header.topic)
+        config = self._state.topics.get(header.topic)
         if config is None:
             return _no_topic(command, header.topic)
         spans = [self._time_span(header.group, header.topic, queue_id) for queue_id in range(config.write_queue_nums)]
@@ -190,17 +168,17 @@ class GroupProcessor:
         )
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
-        store = self._store
+        store = self._state.store
         end = store.max_offset(topic, queue_id)
         oldest_ms = store.earliest_store_time(topic, queue_id)
         newest_ms = store.store_time(topic, queue_id, end - 1)
-        consumed = self._offsets.get(group, topic, queue_id)
+        consumed = self._state.offsets.get(group, topic, queue_id)
         consumed_ms = store.store_time(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
         next_ms = store.store_time(topic, queue_id, max(consumed, store.min_offset(topic, queue_id)))
         return QueueTimeSpan(
             consume_time_stamp=consumed_ms,
             consume_time_stamp_str=_text(consumed_ms),
-            delay_time=self._clock() - next_ms if consumed < end and next_ms >= 0 else 0,
+            delay_time=self._state.clock() - next_ms if consumed < end and next_ms >= 0 else 0,
             max_time_stamp=newest_ms,
             max_time_stamp_str=_text(newest_ms),
             message_queue=self._queue(topic, queue_id),
@@ -216,13 +194,13 @@ class GroupProcessor:
         header = command.decode_header(QueryCorrectionOffsetRequestHeader)
         passed_over = set((header.filter_groups or "").split(","))
         least: dict[int, int] = {}
-        for group in self._offsets.groups_of(header.topic):
+        for group in self._state.offsets.groups_of(header.topic):
             if group in passed_over:
                 continue
-            for queue_id, offset in self._offsets.of(group, header.topic).items():
-                if offset >= self._store.min_offset(header.topic, queue_id):
+            for queue_id, offset in self._state.offsets.of(group, header.topic).items():
+                if offset >= self._state.store.min_offset(header.topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, MAX_LONG))
-        for queue_id, offset in self._offsets.of(header.compare_group, header.topic).items():
+        for queue_id, offset in self._state.offsets.of(header.compare_group, header.topic).items():
             if least.get(queue_id, MAX_LONG) > offset:
                 least[queue_id] = MAX_LONG
         return command.response(
@@ -233,24 +211,24 @@ class GroupProcessor:
 
     def clone_group_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(CloneGroupOffsetRequestHeader)
-        for topic in [header.topic] if header.topic else self._offsets.topics_of(header.src_group):
-            if self._topics.get(topic) is None:
+        for topic in [header.topic] if header.topic else self._state.offsets.topics_of(header.src_group):
+            if self._state.topics.get(topic) is None:
                 continue
             if is_true(header.offline) or self._is_subscribed(header.src_group, topic):
-                self._offsets.clone(header.src_group, header.dest_group, topic)
+                self._state.offsets.clone(header.src_group, header.dest_group, topic)
         return command.response(ResponseCode.SUCCESS)
 
     def reset_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(ResetOffsetRequestHeader)
-        config = self._topics.get(header.topic)
+        config = self._state.topics.get(header.topic)
         if config is None:
             return command.response(
                 ResponseCode.SYSTEM_ERROR,
                 remark=f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
             )
-        if not self._offsets.of(header.group, header.topic):
+        if not self._state.offsets.of(header.group, header.topic):
             return command.response(ResponseCode.SYSTEM_ERROR, remark=f"THe consumer group <{header.group}> not exist")
-        members = self._clients.consumers.get(header.group)
+        members = self._state.clients.consumers.get(header.group)
         if members is None:
             return command.response(
                 ResponseCode.CONSUMER_NOT_ONLINE,
@@ -265,14 +243,16 @@ class GroupProcessor:
         return command.response(ResponseCode.SUCCESS, body=forms[False])
 
     def _offsets_at(self, header: ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
-        """Where a reset leads in every queue."""
+        """Where a reset leads in every queue, or in the one that it names with an offset."""
+        if header.queue_id is not None and header.offset is not None:
+            return {self._queue(header.topic, header.queue_id): header.offset}
         offsets: dict[MessageQueue, int] = {}
         for queue_id in range(config.write_queue_nums):
-            committed = self._offsets.get(header.group, header.topic, queue_id)
+            committed = self._state.offsets.get(header.group, header.topic, queue_id)
             if header.timestamp == LATEST:
-                offset = self._store.max_offset(header.topic, queue_id)
+                offset = self._state.store.max_offset(header.topic, queue_id)
             else:
-                offset = max(0, self._store.offset_by_time(header.topic, queue_id, header.timestamp))
+                offset = max(0, self._state.store.offset_by_time(header.topic, queue_id, header.timestamp))
             if committed >= 0 and not is_true(header.is_force):
                 offset = min(offset, committed)
             offsets[self._queue(header.topic, queue_id)] = offset

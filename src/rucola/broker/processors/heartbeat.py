@@ -7,11 +7,7 @@ Answers to `ClientManageProcessor` and a part of `ConsumerManageProcessor` of Ap
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from rucola.broker.clients import Clients
-from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.state import BrokerState
 from rucola.message.topics import retry_topic
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -28,17 +24,8 @@ from rucola.remoting.connection import Connection, Processor, Reply
 class HeartbeatProcessor:
     """Keeps the list of clients."""
 
-    def __init__(
-        self,
-        clients: Clients,
-        topics: TopicConfigTable,
-        groups: SubscriptionGroupTable,
-        clock: Callable[[], int],
-    ) -> None:
-        self._clients = clients
-        self._topics = topics
-        self._groups = groups
-        self._clock = clock
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -49,22 +36,23 @@ class HeartbeatProcessor:
 
     def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
         heartbeat = decode_body(HeartbeatData, command.body)
-        now_ms = self._clock()
+        now_ms = self._state.clock()
         for consumer in heartbeat.consumer_data_set:
-            group = self._groups.find(consumer.group_name, now_ms)
+            group = self._state.groups.find(consumer.group_name, now_ms)
             if group is not None:
-                self._topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms)
-        self._clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
+                self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms)
+            self._state.filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
+        self._state.clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
         return command.response(ResponseCode.SUCCESS)
 
     def unregister_client(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(UnregisterClientRequestHeader)
-        self._clients.unregister(connection, header.producer_group, header.consumer_group)
+        self._state.clients.unregister(connection, header.producer_group, header.consumer_group)
         return command.response(ResponseCode.SUCCESS)
 
     def get_consumer_list_by_group(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(GetConsumerListByGroupRequestHeader)
-        group = self._clients.consumers.get(header.consumer_group)
+        group = self._state.clients.consumers.get(header.consumer_group)
         if group is None:
             return command.response(
                 ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {header.consumer_group}"

@@ -8,29 +8,28 @@ Every answer carries the queue's ends and where to go on, whatever its code:
     NO_MESSAGE_IN_QUEUE, NO_MATCHED_LOGIC_QUEUE       PULL_NOT_FOUND at offset 0, else PULL_OFFSET_MOVED
     OFFSET_TOO_SMALL, OFFSET_OVERFLOW_BADLY           PULL_OFFSET_MOVED, noted in the topic OFFSET_MOVED_EVENT
 
-The subscription comes with the pull (sysFlag bit SUBSCRIPTION) or from the group's heartbeat.
+The subscription comes with the pull (sysFlag bit SUBSCRIPTION) or from the group's heartbeat. Where it filters by
+properties (enablePropertyFilter), the compiled expression is the group's in `broker.tables.filters`; filterSupportRetry
+has it looked at once more when a message comes again through `%RETRY%group`.
 
-Answers to `PullMessageProcessor` of Apache RocketMQ 4.9.8.
+Answers to `PullMessageProcessor` and `ExpressionForRetryMessageFilter` of Apache RocketMQ 4.9.8. Deliberate
+differences: a pull whose own expression cannot be compiled is refused, where Apache answers it with every message; no
+pull meets a filter older than its subscription, since a heartbeat brings both at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from rucola import fastjson
-from rucola.broker.clients import Clients
-from rucola.broker.config import BrokerConfig
-from rucola.broker.filters import Accepts, accepts
+from rucola.broker.filters import Matches, MessageFilter, accepts, filter_not_supported, matches
 from rucola.broker.pull_hold import HeldPull, PullRequestHold
-from rucola.broker.stats import BrokerStats
-from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import properties
 from rucola.message.hashing import tags_code
 from rucola.message.record import MessageInner
-from rucola.message.topics import OFFSET_MOVED_EVENT
+from rucola.message.topics import OFFSET_MOVED_EVENT, RETRY_PREFIX
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -39,7 +38,6 @@ from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHe
 from rucola.protocol.topic import PERM_READ, SubscriptionGroupConfig, TopicConfig
 from rucola.remoting.connection import Connection, Processor, Reply
 from rucola.store.config import GetMessageStatus, GetResult
-from rucola.store.message_store import MessageStore
 
 _CODES = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
@@ -58,67 +56,45 @@ _EMPTY_QUEUE = (GetMessageStatus.NO_MESSAGE_IN_QUEUE, GetMessageStatus.NO_MATCHE
 class PullProcessor:
     """Reads records for consumers and holds the pulls that find none."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: TopicConfigTable,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsetTable,
-        clients: Clients,
-        hold: PullRequestHold,
-        stats: BrokerStats,
-        clock: Callable[[], int],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clients = clients
+    def __init__(self, state: BrokerState, hold: PullRequestHold) -> None:
+        self._state = state
         self._hold = hold
-        self._stats = stats
-        self._clock = clock
 
     def table(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull_message}
 
     def pull_message(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(PullMessageRequestHeader)
-        group = self._groups.find(header.consumer_group, self._clock())
-        topic = self._topics.get(header.topic)
+        group = self._state.groups.find(header.consumer_group, self._state.clock())
+        topic = self._state.topics.get(header.topic)
         refusal = self._refusal(connection, command, header, group, topic)
         if refusal is not None:
             return refusal
-        wanted = self._subscription(command, header, group)
-        if isinstance(wanted, RemotingCommand):
-            return wanted
-        if not wanted.is_tag_type:
-            return command.response(
-                ResponseCode.SYSTEM_ERROR,
-                remark=f"The broker does not support consumer to filter message by {wanted.expression_type}",
-            )
         try:
-            accepted = accepts(wanted)
+            wanted = self._filter(command, header, group)
         except InvalidMessage as error:
             return command.response(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=f"parse the consumer's subscription failed: {error}"
             )
+        if isinstance(wanted, RemotingCommand):
+            return wanted
         if header.sys_flag & pull.COMMIT_OFFSET:
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            self._state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
 
         may_wait = bool(header.sys_flag & pull.SUSPEND)
-        outcome = self._read(command, header, accepted, header.queue_offset, may_wait=may_wait)
+        outcome = self._read(command, header, wanted, header.queue_offset, may_wait=may_wait)
         if isinstance(outcome, RemotingCommand):
             return outcome
 
         def try_again(queue_offset: int, is_last: bool) -> RemotingCommand | int:
-            return self._read(command, header, accepted, queue_offset, may_wait=not is_last, is_held=True)
+            return self._read(command, header, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
         wait_ms = (
-            header.suspend_timeout_millis if self._config.long_polling_enable else self._config.short_polling_time_mills
+            header.suspend_timeout_millis
+            if self._state.config.long_polling_enable
+            else self._state.config.short_polling_time_mills
         )
-        held = HeldPull(connection, outcome, self._clock() + wait_ms, try_again)
+        held = HeldPull(connection, outcome, self._state.clock() + wait_ms, try_again)
         self._hold.hold(header.topic, header.queue_id, held)
         return None
 
@@ -131,9 +107,10 @@ class PullProcessor:
         topic: TopicConfig | None,
     ) -> RemotingCommand | None:
         """Why this pull may not read, or None."""
-        if not self._config.broker_permission & PERM_READ:
+        if not self._state.config.broker_permission & PERM_READ:
             return command.response(
-                ResponseCode.NO_PERMISSION, remark=f"the broker[{self._config.broker_ip1}] pulling message is forbidden"
+                ResponseCode.NO_PERMISSION,
+                remark=f"the broker[{self._state.config.broker_ip1}] pulling message is forbidden",
             )
         if group is None:
             return command.response(
@@ -161,18 +138,47 @@ class PullProcessor:
             )
         return None
 
+    def _filter(
+        self, command: RemotingCommand, header: PullMessageRequestHeader, group: SubscriptionGroupConfig | None
+    ) -> MessageFilter | RemotingCommand:
+        """What the pull wants, or the answer that says why that is unknown. InvalidMessage for a wrong expression."""
+        matched: Matches | None = None
+        if header.sys_flag & pull.SUBSCRIPTION:
+            wanted = subscription(header.topic, header.subscription, header.expression_type or "TAG")
+            if not wanted.is_tag_type:
+                matched = matches(wanted.expression_type, wanted.sub_string)
+        else:
+            known = self._subscription(command, header, group)
+            if isinstance(known, RemotingCommand):
+                return known
+            wanted = known
+            if not wanted.is_tag_type:
+                matched = self._state.filters.matches(header.topic, header.consumer_group)
+                if matched is None:
+                    return command.response(
+                        ResponseCode.FILTER_DATA_NOT_EXIST,
+                        remark="The broker's consumer filter data is not exist!Your expression may be wrong!",
+                    )
+        if not wanted.is_tag_type and not self._state.config.enable_property_filter:
+            return filter_not_supported(command, wanted)
+        if self._state.config.filter_support_retry and header.topic.startswith(RETRY_PREFIX):
+            matched = self._matches_retry(header.topic.removeprefix(RETRY_PREFIX))
+        return MessageFilter(accepts(wanted) if wanted.is_tag_type else None, matched)
+
+    def _matches_retry(self, group: str) -> Matches:
+        """The filter of a retry topic: what the group wants of the topic from which a message first came."""
+
+        def matches_retry(pairs: Mapping[str, str]) -> bool:
+            wanted = self._state.filters.matches(pairs.get(properties.RETRY_TOPIC, ""), group)
+            return wanted is None or wanted(pairs)
+
+        return matches_retry
+
     def _subscription(
         self, command: RemotingCommand, header: PullMessageRequestHeader, group: SubscriptionGroupConfig | None
     ) -> SubscriptionData | RemotingCommand:
-        """What the pull asks for, or the answer that says why that is unknown."""
-        if header.sys_flag & pull.SUBSCRIPTION:
-            try:
-                return subscription(header.topic, header.subscription, header.expression_type or "TAG")
-            except InvalidMessage as error:
-                return command.response(
-                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=f"parse the consumer's subscription failed: {error}"
-                )
-        members = self._clients.consumers.get(header.consumer_group)
+        """What the group's heartbeats asked for, or the answer that says why that is unknown."""
+        members = self._state.clients.consumers.get(header.consumer_group)
         if members is None:
             return command.response(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -200,19 +206,26 @@ class PullProcessor:
         self,
         command: RemotingCommand,
         header: PullMessageRequestHeader,
-        accepted: Accepts,
+        wanted: MessageFilter,
         queue_offset: int,
         *,
         may_wait: bool,
         is_held: bool = False,
     ) -> RemotingCommand | int:
         """The answer to a pull from `queue_offset` on, or the offset to wait from."""
-        result = self._store.get(header.topic, header.queue_id, queue_offset, header.max_msg_nums, accepts=accepted)
+        result = self._state.store.get(
+            header.topic,
+            header.queue_id,
+            queue_offset,
+            header.max_msg_nums,
+            accepts=wanted.accepts,
+            matches=wanted.matches,
+        )
         code = _CODES[result.status]
         if result.records:
-            self._stats.got(header.consumer_group, header.topic, len(result.records), result.size)
+            self._state.stats.got(header.consumer_group, header.topic, len(result.records), result.size)
         elif not is_held:
-            self._stats.got_nothing()
+            self._state.stats.got_nothing()
         if result.status in _EMPTY_QUEUE and queue_offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
         if may_wait and code == ResponseCode.PULL_NOT_FOUND:
@@ -238,7 +251,7 @@ class PullProcessor:
         event = {
             "consumerGroup": header.consumer_group,
             "messageQueue": {
-                "brokerName": self._config.broker_name,
+                "brokerName": self._state.config.broker_name,
                 "queueId": header.queue_id,
                 "topic": header.topic,
             },
@@ -246,8 +259,8 @@ class PullProcessor:
             "offsetRequest": header.queue_offset,
         }
         group = header.consumer_group
-        now_ms = self._clock()
-        self._store.put(
+        now_ms = self._state.clock()
+        self._state.store.put(
             MessageInner(
                 OFFSET_MOVED_EVENT,
                 0,
@@ -256,7 +269,7 @@ class PullProcessor:
                 0,
                 0,
                 now_ms,
-                self._config.store_host,
+                self._state.config.store_host,
                 tags_code=tags_code(group),
                 keys=group,
             ),

@@ -4,19 +4,22 @@ UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28),
 (305), VIEW_BROKER_STATS_DATA (315).
 
 A configuration is changed as a whole or not at all. Every key must be known and its value must fit; keys that are only
-read at the start (`CHANGEABLE` holds the others) may be given the value that they have, and no other. A change lasts
-until the broker stops; `broker.conf` belongs to whoever starts it.
+read at the start (`CHANGEABLE` holds the others) may be given the value that they have, and no other. A change is
+written into the configuration file that the broker was started with, before it takes effect; without such a file it
+lasts until the broker stops.
 
 Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: Apache takes unknown keys
-and values that cannot be read without a word, "changes" what has no effect before a restart, and rewrites the
-configuration file. Figures of thread pools, of which there are none here, are 0.
+and values that cannot be read without a word, "changes" what has no effect before a restart, and writes all settings
+over the file, comments and all. Figures of thread pools, of which there are none here, are 0.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from rucola import fastjson, settings
 from rucola.broker.config import BrokerConfig
@@ -24,6 +27,7 @@ from rucola.broker.registration import Registration
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.files import replace_file
 from rucola.message import topics as names
 from rucola.message.record import peek
 from rucola.protocol.body import encode_body
@@ -80,8 +84,10 @@ class RuntimeProcessor:
         registration: Registration,
         stats: BrokerStats,
         clock: Callable[[], int],
+        config_file: Path | None = None,
     ) -> None:
         self._config = config
+        self._config_file = config_file
         self._store_config = store_config
         self._store = store
         self._topics = topics
@@ -132,6 +138,13 @@ class RuntimeProcessor:
                 ResponseCode.NO_PERMISSION,
                 remark=f"{', '.join(fixed)}: read at the start only; write it into broker.conf and start anew",
             )
+        try:
+            await asyncio.to_thread(self._keep, {key: value.strip() for key, value in wanted.items()})
+        except (OSError, UnicodeDecodeError) as error:
+            return command.response(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"{self._config_file} cannot be written, so nothing is changed: {error}",
+            )
         for config, changes in ((self._config, for_broker), (self._store_config, for_store)):
             for name, value in changes.items():
                 setattr(config, name, value)
@@ -142,11 +155,21 @@ class RuntimeProcessor:
             await self._registration.register()
         return command.response(ResponseCode.SUCCESS)
 
+    def _keep(self, wanted: dict[str, str]) -> None:
+        """Write the settings into the configuration file, where there is one. Raises OSError, UnicodeDecodeError."""
+        if self._config_file is not None:
+            text = settings.replaced(self._config_file.read_text(encoding="utf-8"), wanted)
+            replace_file(self._config_file, text.encode("utf-8"))
+
     # Figures.
 
     def get_broker_runtime_info(self, connection: Connection, command: RemotingCommand) -> Reply:
-        table = self._process() | self._traffic() | self._space()
-        return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=dict(sorted(table.items())))))
+        return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=self.figures())))
+
+    def figures(self) -> dict[str, str]:
+        """All figures by Apache's names, sorted."""
+        self._store.reput()  # what was put is counted when it is dispatched
+        return dict(sorted((self._process() | self._traffic() | self._space()).items()))
 
     def _process(self) -> dict[str, str]:
         seconds = max(0, self._clock() - self._stats.begin_ms) // 1000
@@ -215,6 +238,7 @@ class RuntimeProcessor:
 
     def view_broker_stats_data(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(ViewBrokerStatsDataRequestHeader)
+        self._store.reput()
         data = self._stats.view(header.stats_name, header.stats_key, self._clock())
         if data is None:
             return command.response(

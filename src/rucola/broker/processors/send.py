@@ -6,8 +6,8 @@ answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits u
 the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, never SUCCESS.
 
 This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted as
-text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay waits in
-SCHEDULE_TOPIC_XXXX (see `broker.delay`), half of a transaction is kept where nobody sees it (see
+text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
+its own waits (see `broker.delay` and `broker.timer`), half of a transaction is kept where nobody sees it (see
 `broker.transactions`), and one for `%RETRY%group` that was tried too often goes to `%DLQ%group`.
 
 Answers to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate differences:
@@ -30,6 +30,7 @@ from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.timer import TIMERS, waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag, topics
@@ -43,17 +44,15 @@ from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.config import FlushDiskType, PutMessageStatus, PutResult, StoreConfig
+from rucola.store.config import PUT_OK, FlushDiskType, PutMessageStatus, PutResult, StoreConfig
 from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX = Struct(">II")
+_ANSWER_TAIL = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
-_TIMERS = frozenset({properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS})
-"""How clients of RocketMQ 5 ask for delivery at a time of their own."""
-
-_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER}) | _TIMERS
+_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
 
 _SYSTEM_PREFIX = "%"
@@ -104,7 +103,7 @@ class SendProcessor:
         self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = config.store_host
         self._cluster = f"{properties.CLUSTER}\x01{config.broker_cluster_name}"
-        self._region = {properties.MSG_REGION: config.region_id, properties.TRACE_ON: str(config.trace_on).lower()}
+        self._region = config.region_fields
         region = json.encode(self._region).decode()
         self._answer_head = f'{{"code":0,"extFields":{region[:-1]},"msgId":"'
 
@@ -116,21 +115,22 @@ class SendProcessor:
         }
 
     def send_message(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeader), self._put)
+        return self.admit(connection, command, command.decode_header(SendMessageRequestHeader), self._put)
 
     def send_message_v2(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put)
+        return self.admit(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put)
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put_batch)
+        return self.admit(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put_batch)
 
-    def _send(
+    def admit(
         self,
         connection: Connection,
         command: RemotingCommand,
         header: SendHeader,
         put: Callable[[RemotingCommand, SendHeader, int, bytes], Reply],
     ) -> Reply:
+        """Let `put` take a message, with its queue id and where it was born, if topic, queue and broker take any."""
         topic = self._topics.get(header.topic)
         if topic is None:
             return self._send_to_new_topic(connection, command, header, put)
@@ -176,7 +176,7 @@ class SendProcessor:
                 "autoCreateTopicEnable=true on the broker",
             )
         await self._registration.settled()
-        reply = self._send(connection, command, header, put)
+        reply = self.admit(connection, command, header, put)
         return reply if reply is None or isinstance(reply, (bytes, RemotingCommand)) else await reply
 
     def _refuse(
@@ -208,7 +208,9 @@ class SendProcessor:
     def _put(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
         body = command.body
         if len(body) > self._store_config.max_message_size:
-            raise InvalidMessage(f"its body has {len(body)} bytes; the limit is {self._store_config.max_message_size}")
+            raise InvalidMessage(
+                f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
+            )
         edited = self._edited(header.properties)
         topic = header.topic
         if edited is None or topic[0] == _SYSTEM_PREFIX:
@@ -233,7 +235,7 @@ class SendProcessor:
             ),
             self._clock(),
         )
-        if result.status is not PutMessageStatus.PUT_OK:
+        if result.status is not PUT_OK:
             return self._not_stored(command, result)
         self._on_put()
         answer = self._answer(
@@ -252,8 +254,6 @@ class SendProcessor:
         pairs = properties.parse(header.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
-        if not _TIMERS.isdisjoint(pairs) and not header.reconsume_times:  # tried again, it had its time
-            raise _no_timers()
         place, sys_flag = (header.topic, queue_id), header.sys_flag
         if header.topic.startswith(topics.RETRY_PREFIX):
             name = header.topic.removeprefix(topics.RETRY_PREFIX)
@@ -275,8 +275,10 @@ class SendProcessor:
                 )
             place = self._transactions.prepare(*place, pairs, now_ms)
             sys_flag = sysflag.with_transaction_state(sys_flag, sysflag.TRANSACTION_NOT)
-        else:
+        elif header.reconsume_times:  # likewise its time
             place = postpone(*place, pairs, self._delay_level_count)
+        else:
+            place = waiting_place(*place, pairs, self._delay_level_count, now_ms)
         if wait is not None and place[0] in (topics.SCHEDULE_TOPIC, topics.TRANS_HALF_TOPIC):
             pairs[properties.WAIT] = wait  # which Apache keeps there
         message = MessageInner(
@@ -293,7 +295,7 @@ class SendProcessor:
             keys=pairs.get(properties.KEYS),
         )
         result = self._store.put(message, now_ms)
-        if result.status is not PutMessageStatus.PUT_OK:
+        if result.status is not PUT_OK:
             return self._not_stored(command, result)
         self._on_put()
         msg_id = offset_msg_id(self._store_host, result.physical_offset)
@@ -303,20 +305,22 @@ class SendProcessor:
         return answer
 
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
+        topic, sys_flag = header.topic, header.sys_flag
+        born_timestamp, reconsume_times = header.born_timestamp, header.reconsume_times
         messages = []
         for flag, body, raw_properties in decode_batch(command.body):
             pairs, stored_properties = self._batched(str(raw_properties, "utf-8", "replace"))
             messages.append(
                 MessageInner(
-                    header.topic,
+                    topic,
                     queue_id,
                     body,
                     stored_properties,
                     flag,
-                    header.sys_flag,
-                    header.born_timestamp,
+                    sys_flag,
+                    born_timestamp,
                     born_host,
-                    header.reconsume_times,
+                    reconsume_times,
                     0,
                     tags_code(pairs.get(properties.TAGS)),
                     pairs.get(properties.UNIQ_KEY),
@@ -325,12 +329,12 @@ class SendProcessor:
             )
         if not messages:
             raise InvalidMessage("the batch is empty")
-        largest = max(len(message.body) for message in messages)
-        if largest > self._store_config.max_message_size:
-            raise InvalidMessage(f"a body has {largest} bytes; the limit is {self._store_config.max_message_size}")
+        limit = self._store_config.max_message_size
+        if len(command.body) > limit and (largest := max([len(message.body) for message in messages])) > limit:
+            raise InvalidMessage(f"a body has {largest} bytes; {limit} are allowed (maxMessageSize)")
         results = self._store.put_batch(messages, self._clock())
         last = results[-1]
-        if last.status is not PutMessageStatus.PUT_OK:
+        if last.status is not PUT_OK:
             return self._not_stored(command, last)
         self._on_put()
         ids = ",".join([offset_msg_id(self._store_host, result.physical_offset) for result in results])
@@ -351,8 +355,9 @@ class SendProcessor:
             return None
         if len(pairs) != len(segments) or not _UNUSUAL.isdisjoint(pairs):
             return None
-        if properties.WAIT in pairs:
-            segments.remove(f"{properties.WAIT}\x01{pairs[properties.WAIT]}")
+        wait = pairs.get(properties.WAIT)
+        if wait is not None:
+            segments.remove(f"{properties.WAIT}\x01{wait}")
         segments.append(self._cluster)
         return pairs, "\x02".join(segments).encode()
 
@@ -366,8 +371,10 @@ class SendProcessor:
             raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
         if pairs.get(properties.TRAN_MSG) == "true":
             raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
-        if not _TIMERS.isdisjoint(pairs):
-            raise _no_timers()
+        if not pairs.keys().isdisjoint(TIMERS):
+            raise InvalidMessage(
+                f"a batch cannot be delivered at a time of its own ({', '.join(TIMERS)}); send the message alone"
+            )
         stored = {name: value for name, value in pairs.items() if name != properties.WAIT}
         stored[properties.CLUSTER] = self._config.broker_cluster_name
         return pairs, properties.join(stored)
@@ -376,7 +383,7 @@ class SendProcessor:
         if command.serialize_type is JSON:
             header = (
                 f'{self._answer_head}{msg_id}","queueId":"{queue_id}","queueOffset":"{queue_offset}"}},"flag":1,'
-                f'"language":"PYTHON","opaque":{command.opaque},"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+                f'"language":"PYTHON","opaque":{command.opaque}{_ANSWER_TAIL}'
             ).encode()
             return _PREFIX.pack(4 + len(header), len(header)) + header
         answer = command.response(ResponseCode.SUCCESS)
@@ -399,10 +406,3 @@ class SendProcessor:
         answer = command.response(code, remark=remark)
         answer.ext_fields.update(self._region)
         return answer
-
-
-def _no_timers() -> InvalidMessage:
-    return InvalidMessage(
-        f"it asks for delivery at a time of its own ({', '.join(sorted(_TIMERS))}), which this broker does not offer; "
-        "use a delay level"
-    )

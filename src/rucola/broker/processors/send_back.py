@@ -16,12 +16,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import postpone
 from rucola.broker.retry import FIRST_DELAY_LEVEL, dead_letter_place, max_reconsume_times
+from rucola.broker.state import BrokerState
 from rucola.broker.stored import renewed, stored_message
-from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.topics import TopicConfigTable
 from rucola.message import properties
 from rucola.message.topics import retry_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -30,28 +28,14 @@ from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import PERM_WRITE, TOPIC_FLAG_UNIT_SUB
 from rucola.remoting.connection import Connection, Processor, Reply
 from rucola.store.config import PutMessageStatus
-from rucola.store.message_store import MessageStore
 
 
 class SendBackProcessor:
     """Puts messages that consumers give back. `on_put` is called after each."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: TopicConfigTable,
-        groups: SubscriptionGroupTable,
-        delay_level_count: int,
-        clock: Callable[[], int],
-        on_put: Callable[[], None],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._topics = topics
-        self._groups = groups
+    def __init__(self, state: BrokerState, delay_level_count: int, on_put: Callable[[], None]) -> None:
+        self._state = state
         self._delay_level_count = delay_level_count
-        self._clock = clock
         self._on_put = on_put
 
     def table(self) -> dict[int, Processor]:
@@ -59,27 +43,28 @@ class SendBackProcessor:
 
     def send_back(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(ConsumerSendMsgBackRequestHeader)
-        now_ms = self._clock()
-        group = self._groups.find(header.group, now_ms)
+        now_ms = self._state.clock()
+        group = self._state.groups.find(header.group, now_ms)
         if group is None:
             return command.response(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 remark=f"subscription group not exist, {header.group}; create it, or set "
                 "autoCreateSubscriptionGroup=true on the broker",
             )
-        if not self._config.broker_permission & PERM_WRITE:
+        if not self._state.config.broker_permission & PERM_WRITE:
             return command.response(
-                ResponseCode.NO_PERMISSION, remark=f"the broker[{self._config.broker_ip1}] sending message is forbidden"
+                ResponseCode.NO_PERMISSION,
+                remark=f"the broker[{self._state.config.broker_ip1}] sending message is forbidden",
             )
         if group.retry_queue_nums <= 0:
             return command.response(ResponseCode.SUCCESS)
         topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(header.unit_mode) else 0
-        topic = self._topics.ensure(retry_topic(header.group), group.retry_queue_nums, now_ms, topic_sys_flag)
+        topic = self._state.topics.ensure(retry_topic(header.group), group.retry_queue_nums, now_ms, topic_sys_flag)
         if not topic.perm & PERM_WRITE:
             return command.response(
                 ResponseCode.NO_PERMISSION, remark=f"the topic[{topic.topic_name}] sending message is forbidden"
             )
-        message = stored_message(self._store, header.offset)
+        message = stored_message(self._state.store, header.offset)
         if message is None:
             return command.response(
                 ResponseCode.SYSTEM_ERROR,
@@ -92,15 +77,15 @@ class SendBackProcessor:
         limit = max_reconsume_times(group, command.version, header.max_reconsume_times)
         if message.reconsume_times >= limit or header.delay_level < 0:
             pairs[properties.DELAY] = "0"
-            message.topic, message.queue_id = dead_letter_place(self._topics, header.group, now_ms)
+            message.topic, message.queue_id = dead_letter_place(self._state.topics, header.group, now_ms)
         else:
             pairs[properties.DELAY] = str(header.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
             queue_id = random.randrange(group.retry_queue_nums)
             message.topic, message.queue_id = postpone(topic.topic_name, queue_id, pairs, self._delay_level_count)
         message.reconsume_times += 1
         message.prepared_transaction_offset = 0
-        status = self._store.put(renewed(message), now_ms).status
+        status = self._state.store.put(renewed(message), now_ms).status
         if status is not PutMessageStatus.PUT_OK:
-            return command.response(ResponseCode.SYSTEM_ERROR, remark=self._store.refuses_writes or status.name)
+            return command.response(ResponseCode.SYSTEM_ERROR, remark=self._state.store.refuses_writes or status.name)
         self._on_put()
         return command.response(ResponseCode.SUCCESS)

@@ -10,13 +10,11 @@ ended, so what groups have committed on it keeps its meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import msgspec
 
-from rucola.broker.clients import Clients
-from rucola.broker.config import BrokerConfig
+from rucola import fastjson
 from rucola.broker.registration import Registration
-from rucola.broker.stats import BrokerStats
-from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message.topics import check_topic, is_system_topic
 from rucola.protocol.body import encode_body
@@ -32,7 +30,6 @@ from rucola.protocol.topic import (
     encode_topic_stats,
 )
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.message_store import MessageStore
 
 MAX_UNITS = 1000
 """The most units in one answer to QUERY_CONSUME_QUEUE."""
@@ -41,23 +38,9 @@ MAX_UNITS = 1000
 class TopicProcessor:
     """Answers from the tables and the store."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: TopicConfigTable,
-        clients: Clients,
-        registration: Registration,
-        stats: BrokerStats,
-        clock: Callable[[], int],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._topics = topics
-        self._clients = clients
+    def __init__(self, state: BrokerState, registration: Registration) -> None:
+        self._state = state
         self._registration = registration
-        self._stats = stats
-        self._clock = clock
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -73,7 +56,7 @@ class TopicProcessor:
         check_topic(header.topic)
         if is_system_topic(header.topic):
             raise InvalidMessage(f"The topic[{header.topic}] is conflict with system topic.")
-        self._topics.put(
+        self._state.topics.put(
             TopicConfig(
                 topic_name=header.topic,
                 read_queue_nums=header.read_queue_nums,
@@ -83,27 +66,27 @@ class TopicProcessor:
                 topic_sys_flag=header.topic_sys_flag,
                 order=is_true(header.order),
             ),
-            self._clock(),
+            self._state.clock(),
         )
         await self._registration.settled()
         return command.response(ResponseCode.SUCCESS)
 
     def get_all_topic_config(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._topics.wrapper()))
+        return command.response(ResponseCode.SUCCESS, body=encode_body(self._state.topics.wrapper()))
 
     def get_topic_stats_info(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(TopicRequestHeader)
-        topic = self._topics.get(header.topic)
+        topic = self._state.topics.get(header.topic)
         if topic is None:
             return command.response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
         offsets: dict[MessageQueue, TopicOffset] = {}
         for queue_id in range(topic.write_queue_nums):
-            max_offset = max(0, self._store.max_offset(header.topic, queue_id))
-            newest_ms = self._store.store_time(header.topic, queue_id, max_offset - 1) if max_offset else 0
-            offsets[MessageQueue(header.topic, self._config.broker_name, queue_id)] = TopicOffset(
+            max_offset = max(0, self._state.store.max_offset(header.topic, queue_id))
+            newest_ms = self._state.store.store_time(header.topic, queue_id, max_offset - 1) if max_offset else 0
+            offsets[MessageQueue(header.topic, self._state.config.broker_name, queue_id)] = TopicOffset(
                 last_update_timestamp=max(0, newest_ms),
                 max_offset=max_offset,
-                min_offset=max(0, self._store.min_offset(header.topic, queue_id)),
+                min_offset=max(0, self._state.store.min_offset(header.topic, queue_id)),
             )
         return command.response(ResponseCode.SUCCESS, body=encode_topic_stats(offsets))
 
@@ -112,23 +95,25 @@ class TopicProcessor:
         check_topic(topic)
         if is_system_topic(topic):
             raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
-        self._topics.remove(topic, self._clock())
-        self._stats.forget_topic(topic)
+        self._state.topics.remove(topic, self._state.clock())
+        self._state.stats.forget_topic(topic)
         await self._registration.settled()
         return command.response(ResponseCode.SUCCESS)
 
     def query_consume_queue(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(QueryConsumeQueueRequestHeader)
-        ends = self._store.queues().get((header.topic, header.queue_id))
+        ends = self._state.store.queues().get((header.topic, header.queue_id))
         if ends is None:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=f"{header.queue_id}@{header.topic} is not exist!")
         body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
         if header.consumer_group:
-            group = self._clients.consumers.get(header.consumer_group)
+            group = self._state.clients.consumers.get(header.consumer_group)
             body.subscription_data = group.subscriptions.get(header.topic) if group else None
             if body.subscription_data is None:
                 body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"
-        units = self._store.units(header.topic, header.queue_id, header.index, min(header.count, MAX_UNITS))
+            elif (data := self._state.filters.get(header.topic, header.consumer_group)) is not None:
+                body.filter_data = fastjson.dumps_pretty(msgspec.to_builtins(data))
+        units = self._state.store.units(header.topic, header.queue_id, header.index, min(header.count, MAX_UNITS))
         if not units:
             return command.response(
                 ResponseCode.SUCCESS,

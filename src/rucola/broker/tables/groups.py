@@ -14,19 +14,9 @@ import msgspec
 from rucola.broker.config import BrokerConfig
 from rucola.message.topics import check_group
 from rucola.protocol.body import to_body
+from rucola.protocol.group import SYSTEM_GROUPS
 from rucola.protocol.topic import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.store import config_files
-
-SYSTEM_GROUPS = (
-    ("TOOLS_CONSUMER", False),
-    ("FILTERSRV_CONSUMER", False),
-    ("SELF_TEST_C_GROUP", False),
-    ("CID_ONS-HTTP-PROXY", True),
-    ("CID_ONSAPI_PULL", True),
-    ("CID_ONSAPI_PERMISSION", True),
-    ("CID_ONSAPI_OWNER", True),
-)
-"""Groups that every broker has, and whether they may consume by broadcast."""
 
 
 class SubscriptionGroupTable:
@@ -45,7 +35,7 @@ class SubscriptionGroupTable:
             stored = to_body(SubscriptionGroupWrapper, value)
             self._table = stored.subscription_group_table
             self.data_version = stored.data_version
-        for name, broadcast in SYSTEM_GROUPS:
+        for name, broadcast in SYSTEM_GROUPS.items():
             if name not in self._table:
                 self._table[name] = SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)
 
@@ -57,6 +47,11 @@ class SubscriptionGroupTable:
             config = SubscriptionGroupConfig(group_name=group)
             self.put(config, now_ms)
         return config
+
+    def notifies(self, group: str) -> bool:
+        """Whether members of the group are told when others come or go."""
+        config = self._table.get(group)
+        return config is None or config.notify_consumer_ids_changed_enable
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
         """Create the group or replace its settings."""

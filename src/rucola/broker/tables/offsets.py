@@ -9,12 +9,12 @@ Answers to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rucola.errors import StoreCorrupt
-from rucola.store import config_files
+from rucola.store.config_files import ConfigFile
 
 _SEPARATOR = "@"
 
@@ -23,15 +23,15 @@ class ConsumerOffsetTable:
     """Queue offsets by topic, group and queue id."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = ConfigFile(path)
         self._table: dict[str, dict[int, int]] = {}
         self._is_changed = False
 
     def load(self) -> None:
         """Read what was written. StoreCorrupt where the file cannot be read."""
-        value = config_files.read_config(self._path)
+        value = self._file.read()
         if value:
-            self._table = _offsets(self._path, value)
+            self._table = _offsets(self._file.path, value)
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The committed offset, or -1 where there is none."""
@@ -74,9 +74,27 @@ class ConsumerOffsetTable:
 
     def persist(self) -> None:
         """Write the table where it has changed since the last time."""
-        if self._is_changed:
-            config_files.write_config(self._path, {"offsetTable": self._table})
-            self._is_changed = False
+        self.persisting()()
+
+    def persisting(self) -> Callable[[], None]:
+        """Return a call, for any thread, that writes the table as it is now, where it has changed since the last."""
+        if not self._is_changed:
+            return _nothing
+        write = self._file.writing({"offsetTable": {key: dict(queues) for key, queues in self._table.items()}})
+        self._is_changed = False
+
+        def persist() -> None:
+            try:
+                write()
+            except OSError:
+                self._is_changed = True
+                raise
+
+        return persist
+
+
+def _nothing() -> None:
+    """There is nothing to be written."""
 
 
 def _split(key: str) -> tuple[str, str, str]:

@@ -8,18 +8,31 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, TopicTraffic
-from rucola.cli.admin.command import ask, broker_option, cluster_option, command, confirm, one_of, targets, yes_option
+from rucola.cli.admin.command import (
+    ask,
+    broker_option,
+    cluster_option,
+    command,
+    confirm,
+    one_of,
+    rounds,
+    targets,
+    yes_option,
+)
 from rucola.cli.output import print_json, print_table
 from rucola.errors import ConfigError, MQError
 
 
 @command("clusterList")
-def cluster_list(namesrv_addr: str, as_json: bool) -> None:
+@click.option("-m", "--moreStats", "more", is_flag=True, help="How much came and went yesterday and today.")
+@click.option("-i", "--interval", type=click.FloatRange(0), help="Again after so many seconds, until interrupted.")
+def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float | None) -> None:
     """All brokers, with their version and load where they tell.
 
     \b
     Examples:
       rucola admin clusterList -n localhost:9876
+      rucola admin clusterList -m -i 10
     """
 
     async def question(client: AdminClient) -> list[dict[str, Any]]:
@@ -37,16 +50,39 @@ def cluster_list(namesrv_addr: str, as_json: bool) -> None:
             for broker_id, address in sorted(info.broker_addr_table[name].broker_addrs.items())
         ]
 
-    brokers = ask(namesrv_addr, question)
-    if as_json:
-        print_json(brokers)
-        return
+    for _ in rounds(interval):
+        brokers = ask(namesrv_addr, question)
+        if as_json:
+            print_json(brokers)
+        elif more:
+            _print_totals(brokers)
+        else:
+            _print_load(brokers)
+
+
+def _print_load(brokers: list[dict[str, Any]]) -> None:
     columns = (
         "#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)", "#PCWait(ms)",
         "#Hour", "#SPACE",
     )  # fmt: skip
     names = ("clusterName", "brokerName", "brokerId", "brokerAddr")
-    print_table(columns, [(*(broker[name] for name in names), *_load(broker["runtimeStats"])) for broker in brokers])
+    print_table(columns, [(*(one[name] for name in names), *_load(one["runtimeStats"])) for one in brokers])
+
+
+def _print_totals(brokers: list[dict[str, Any]]) -> None:
+    totals = ("#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday")
+    rows = [(one["clusterName"], one["brokerName"], *_totals(one["runtimeStats"])) for one in brokers]
+    print_table(("#Cluster Name", "#Broker Name", *totals), rows)
+
+
+def _totals(stats: dict[str, str]) -> tuple[int, ...]:
+    """Messages that came and went yesterday, and came and went today; 0 where the broker does not tell."""
+
+    def count(kind: str, moment: str) -> int:
+        return int(stats.get(f"msg{kind}Total{moment}", 0))
+
+    yesterday = [count(kind, "TodayMorning") - count(kind, "YesterdayMorning") for kind in ("Put", "Get")]
+    return (*yesterday, *(count(kind, "TodayNow") - count(kind, "TodayMorning") for kind in ("Put", "Get")))
 
 
 async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
@@ -180,7 +216,7 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
 def update_broker_config(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, key: str, value: str
 ) -> None:
-    """Change a setting of one running broker (-b), or of a whole cluster (-c).
+    """Change a setting of one running broker (-b), or of a whole cluster (-c), and in the files of their -c.
 
     \b
     Examples:
@@ -315,66 +351,3 @@ def add_write_perm(namesrv_addr: str, as_json: bool, broker_name: str) -> None:
         return
     for address, count in counts.items():
         click.echo(f"add write perm of broker[{broker_name}] in name server[{address}] OK, {count}")
-
-
-# Cleaning.
-
-
-async def _masters(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
-    """The broker or the cluster that was named; every master where none was."""
-    if address is not None or cluster is not None:
-        return await targets(client, address, cluster)
-    clusters = (await client.examine_cluster_info()).cluster_addr_table
-    return [one for name in sorted(clusters) for one in (await client.fetch_masters_of_cluster(name)).values()]
-
-
-@command("cleanExpiredCQ")
-@broker_option
-@click.option("-c", "--cluster", help="Every master of this cluster.")
-def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers drop ConsumeQueue files that lead to nothing any more.
-
-    \b
-    Examples:
-      rucola admin cleanExpiredCQ -b localhost:10911
-    """
-
-    async def question(client: AdminClient) -> list[str]:
-        addresses = await _masters(client, address, cluster)
-        for one in addresses:
-            await client.clean_expired_consumer_queue(one)
-        return addresses
-
-    _print_done(ask(namesrv_addr, question), as_json)
-
-
-@command("deleteExpiredCommitLog")
-@broker_option
-@click.option("-c", "--cluster", help="Every master of this cluster.")
-@yes_option
-def delete_expired_commit_log(
-    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, yes: bool
-) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers delete CommitLog files that are old enough, whatever the hour.
-
-    \b
-    Examples:
-      rucola admin deleteExpiredCommitLog -b localhost:10911 --yes
-    """
-    confirm(yes, f"delete expired CommitLog files of {address or cluster or 'every broker'}")
-
-    async def question(client: AdminClient) -> list[str]:
-        addresses = await _masters(client, address, cluster)
-        for one in addresses:
-            await client.delete_expired_commit_log(one)
-        return addresses
-
-    _print_done(ask(namesrv_addr, question), as_json)
-
-
-def _print_done(addresses: list[str], as_json: bool) -> None:
-    if as_json:
-        print_json({"brokerAddrs": addresses})
-        return
-    for address in addresses:
-        click.echo(f"{address} success")

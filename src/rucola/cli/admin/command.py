@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import click
 
-from rucola.admin import AdminClient
+from rucola.admin import AdminClient, MessageQueue
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
@@ -58,6 +58,8 @@ topic_option = click.option("-t", "--topic", required=True, help="Topic name.")
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking first.")
 broker_option = click.option("-b", "--brokerAddr", "address", help="One broker, host:port.")
 cluster_option = click.option("-c", "--clusterName", "cluster", help="Every master of this cluster.")
+begin_option = click.option("-b", "--beginTimestamp", "--since", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
+end_option = click.option("-e", "--endTimestamp", "--until", "end", help=f"Stored then or before: {TIME_FORMAT}.")
 
 
 def confirm(yes: bool, what: str) -> None:
@@ -80,6 +82,20 @@ def one_of(address: str | None, cluster: str | None) -> None:
         raise click.UsageError("name either a broker with -b or a cluster with -c")
 
 
+def rounds(interval_s: float | None) -> Iterator[None]:
+    """One round, or with an interval one after the other until the user interrupts."""
+    yield
+    while interval_s is not None:
+        time.sleep(interval_s)
+        yield
+
+
+def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> ConfigError:
+    """The error for a queue that is none of these, which the topic has."""
+    known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
+    return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
+
+
 def time_of(text: str, option: str) -> int:
     """A point in time, in milliseconds since 1970, as operators write it. ConfigError for anything else."""
     text = text.strip()
@@ -94,3 +110,12 @@ def time_of(text: str, option: str) -> int:
         return int(time.mktime(time.strptime(moment, "%Y-%m-%d#%H:%M:%S"))) * 1000 + int(milliseconds)
     except (ValueError, OverflowError):
         raise ConfigError(f"{option} {text}: no time; write {TIME_FORMAT}") from None
+
+
+def times_of(begin: str | None, end: str | None, options: str = "-b -e") -> tuple[int | None, int | None]:
+    """Two points in time as `time_of` reads them, None for what is not given; `options` are their names."""
+    begin_name, end_name = options.split()
+    return (
+        None if begin is None else time_of(begin, begin_name),
+        None if end is None else time_of(end, end_name),
+    )

@@ -10,12 +10,10 @@ import msgspec
 
 from rucola.admin import (
     AdminClient,
-    ConsumerConnection,
     ConsumerRunningInfo,
     ConsumeStats,
     MessageQueue,
     OffsetWrapper,
-    ResponseCode,
     SubscriptionGroupConfig,
     dlq_topic,
     retry_topic,
@@ -33,7 +31,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.output import print_json, print_table, time_text
-from rucola.errors import BrokerError, ConfigError, MQError
+from rucola.errors import ConfigError, MQError
 
 group_option = click.option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 
@@ -52,31 +50,37 @@ def _last_time(at: OffsetWrapper) -> str:
 @click.option(
     "-s", "--showClientIP", "with_clients", type=bool, default=False, help="Who holds each queue (true|false)."
 )
+@click.option(
+    "-d", "--showDelay", "with_delay", type=bool, default=False, help="How long the next message waits (true|false)."
+)
 def consumer_progress(
-    namesrv_addr: str, as_json: bool, group: str | None, topic: str | None, with_clients: bool
+    namesrv_addr: str, as_json: bool, group: str | None, topic: str | None, with_clients: bool, with_delay: bool
 ) -> None:
     """How far consumer groups have come, and how many messages are before them.
 
     \b
     Examples:
       rucola admin consumerProgress
-      rucola admin consumerProgress -g billing -s true
+      rucola admin consumerProgress -g billing -s true -d true
     """
     if group is None:
         _all_groups(namesrv_addr, as_json)
         return
     name = group
 
-    async def question(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str]]:
+    async def question(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str], dict[MessageQueue, int]]:
         stats = await client.examine_consume_stats(name, topic)
-        return stats, await _owners(client, name) if with_clients else {}
+        owners = await _owners(client, name) if with_clients else {}
+        topics = sorted({queue.topic for queue in stats.offset_table}) if with_delay else []
+        return stats, owners, await client.examine_consume_delays(name, topics)
 
-    stats, owners = ask(namesrv_addr, question)
+    stats, owners, delays_ms = ask(namesrv_addr, question)
     diff_total = sum(map(_diff, stats.offset_table.values()))
     if as_json:
         queues = [
             {**msgspec.to_builtins(queue), **msgspec.to_builtins(at), "diff": _diff(at)}
             | ({"clientId": owners.get(queue)} if with_clients else {})
+            | ({"delayMs": delays_ms.get(queue, 0)} if with_delay else {})
             for queue, at in stats.offset_table.items()
         ]
         print_json({"group": group, "consumeTps": stats.consume_tps, "diffTotal": diff_total, "queues": queues})
@@ -93,25 +97,19 @@ def consumer_progress(
         columns.insert(5, "#Client IP")
         for row, queue in zip(rows, stats.offset_table, strict=True):
             row.insert(5, owners.get(queue, "N/A").partition("@")[0])
+    if with_delay:
+        columns.append("#Delay(ms)")
+        for row, queue in zip(rows, stats.offset_table, strict=True):
+            row.append(delays_ms.get(queue, 0))
     print_table(columns, rows)
     click.echo(f"\nConsume TPS: {stats.consume_tps:.2f}\nDiff Total: {diff_total}")
     if not stats.offset_table:
         click.echo(f"group {group} has committed no offset", err=True)
 
 
-async def _connection(client: AdminClient, group: str) -> ConsumerConnection | None:
-    """The group's clients; None where it has none."""
-    try:
-        return await client.examine_consumer_connection_info(group)
-    except BrokerError as error:
-        if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            return None
-        raise
-
-
 async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
     """The client id that holds each queue, where its client tells."""
-    connection = await _connection(client, group)
+    connection = await client.find_consumer_connection(group)
     owners: dict[MessageQueue, str] = {}
     for one in connection.connection_set if connection else []:
         try:
@@ -128,7 +126,7 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
         groups = []
         for name in await client.fetch_consumer_groups():
             stats = await client.examine_consume_stats(name)
-            connection = await _connection(client, name)
+            connection = await client.find_consumer_connection(name)
             groups.append(
                 {
                     "group": name,
@@ -281,8 +279,11 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
 @command("consumerStatus")
 @group_option
 @click.option("-i", "--clientId", "client_id", help="One client; without it, all of the group.")
+@click.option("-b", "--brokerAddr", "address", help="The clients that this broker knows, host:port.")
 @click.option("-s", "--jstack", is_flag=True, help="With what its threads do, where it is a Java client.")
-def consumer_status(namesrv_addr: str, as_json: bool, group: str, client_id: str | None, jstack: bool) -> None:
+def consumer_status(
+    namesrv_addr: str, as_json: bool, group: str, client_id: str | None, address: str | None, jstack: bool
+) -> None:
     """What goes on inside the clients of a group: settings, subscriptions, queues.
 
     Says whether all of them subscribe alike, and whether every queue has one owner; exit code 1 where not.
@@ -296,7 +297,7 @@ def consumer_status(namesrv_addr: str, as_json: bool, group: str, client_id: str
     async def question(client: AdminClient) -> dict[str, ConsumerRunningInfo]:
         if client_id is not None:
             return {client_id: await client.get_consumer_running_info(group, client_id, jstack=jstack)}
-        connection = await client.examine_consumer_connection_info(group)
+        connection = await client.examine_consumer_connection_info(group, address)
         return {
             one.client_id: await client.get_consumer_running_info(group, one.client_id, jstack=jstack)
             for one in connection.connection_set
@@ -492,6 +493,7 @@ def delete_sub_group(
         for one in addresses:
             await client.delete_subscription_group(one, group, remove_offset=remove_offset)
         if cluster is not None:
+            await client.forget_redriven(group)
             for topic in (retry_topic(group), dlq_topic(group)):
                 for one in addresses:
                     await client.delete_topic_in_broker(one, topic)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from rucola.admin import PAGE, AdminClient, KeyQueryResult, MessageExt, MessageQueue, MessageTrack
-from rucola.cli.admin.command import ask, command, topic_option
+from rucola.admin import (
+    MAX_LONG,
+    PAGE,
+    TOOLS_GROUP,
+    AdminClient,
+    KeyQueryResult,
+    MessageExt,
+    MessageQueue,
+    MessageTrack,
+)
+from rucola.cli.admin.archived import Origins, archive_option, archived_message, query_both
+from rucola.cli.admin.command import ask, begin_option, command, end_option, times_of, topic_option
+from rucola.cli.admin.sending import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
-from rucola.cli.output import print_json, print_table
-from rucola.client import PullConsumer
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.client import Message, Producer, PullConsumer
+from rucola.client.producer import SendResult
 from rucola.client.pull import PullStatus
-from rucola.errors import BrokerError, ConfigError
-
-TOOLS_GROUP = "TOOLS_CONSUMER"
-"""The group in whose name tools pull; brokers have it from the start."""
+from rucola.errors import BrokerError, ConfigError, RemotingError, TopicNotFound
 
 group_option = click.option("-g", "--consumerGroup", "group", help="With -d: let this group's client consume it now.")
 client_option = click.option("-d", "--clientId", "client_id", help="With -g: the client that shall consume it.")
@@ -31,23 +41,51 @@ def _both_or_none(group: str | None, client_id: str | None) -> None:
 @command("queryMsgByKey")
 @topic_option
 @click.option("-k", "--msgKey", "key", required=True, help="One of the message's keys.")
-@click.option("-m", "--maxNum", "max_count", type=click.IntRange(1), default=PAGE, show_default=True, help="At most.")
-def query_msg_by_key(namesrv_addr: str, as_json: bool, topic: str, key: str, max_count: int) -> None:
-    """Messages of a topic that have a key, newest first.
+@click.option(
+    "-m", "--maxNum", "--max", "max_count", type=click.IntRange(1), default=PAGE, show_default=True, help="At most."
+)
+@begin_option
+@end_option
+@archive_option
+def query_msg_by_key(
+    namesrv_addr: str,
+    as_json: bool,
+    topic: str,
+    key: str,
+    max_count: int,
+    begin: str | None,
+    end: str | None,
+    lake: Path | None,
+) -> None:
+    """Messages of a topic that have a key, newest first, whichever brokers have them.
+
+    With --archive also those that have left the log, from a lake of `rucola pipeline archive`; each says where it is.
 
     \b
     Examples:
       rucola admin queryMsgByKey -t Flights -k N14228
-      rucola admin queryMsgByKey -t Flights -k N14228 -m 1000 --json
+      rucola admin queryMsgByKey -t Flights -k N14228 --max 1000 --json
+      rucola admin queryMsgByKey -t Flights -k N14228 --since 2013-01-01#00:00:00:000 --until now
+      rucola admin queryMsgByKey -t Flights -k N14228 --archive lake
     """
-    result = ask(namesrv_addr, lambda client: client.query_message_by_key(topic, key, max_count))
+    begin_ms, end_ms = times_of(begin, end)
+    window = begin_ms or 0, MAX_LONG if end_ms is None else end_ms
+
+    def live() -> KeyQueryResult:
+        return ask(namesrv_addr, lambda client: client.query_message_by_key(topic, key, max_count, *window))
+
+    result, origins = query_both(live, lake, topic, key, max_count, unique=False, window=window)
     if as_json:
-        _print_result_json(result)
+        _print_result_json(result, origins)
     else:
-        rows = [(message.msg_id, message.queue_id, message.queue_offset) for message in result.messages]
-        print_table(("#Message ID", "#QID", "#Offset"), rows)
+        rows = [(each.msg_id, each.queue_id, each.queue_offset, *origins.cells(each)) for each in result.messages]
+        print_table(("#Message ID", "#QID", "#Offset", *origins.columns), rows)
     if result.is_cut:
-        click.echo(f"these are the newest {len(result.messages)}, there may be more: ask for more with -m", err=True)
+        click.echo(
+            f"these are the newest {len(result.messages)}, there may be more: ask for more with -m, or for older ones "
+            f"with --until {result.messages[-1].store_timestamp}",
+            err=True,
+        )
     _report_failures(result)
 
 
@@ -55,10 +93,21 @@ def query_msg_by_key(namesrv_addr: str, as_json: bool, topic: str, key: str, max
 @click.option("-i", "--msgId", "msg_ids", required=True, help="offsetMsgId, several with ',' between them.")
 @group_option
 @client_option
-def query_msg_by_id(namesrv_addr: str, as_json: bool, msg_ids: str, group: str | None, client_id: str | None) -> None:
+@click.option("-s", "--sendMessage", "resend", type=bool, default=False, help="Send a copy of it now (true|false).")
+@archive_option
+def query_msg_by_id(
+    namesrv_addr: str,
+    as_json: bool,
+    msg_ids: str,
+    group: str | None,
+    client_id: str | None,
+    resend: bool,
+    lake: Path | None,
+) -> None:
     """The message at the address that an offsetMsgId names, and what became of it in each group.
 
-    With -g and -d that client consumes the message now, whatever its group's offset is.
+    With -g and -d that client consumes the message now, whatever its group's offset is. With -s true it is sent once
+    more, to any queue of its topic, with the same unique key. With --archive it is looked for in a lake, too.
 
     \b
     Examples:
@@ -66,15 +115,46 @@ def query_msg_by_id(namesrv_addr: str, as_json: bool, msg_ids: str, group: str |
       rucola admin queryMsgById -i 7F00000100002A9F0000000000000000 -g billing -d 10.0.0.7@4711
     """
     _both_or_none(group, client_id)
+    if lake is not None and (group is not None or resend):
+        raise click.UsageError("--archive shows messages; only what a broker has can be consumed or sent once more")
     ids = [msg_id for part in msg_ids.split(",") if (msg_id := part.strip())]
     if group is not None and client_id is not None:
         _consume_directly(namesrv_addr, as_json, group, client_id, ids)
         return
+    if resend:
+        sent = ask(namesrv_addr, lambda client: _send_again(client, ids))
+        if as_json:
+            print_json([send_json(result) for result in sent])
+        else:
+            print_sent(sent)
+        return
+
+    archived: set[str] = set()
+
+    async def one(client: AdminClient, msg_id: str) -> MessageExt:
+        try:
+            return await client.query_message_by_id(msg_id)
+        except RemotingError:
+            message = None if lake is None else archived_message(lake, msg_id)
+            if message is None:
+                raise
+            archived.add(message.offset_msg_id)
+            return message
 
     async def question(client: AdminClient) -> list[tuple[MessageExt, list[MessageTrack]]]:
-        return [await _with_tracks(client, await client.query_message_by_id(msg_id)) for msg_id in ids]
+        return [await _with_tracks(client, await one(client, msg_id)) for msg_id in ids]
 
-    _print_tracked(ask(namesrv_addr, question), as_json)
+    found = ask(namesrv_addr, question)
+    _print_tracked(found, as_json, Origins() if lake is None else Origins(frozenset(archived)))
+
+
+async def _send_again(client: AdminClient, ids: list[str]) -> list[SendResult]:
+    messages = [await client.query_message_by_id(msg_id) for msg_id in ids]
+    async with Producer(TOOLS_PRODUCER, client.namesrv) as producer:
+        return [
+            await producer.send(Message(one.topic, one.body, properties=one.properties, flag=one.flag))
+            for one in messages
+        ]
 
 
 @command("queryMsgByOffset")
@@ -106,7 +186,7 @@ def query_msg_by_offset(
             )
         return await _with_tracks(client, result.messages[0])
 
-    _print_tracked([ask(namesrv_addr, question)], as_json)
+    _print_tracked([ask(namesrv_addr, question)], as_json, Origins())
 
 
 @command("queryMsgByUniqueKey")
@@ -115,6 +195,7 @@ def query_msg_by_offset(
 @click.option("-a", "--showAll", "show_all", is_flag=True, help="All messages with this id, not only the first.")
 @group_option
 @client_option
+@archive_option
 def query_msg_by_unique_key(
     namesrv_addr: str,
     as_json: bool,
@@ -123,10 +204,12 @@ def query_msg_by_unique_key(
     show_all: bool,
     group: str | None,
     client_id: str | None,
+    lake: Path | None,
 ) -> None:
     """The message to which its producer gave an id; the oldest where several have it.
 
-    With -g and -d that client consumes the message now, whatever its group's offset is.
+    With -g and -d that client consumes the message now, whatever its group's offset is. With --archive it is looked
+    for in a lake, too.
 
     \b
     Examples:
@@ -134,16 +217,29 @@ def query_msg_by_unique_key(
       rucola admin queryMsgByUniqueKey -t Flights -i C0A80107126755B4AAC2000100A30000 -g billing -d 10.0.0.7@4711
     """
     _both_or_none(group, client_id)
-    result = ask(namesrv_addr, lambda client: client.query_message_by_unique_key(topic, unique_key))
+    if lake is not None and group is not None:
+        raise click.UsageError("--archive shows messages; only what a broker has can be consumed")
+
+    async def question(client: AdminClient) -> KeyQueryResult:
+        result = await client.query_message_by_unique_key(topic, unique_key)
+        if lake is None and not result.messages and await client.names_a_broker(unique_key):
+            raise ConfigError(f"{unique_key} is an offsetMsgId, which no index knows: ask queryMsgById -i {unique_key}")
+        return result
+
+    def live() -> KeyQueryResult:
+        return ask(namesrv_addr, question)
+
+    result, origins = query_both(live, lake, topic, unique_key, PAGE, unique=True)
+    result.messages.sort(key=lambda message: (message.store_timestamp, message.physical_offset))
     if not show_all:
         del result.messages[1:]
     if group is not None and client_id is not None and result.messages:
         ids = [message.offset_msg_id for message in result.messages]
         _consume_directly(namesrv_addr, as_json, group, client_id, ids)
     elif as_json:
-        _print_result_json(result)
+        _print_result_json(result, origins)
     elif result.messages:
-        click.echo("\n\n".join(map(message_text, result.messages)))
+        click.echo("\n\n".join(message_text(each) + origins.text(each) for each in result.messages))
     _report_failures(result)
 
 
@@ -175,45 +271,88 @@ async def _with_tracks(client: AdminClient, message: MessageExt) -> tuple[Messag
     """A message and what became of it; without tracks where its topic is gone."""
     try:
         return message, await client.message_track_detail(message)
-    except (BrokerError, ConfigError):
+    except (BrokerError, ConfigError, TopicNotFound):
         return message, []
 
 
-def _tracks_json(tracks: list[MessageTrack]) -> list[dict[str, str]]:
+def _tracks_json(tracks: list[MessageTrack]) -> list[dict[str, Any]]:
     return [
-        {"consumerGroup": track.consumer_group, "trackType": track.track_type.name, "error": track.error}
+        {
+            "consumerGroup": track.consumer_group,
+            "trackType": track.track_type.name,
+            "error": track.error,
+            "passed": track.is_passed,
+            "consumedUntilTimestamp": track.consumed_until_ms,
+            "retryCount": track.retry_count,
+            "lastFailedTimestamp": track.last_failed_ms,
+            "deadTimestamp": track.dead_ms,
+        }
         for track in tracks
     ]
 
 
-def _print_tracked(found: list[tuple[MessageExt, list[MessageTrack]]], as_json: bool) -> None:
+def _print_tracked(found: list[tuple[MessageExt, list[MessageTrack]]], as_json: bool, origins: Origins) -> None:
     if as_json:
-        print_json([message_json(message) | {"tracks": _tracks_json(tracks)} for message, tracks in found])
+        print_json(
+            [
+                message_json(message) | origins.json(message) | {"tracks": _tracks_json(tracks)}
+                for message, tracks in found
+            ]
+        )
         return
     for count, (message, tracks) in enumerate(found):
-        click.echo(("\n" if count else "") + message_text(message))
+        click.echo(("\n" if count else "") + message_text(message) + origins.text(message))
         click.echo()
         if not tracks:
             click.echo("WARN: No Consumer")
         else:
-            rows = [(track.consumer_group, track.track_type.name, track.error) for track in tracks]
-            print_table(("#Consumer Group", "#Status", "#Remark"), rows)
+            columns = (
+                "#Consumer Group",
+                "#Status",
+                "#Passed",
+                "#Retries",
+                "#Last Failed",
+                "#Consumed Until",
+                "#Remark",
+            )
+            print_table(columns, map(_track_row, tracks))
 
 
-def _print_result_json(result: KeyQueryResult) -> None:
+TRACK_COLUMNS = ("#Consumer Group", "#Status", "#Passed", "#Retries", "#Last Failed", "#Consumed Until", "#Remark")
+
+
+def _track_row(track: MessageTrack) -> tuple[object, ...]:
+    passed = {True: "yes", False: "no", None: ""}[track.is_passed]
+    times = time_text(track.last_failed_ms), time_text(track.consumed_until_ms)
+    return track.consumer_group, track.track_type.name, passed, track.retry_count, *times, track.error
+
+
+def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
     print_json(
         {
-            "messages": [message_json(message) for message in result.messages],
+            "messages": [message_json(message) | origins.json(message) for message in result.messages],
             "cut": result.is_cut,
+            "searchable": {
+                address: {"beginTimestamp": begin_ms, "endTimestamp": end_ms}
+                for address, (begin_ms, end_ms) in result.searchable.items()
+            },
             "failures": {address: str(error) for address, error in result.failures.items()},
         }
     )
 
 
 def _report_failures(result: KeyQueryResult) -> None:
+    """Say what is missing, and where nothing was found, where that was looked for; exit code 1 for a missing part."""
     for address, error in result.failures.items():
         click.echo(f"the messages of {address} are missing: {error}", err=True)
     if result.failures:
         sys.exit(1)
     if not result.messages:
-        click.echo("no message has it", err=True)
+        ranges = [_range_text(address, *ends) for address, ends in sorted(result.searchable.items())]
+        click.echo(f"not found in the range that is searchable: {'; '.join(ranges) or 'no broker tells it'}", err=True)
+
+
+def _range_text(address: str, begin_ms: int, end_ms: int) -> str:
+    if not end_ms:
+        return f"{address} has nothing in its index"
+    return f"{address} from {time_text(begin_ms)} to {time_text(end_ms)}"

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import click
 
-from rucola.admin import LATEST, AdminClient, ResetResult
-from rucola.cli.admin.command import TIME_FORMAT, ask, command, confirm, time_of, topic_option, yes_option
+from rucola.admin import LATEST, AdminClient, MessageQueue, ResetResult
+from rucola.cli.admin.command import (
+    TIME_FORMAT,
+    ask,
+    command,
+    confirm,
+    no_such_queue,
+    time_of,
+    topic_option,
+    yes_option,
+)
 from rucola.cli.output import print_json, print_table, time_text
 
 group_option = click.option("-g", "--group", required=True, help="Consumer group.")
@@ -19,9 +28,10 @@ force_option = click.option(
 @topic_option
 @click.option("-s", "--timestamp", required=True, help=f"{TIME_FORMAT}, or -1 for the end.")
 @force_option
+@click.option("-c", "--cplus", "cpp", is_flag=True, help="For C++ clients at Apache's brokers.")
 @yes_option
 def reset_offset_by_time(
-    namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp: str, force: bool, yes: bool
+    namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp: str, force: bool, cpp: bool, yes: bool
 ) -> None:
     """Let a group go on with what was stored at a time, back or forward. Its clients need no restart.
 
@@ -32,7 +42,7 @@ def reset_offset_by_time(
     """
     at = LATEST if timestamp.strip() == "-1" else time_of(timestamp, "-s")
     confirm(yes, f"let group {group} go on with topic {topic} at {time_text(at) or 'its end'}")
-    _reset(namesrv_addr, as_json, group, topic, at, force)
+    _reset(namesrv_addr, as_json, group, topic, at, force, cpp)
 
 
 @command("skipAccumulatedMessage")
@@ -51,11 +61,50 @@ def skip_accumulated_message(namesrv_addr: str, as_json: bool, group: str, topic
     _reset(namesrv_addr, as_json, group, topic, LATEST, force)
 
 
-def _reset(namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool) -> None:
-    async def question(client: AdminClient) -> ResetResult:
-        return await client.reset_offset_by_timestamp(topic, group, timestamp_ms, force=force)
+@command("resetOffset")
+@group_option
+@topic_option
+@click.option("-b", "--brokerName", "broker_name", required=True, help="Broker name.")
+@click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), required=True)
+@click.option("-o", "--offset", "queue_offset", type=click.IntRange(0), required=True, help="Queue offset.")
+@yes_option
+def reset_offset(
+    namesrv_addr: str,
+    as_json: bool,
+    group: str,
+    topic: str,
+    broker_name: str,
+    queue_id: int,
+    queue_offset: int,
+    yes: bool,
+) -> None:
+    """Let a group go on at an offset of one queue. Its clients need no restart, unless the broker is one of RocketMQ 4.
 
-    result = ask(namesrv_addr, question)
+    \b
+    Examples:
+      rucola admin resetOffset -g billing -t Orders -b broker-a -q 0 -o 4711 --yes
+    """
+    queue = MessageQueue(topic, broker_name, queue_id)
+    confirm(yes, f"let group {group} go on with {queue} at offset {queue_offset}")
+
+    async def question(client: AdminClient) -> ResetResult:
+        if queue not in (queues := await client.fetch_subscribe_message_queues(topic)):
+            raise no_such_queue(queue, queues)
+        return await client.reset_offset(group, queue, queue_offset)
+
+    _print_reset(ask(namesrv_addr, question), as_json, group, topic)
+
+
+def _reset(
+    namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool, cpp: bool = False
+) -> None:
+    async def question(client: AdminClient) -> ResetResult:
+        return await client.reset_offset_by_timestamp(topic, group, timestamp_ms, force=force, cpp=cpp)
+
+    _print_reset(ask(namesrv_addr, question), as_json, group, topic)
+
+
+def _print_reset(result: ResetResult, as_json: bool, group: str, topic: str) -> None:
     rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(result.offsets.items())]
     if as_json:
         queues = [dict(zip(("brokerName", "queueId", "offset"), row, strict=True)) for row in rows]

@@ -5,45 +5,27 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
 
 import click
 import msgspec
 
-from rucola.admin import MessageExt, MessageQueue
-from rucola.cli.admin.command import TIME_FORMAT, command, time_of, topic_option
-from rucola.cli.admin.messages import TOOLS_GROUP
+from rucola.admin import TOOLS_GROUP, MessageExt, MessageQueue, read_queue
+from rucola.cli.admin.command import (
+    TIME_FORMAT,
+    begin_option,
+    command,
+    end_option,
+    no_such_queue,
+    times_of,
+    topic_option,
+)
 from rucola.cli.message_view import message_json
 from rucola.cli.output import print_table, time_text
 from rucola.client import PullConsumer
-from rucola.client.pull import PullStatus
 from rucola.errors import ConfigError
 
-begin_option = click.option("-b", "--beginTimestamp", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
-end_option = click.option("-e", "--endTimestamp", "end", help=f"Stored then or before: {TIME_FORMAT}.")
 tags_option = click.option("-s", "--subExpression", "expression", default="*", help="Only these tags, `TagA || TagB`.")
 charset_option = click.option("-c", "--charsetName", "charset", default="utf-8", help="How bodies are written.")
-
-
-async def _messages(
-    consumer: PullConsumer, queue: MessageQueue, expression: str, begin_ms: int | None, end_ms: int | None
-) -> AsyncIterator[MessageExt]:
-    """The messages of a queue that were there at the beginning, within the times, both included."""
-    at = await consumer.min_offset(queue)
-    end = await consumer.max_offset(queue)
-    if begin_ms is not None:
-        at = max(at, await consumer.search_offset(queue, begin_ms))
-    while at < end:
-        result = await consumer.pull(queue, at, 32, expression)
-        if result.status is PullStatus.FOUND:
-            for message in result.messages:
-                if message.queue_offset >= end or (end_ms is not None and message.store_timestamp > end_ms):
-                    return
-                if begin_ms is None or message.store_timestamp >= begin_ms:
-                    yield message
-        if result.next_begin_offset <= at:
-            return
-        at = result.next_begin_offset
 
 
 def _line(message: MessageExt, charset: str, with_body: bool) -> str:
@@ -62,14 +44,6 @@ def _show(message: MessageExt, as_json: bool, charset: str, with_body: bool) -> 
         click.echo(msgspec.json.encode(message_json(message)))
     else:
         click.echo(_line(message, charset, with_body))
-
-
-def _times(begin: str | None, end: str | None, options: str) -> tuple[int | None, int | None]:
-    begin_option, end_option = options.split()
-    return (
-        None if begin is None else time_of(begin, begin_option),
-        None if end is None else time_of(end, end_option),
-    )
 
 
 @command("printMsg")
@@ -96,12 +70,12 @@ def print_msg(
       rucola admin printMsg -t Flights -s UA
       rucola admin printMsg -t Flights -b 2013-01-01#00:00:00:000 -e now --json
     """
-    begin_ms, end_ms = _times(begin, end, "-b -e")
+    begin_ms, end_ms = times_of(begin, end, "-b -e")
 
     async def run() -> None:
         async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
             for queue in sorted(await consumer.queues(topic)):
-                async for message in _messages(consumer, queue, expression, begin_ms, end_ms):
+                async for message in read_queue(consumer, queue, expression, begin_ms, end_ms):
                     _show(message, as_json, charset, with_body)
 
     asyncio.run(run())
@@ -139,14 +113,15 @@ def print_msg_by_queue(
       rucola admin printMsgByQueue -t Flights -a broker-a -i 0 -p true -d true
       rucola admin printMsgByQueue -t Flights -a broker-a -i 0 -f true
     """
-    begin_ms, end_ms = _times(begin, end, "-b -e")
+    begin_ms, end_ms = times_of(begin, end, "-b -e")
     queue = MessageQueue(topic, broker_name, queue_id)
     tags: Counter[str] = Counter()
 
     async def run() -> None:
         async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
-            _check_queue(queue, await consumer.queues(topic))
-            async for message in _messages(consumer, queue, expression, begin_ms, end_ms):
+            if queue not in (queues := await consumer.queues(topic)):
+                raise no_such_queue(queue, queues)
+            async for message in read_queue(consumer, queue, expression, begin_ms, end_ms):
                 tags[message.tags or ""] += 1
                 if with_messages:
                     _show(message, as_json, charset, with_body)
@@ -156,12 +131,6 @@ def print_msg_by_queue(
         click.echo(msgspec.json.encode(dict(tags.most_common())))
     elif with_tags:
         print_table(("#Tag", "#Count"), tags.most_common())
-
-
-def _check_queue(queue: MessageQueue, queues: Sequence[MessageQueue]) -> None:
-    if queue not in queues:
-        known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
-        raise ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
 
 
 @command("consumeMessage")
@@ -194,7 +163,7 @@ def consume_message(
     """
     if (broker_name is None) != (queue_id is None) or (queue_offset is not None and broker_name is None):
         raise click.UsageError("-b and -i belong together, and -o needs both")
-    begin_ms, end_ms = _times(begin, end, "-s -e")
+    begin_ms, end_ms = times_of(begin, end, "-s -e")
     shown = 0
 
     async def run() -> None:
@@ -202,10 +171,12 @@ def consume_message(
         async with PullConsumer(group, namesrv_addr) as consumer:
             queues = sorted(await consumer.queues(topic))
             if broker_name is not None and queue_id is not None:
-                _check_queue(MessageQueue(topic, broker_name, queue_id), queues)
-                queues = [MessageQueue(topic, broker_name, queue_id)]
+                queue = MessageQueue(topic, broker_name, queue_id)
+                if queue not in queues:
+                    raise no_such_queue(queue, queues)
+                queues = [queue]
             for queue in queues:
-                async for message in _messages(consumer, queue, "*", begin_ms, end_ms):
+                async for message in read_queue(consumer, queue, "*", begin_ms, end_ms):
                     if queue_offset is not None and message.queue_offset < queue_offset:
                         continue
                     _show(message, as_json, "utf-8", True)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
 
 import click
 
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.admin.command import ask, command, topic_option
+from rucola.cli.admin.command import ask, command, no_such_queue, rounds, topic_option
 from rucola.cli.output import print_json, print_table
 from rucola.client import Message, Producer
 from rucola.client.producer import SendResult
-from rucola.errors import ConfigError, MQError
+from rucola.client.trace import MessageTrace
+from rucola.errors import MQError
 
 TOOLS_PRODUCER = "TOOLS_PRODUCER"
 
@@ -28,6 +32,7 @@ size_option = click.option("-s", "--size", type=click.IntRange(1), default=128, 
 @click.option("-c", "--tags", help="The tag.")
 @click.option("-b", "--broker", "broker_name", help="With -i: to this broker.")
 @click.option("-i", "--qid", "queue_id", type=click.IntRange(0), help="With -b: to this queue.")
+@click.option("-m", "--msgTraceEnable", "traced", type=bool, default=False, help="Write its trace too (true|false).")
 def send_message(
     namesrv_addr: str,
     as_json: bool,
@@ -37,6 +42,7 @@ def send_message(
     tags: str | None,
     broker_name: str | None,
     queue_id: int | None,
+    traced: bool,
 ) -> None:
     """Send a message, to any queue of a topic or to one.
 
@@ -52,28 +58,37 @@ def send_message(
         queue = MessageQueue(topic, broker_name, queue_id)
 
     async def run() -> SendResult:
-        async with Producer(TOOLS_PRODUCER, namesrv_addr) as producer:
+        async with AsyncExitStack() as stack:
+            trace = await stack.enter_async_context(MessageTrace(namesrv_addr)) if traced else None
+            producer = await stack.enter_async_context(Producer(TOOLS_PRODUCER, namesrv_addr, trace=trace))
             queues = await producer.queues(topic)
             if queue is not None and queue not in queues:
-                known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
-                raise ConfigError(f"topic {topic} has no queue {broker_name}:{queue_id} to write to; it has {known}")
+                raise no_such_queue(queue, queues)
             return await producer.send(Message(topic, body.encode(), tags=tags, keys=keys), queue)
 
     result = asyncio.run(run())
     if as_json:
-        print_json(
-            {
-                "brokerName": result.queue.broker_name,
-                "queueId": result.queue.queue_id,
-                "queueOffset": result.queue_offset,
-                "sendStatus": result.status.name,
-                "msgId": result.msg_id,
-                "offsetMsgId": result.offset_msg_id,
-            }
-        )
-        return
-    row = (result.queue.broker_name, result.queue.queue_id, result.status.name, result.msg_id)
-    print_table(("#Broker Name", "#QID", "#Send Result", "#MsgId"), [row])
+        print_json(send_json(result))
+    else:
+        print_sent([result])
+
+
+def send_json(result: SendResult) -> dict[str, Any]:
+    """Where a message came to lie, by Apache's names."""
+    return {
+        "brokerName": result.queue.broker_name,
+        "queueId": result.queue.queue_id,
+        "queueOffset": result.queue_offset,
+        "sendStatus": result.status.name,
+        "msgId": result.msg_id,
+        "offsetMsgId": result.offset_msg_id,
+    }
+
+
+def print_sent(results: Iterable[SendResult]) -> None:
+    """The table of what was sent."""
+    rows = [(one.queue.broker_name, one.queue.queue_id, one.status.name, one.msg_id) for one in results]
+    print_table(("#Broker Name", "#QID", "#Send Result", "#MsgId"), rows)
 
 
 async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int) -> tuple[MQError | None, float]:
@@ -186,7 +201,7 @@ def cluster_rt(
                     rows.append((name, broker, average, len(good), amount - len(good)))
         return rows
 
-    while True:
+    for _ in rounds(interval):
         rows = ask(namesrv_addr, measure)
         if as_json:
             names = ("clusterName", "brokerName", "rtMs", "successCount", "failCount")
@@ -198,9 +213,6 @@ def cluster_rt(
         else:
             columns = ("#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount")
             print_table(columns, [(name, broker, f"{rt:.2f}", good, bad) for name, broker, rt, good, bad in rows])
-        if interval is None:
-            break
-        time.sleep(interval)
     if any(row[4] for row in rows):
         sys.exit(1)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import click
 import msgspec
 
-from rucola.cli.output import print_json, print_table, progress_bar, time_text
+from rucola.cli.output import print_json, print_table, progress_bar, time_given, time_text
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.check import check as check_store
 from rucola.store.dump import dump as dump_store
@@ -130,16 +129,6 @@ def dump(directory: Path) -> None:
     out.flush()
 
 
-def _time(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Milliseconds since 1970, or a local time as ISO 8601 has it."""
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isascii() and text.isdigit() else int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        raise click.BadParameter("give milliseconds, or a time such as 2013-01-01T05:15:00") from None
-
-
 def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -> re.Pattern[bytes] | None:
     try:
         return re.compile(text.encode()) if text is not None else None
@@ -155,9 +144,9 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("-g", "--tag", help="Only messages with this tag.")
 @click.option("-k", "--key", help="Only messages with this key or unique key; found by the index where it can be.")
 @click.option(
-    "-b", "--begin", "begin_ms", callback=_time, help="Stored at this time or later: 2013-01-01T05:15:00, or ms."
+    "-b", "--begin", "begin_ms", callback=time_given, help="Stored at this time or later: 2013-01-01T05:15:00, or ms."
 )
-@click.option("-e", "--end", "end_ms", callback=_time, help="Stored before this time.")
+@click.option("-e", "--end", "end_ms", callback=time_given, help="Stored before this time.")
 @click.option("-s", "--text", help="Only messages whose body has this text.")
 @click.option("-r", "--regex", callback=_pattern, help="Only messages in whose body this expression matches.")
 @click.option("--all", "exhaustive", is_flag=True, help="Read the whole log, past ConsumeQueues and index.")

@@ -9,6 +9,7 @@ import msgspec
 
 from rucola.cli.output import print_json, print_table, progress_bar
 from rucola.cli.store.directory import config_option, directory_argument, settings_of
+from rucola.store.rebuild import Rebuilt
 from rucola.store.rebuild import rebuild as rebuild_store
 from rucola.store.repair import Repair
 from rucola.store.repair import repair as repair_store
@@ -36,7 +37,12 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
     if as_json:
         print_json(msgspec.to_builtins(done, enc_hook=str))
         return
-    click.echo(
+    click.echo(rebuilt_text(done))
+
+
+def rebuilt_text(done: Rebuilt) -> str:
+    """Say in one line what a rebuild has written."""
+    return (
         f"{done.path}: {done.messages} messages read; {done.units} units in {done.queues} queues, "
         f"{done.index_entries} entries in {done.index_files} index files written"
     )

@@ -1,31 +1,44 @@
-"""The archive job: what is new in a store goes into the lake.
+"""The archive job: what is new in a store, or on live brokers, goes into the lake, and its keys into the key index.
 
-The log is one sequence, so one number says how far a store is archived: the physical offset behind its last archived
-record (see `rucola.spark.lake`, which also says why a run that is killed leaves nothing twice). A run takes the whole
-records from there to where the log ends when it starts, so the store may be in use meanwhile.
+**A store.** The log is one sequence, so one number says how far it is archived: the physical offset behind its last
+archived record. A run takes the whole records from there to where the log ends when it starts, so the store may be in
+use meanwhile. A store is known by its name, by default the path of its directory. That the store in that place is the
+one that was archived before is checked by the last archived record while the log still has it.
 
-A store is known by its name, by default the path of its directory. That the store in that place is the one that was
-archived before is checked by the last archived record while the log still has it.
+**Live brokers.** Every queue is a sequence, and a run takes each from the next queue offset to its end when the run
+starts. A broker is known by its brokerName. Nothing follows from that about the broker's log, so such an archive is
+none that deleteOnlyArchived can go by.
+
+A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake`, which also says why a
+run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is no
+other state than the lake's own.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
-from rucola.spark.lake import PARTITION_COLUMNS, Lake, Progress, open_lake, read_lake
-from rucola.spark.options import is_store
+from rucola.spark.failure import plainly
+from rucola.spark.key_index import key_entries, write_keys
+from rucola.spark.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
+from rucola.spark.live import LiveSource
+from rucola.spark.options import is_store, parse
+from rucola.spark.places import Place, Queue, Ranges, to_json
 from rucola.spark.planning import log_end
+from rucola.spark.snapshot import Progress
 from rucola.spark.source import FORMAT
 from rucola.store.reader import StoreReader
+
+_log = logging.getLogger(__name__)
 
 _MICROSECONDS_A_DAY = 86_400_000_000
 
@@ -34,6 +47,7 @@ _MICROSECONDS_A_DAY = 86_400_000_000
 class QueueSummary:
     """What a run archived of one queue; queue offsets are half-open, `size` is bytes of records in the log."""
 
+    broker_name: str
     topic: str
     queue_id: int
     rows: int
@@ -44,19 +58,22 @@ class QueueSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run archived: the records of `store` between two physical offsets.
+    """What a run archived of `source`, a store directory or name servers.
 
-    `size` counts bytes of records in the log, `file_size` bytes of the `file_count` Parquet files made of them.
+    Of a store it is what lies between two physical offsets; of live brokers these are None. `size` counts bytes of
+    records in the log, `file_size` bytes of the `file_count` Parquet files made of them, `key_count` their entries in
+    the key index and `key_size` its bytes.
     """
 
-    store: str
-    broker_name: str
+    source: str
     lake: str
-    begin_physical_offset: int
-    end_physical_offset: int
+    begin_physical_offset: int | None = None
+    end_physical_offset: int | None = None
+    queues: tuple[QueueSummary, ...] = ()
     file_count: int = 0
     file_size: int = 0
-    queues: tuple[QueueSummary, ...] = ()
+    key_count: int = 0
+    key_size: int = 0
 
     @property
     def rows(self) -> int:
@@ -72,24 +89,28 @@ class Summary:
     def rows_by_topic(self) -> dict[str, int]:
         """Messages that this run archived, by topic in alphabetical order."""
         rows: dict[str, int] = {}
-        for queue in self.queues:
+        for queue in sorted(self.queues, key=lambda queue: queue.topic):
             rows[queue.topic] = rows.get(queue.topic, 0) + queue.rows
         return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as values that JSON knows."""
         return {
-            "store": self.store,
-            "brokerName": self.broker_name,
+            "source": self.source,
             "lake": self.lake,
             "rows": self.rows,
             "size": self.size,
             "files": self.file_count,
             "fileSize": self.file_size,
-            "commitLogOffsets": [self.begin_physical_offset, self.end_physical_offset],
+            "keys": self.key_count,
+            "keySize": self.key_size,
+            "commitLogOffsets": None
+            if self.begin_physical_offset is None
+            else [self.begin_physical_offset, self.end_physical_offset],
             "topics": self.rows_by_topic,
             "queues": [
                 {
+                    "brokerName": queue.broker_name,
                     "topic": queue.topic,
                     "queueId": queue.queue_id,
                     "rows": queue.rows,
@@ -115,10 +136,12 @@ def run(
     broker_name: str | None = None,
     include_system_topics: bool = False,
     corrupt_records: str = "fail",
+    fail_on_data_loss: bool = True,
 ) -> Summary:
     """Archive what is new in a store directory and return what that was. Running again over the same adds nothing.
 
-    The options are those of the data source (see `rucola.spark.options`). Raises StoreError when `store` is no store
+    The options are those of the data source (see `rucola.spark.options`); without `fail_on_data_loss` messages that
+    were deleted before they were archived are warned of and passed over. Raises StoreError when `store` is no store
     directory, is damaged, or is not the one that was archived under this name before; ConfigError when the lake
     cannot be used. Nothing is archived then.
     """
@@ -127,9 +150,9 @@ def run(
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
-        known = target.progress().get(name)
-        begin, end = _begin(reader, known, name, target), log_end(reader)
-        summary = Summary(str(directory), name, str(target.root), begin, end)
+        known = _known(target, name, is_live=False)
+        begin, end = _begin(reader, known, name, target, fail_on_data_loss), log_end(reader)
+        summary = Summary(str(directory), str(target.root), begin, end)
         if begin == end:
             return summary
         options = {
@@ -140,28 +163,150 @@ def run(
             "includeSystemTopics": str(include_system_topics).lower(),
             "corruptRecords": corrupt_records,
         }
-        messages = spark.read.format(FORMAT).options(**options).load()
-        try:
-            archive(messages).write.partitionBy(*PARTITION_COLUMNS).parquet(str(target.staging))
-            queues, last = _inspect(spark, target)
-        except PySparkException as error:
-            raise _plain(error) from error
-        progress = _advance(known or Progress(begin), end, queues, last, reader)
-        files = target.publish(name, begin, progress)
-        sizes = [path.stat().st_size for path in files]
-        return Summary(str(directory), name, str(target.root), begin, end, len(files), sum(sizes), queues)
+        staged = stage(target, spark.read.format(FORMAT).options(**options).load())
+        ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
+        progress = _advanced(replace(known or Progress(begin), physical_offset=end), ends)
+        if staged.last_physical_offset is not None:
+            last = reader.record(staged.last_physical_offset)
+            progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
+        return _publish(target, summary, staged, {name: progress})
 
 
-def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake) -> int:
+def run_live(
+    spark: SparkSession,
+    name_server: str,
+    lake: str | Path,
+    *,
+    include_system_topics: bool = False,
+    fail_on_data_loss: bool = True,
+) -> Summary:
+    """Archive what is new on all brokers that these name servers know, and return what that was.
+
+    Raises StoreError where messages were deleted before they were archived, or a queue was made anew, and RemotingError
+    where nobody answers. Nothing is archived then.
+    """
+    chosen = {"nameServer": name_server, "includeSystemTopics": str(include_system_topics).lower()}
+    bounds = LiveSource(parse(chosen)).bounds()
+    with open_lake(lake) as target:
+        summary = Summary(name_server, str(target.root))
+        names = sorted({place.broker_name for place in bounds})
+        known = {name: _known(target, name, is_live=True) for name in names}
+        ranges = _live_ranges(bounds, known, target, fail_on_data_loss)
+        if not ranges:
+            return summary
+        begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
+        ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
+        assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
+        options = {
+            "nameServer": name_server,
+            "assign": json.dumps(assigned),
+            "startingOffsets": json.dumps(to_json(begins)),
+            "endingOffsets": json.dumps(to_json(ends)),
+            "failOnDataLoss": str(fail_on_data_loss).lower(),
+        }
+        staged = stage(target, spark.read.format(FORMAT).options(**options).load())
+        progress = {}
+        for name, archived in known.items():
+            upto = {
+                (place.topic, place.queue_id): end for place, (_, end) in ranges.items() if place.broker_name == name
+            }
+            progress[name] = _advanced(archived or Progress(0, is_live=True), upto)
+        return _publish(target, summary, staged, progress)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a run has put into staging."""
+
+    queues: tuple[QueueSummary, ...] = ()
+    last_physical_offset: int | None = None
+
+
+def stage(lake: Lake, messages: DataFrame) -> Staged:
+    """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
+    with plainly():
+        rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
+        rows.parquet(str(lake.staged_rows))
+        paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
+        if not paths:
+            return Staged()
+        written = read_rows(messages.sparkSession, lake.staged_rows, paths)
+        counted = (
+            written.groupBy("brokerName", "topic", "queueId")
+            .agg(
+                F.count("*").alias("rows"),
+                F.sum("storeSize").alias("size"),
+                F.min("queueOffset").alias("first"),
+                F.max("queueOffset").alias("last"),
+                F.max("commitLogOffset").alias("commitLogOffset"),
+                F.sum(F.coalesce(F.array_size("keys"), F.lit(0)) + 1).alias("keys"),
+            )
+            .collect()
+        )
+        write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
+    queues = [
+        QueueSummary(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
+        for row in counted
+    ]
+    queues.sort(key=lambda queue: (queue.broker_name, queue.topic, queue.queue_id))
+    return Staged(tuple(queues), max(row.commitLogOffset for row in counted))
+
+
+def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str, Progress]) -> Summary:
+    commit = lake.publish(progress)
+    return replace(
+        summary,
+        queues=staged.queues,
+        file_count=len(commit.rows),
+        file_size=sum(file.size for file in commit.rows),
+        key_count=sum(file.entries for file in commit.keys),
+        key_size=sum(file.size for file in commit.keys),
+    )
+
+
+def _known(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
+    """Return how far a store or a live broker is archived. Raises StoreError where it was archived as the other."""
+    known = lake.progress().get(name)
+    if known is not None and known.is_live != is_live:
+        kinds = ("live", "from its store directory") if known.is_live else ("from its store directory", "live")
+        raise StoreError(
+            f"{name} was archived {kinds[0]} into {lake.root} and cannot be gone on with {kinds[1]}; "
+            f"archive into another lake, or give the store a name of its own"
+        )
+    return known
+
+
+def _live_ranges(
+    bounds: Ranges, known: Mapping[str, Progress | None], lake: Lake, fail_on_data_loss: bool
+) -> dict[Queue, tuple[int, int]]:
+    """Return what there is to archive of each queue."""
+    ranges = {}
+    for place, (least, most) in bounds.items():
+        assert isinstance(place, Queue)
+        archived = known[place.broker_name]
+        begin = archived.queues.get(place.topic, {}).get(str(place.queue_id), least) if archived else least
+        if begin > most:
+            raise StoreError(
+                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was made anew. "
+                f"Archive into another lake to go on"
+            )
+        if begin < least:
+            _lost(f"{place} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
+            begin = least
+        if begin < most:
+            ranges[place] = begin, most
+    return ranges
+
+
+def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
     """Return where to go on, having made sure that this is the store that was archived up to there."""
     begin = reader.min_physical_offset
     if known is None:
         return begin
     if known.physical_offset < begin:
-        raise StoreError(
-            f"{reader.path} begins at physical offset {begin}, but only what is before {known.physical_offset} is "
-            f"archived in {lake.root}; the messages between are lost. Archive into another lake to go on"
-        )
+        what = f"{reader.path} begins at physical offset {begin}"
+        _lost(what, f"what is before {known.physical_offset}", lake, fail_on_data_loss)
+        return begin
     other = (
         f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
         f"or give this store a name of its own"
@@ -179,40 +324,17 @@ def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake) -
     return known.physical_offset
 
 
-def _inspect(spark: SparkSession, lake: Lake) -> tuple[tuple[QueueSummary, ...], int | None]:
-    """Return what lies in staging by queue, and the physical offset of its last record: the files themselves say."""
-    if next(lake.staging.glob("*/*/*.parquet"), None) is None:
-        return (), None
-    counted = (
-        read_lake(spark, lake.staging)
-        .groupBy("topic", "queueId")
-        .agg(
-            F.count("*").alias("rows"),
-            F.sum("storeSize").alias("size"),
-            F.min("queueOffset").alias("first"),
-            F.max("queueOffset").alias("last"),
-            F.max("commitLogOffset").alias("commitLogOffset"),
-        )
-        .collect()
-    )
-    queues = [QueueSummary(row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1) for row in counted]
-    last = max(row.commitLogOffset for row in counted)
-    return tuple(sorted(queues, key=lambda queue: (queue.topic, queue.queue_id))), last
+def _lost(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
+    """Raise StoreError for messages that were deleted before they were archived, or warn of them."""
+    sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
+    if fail_on_data_loss:
+        raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to go on")
+    _log.warning("%s", sentence)
 
 
-def _advance(
-    known: Progress, end: int, queues: tuple[QueueSummary, ...], last: int | None, reader: StoreReader
-) -> Progress:
-    """Return the progress after a run that archived these queues and records before `end`."""
-    offsets: dict[str, Mapping[str, int]] = dict(known.queues)
-    for queue in queues:
-        offsets[queue.topic] = {**offsets.get(queue.topic, {}), str(queue.queue_id): queue.end_queue_offset}
-    if last is None:
-        return Progress(end, known.last_physical_offset, known.last_msg_id, offsets)
-    return Progress(end, last, reader.record(last).msg_id, offsets)
-
-
-def _plain(error: PySparkException) -> StoreError:
-    """Return the error of ours that Spark carried home from a worker in the text of its own."""
-    found = re.search(r"rucola\.errors\.\w+: (.*)", str(error))
-    return StoreError(found[1].strip() if found else str(error))
+def _advanced(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
+    """Return progress with the next queue offsets of these queues, by topic and queue id."""
+    queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
+    for (topic, queue_id), end in ends.items():
+        queues.setdefault(topic, {})[str(queue_id)] = end
+    return replace(known, queues=queues)

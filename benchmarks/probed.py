@@ -1,0 +1,91 @@
+"""A server of this folder or `rucola` itself, with a probe in its event loop that notes how long the loop stood still.
+
+    python probed.py HISTOGRAM.json COMMAND ...        COMMAND: `rucola` and its arguments, or `echo.py` and its own
+
+The probe asks to be called every millisecond. What it is called later than that, somebody kept the loop: a callback,
+the disk, another thread with the interpreter. The time for which the loop's thread was ready and had no processor is
+taken off, since that is the machine's. SIGUSR1 sets the histogram to nothing, and a server that ends writes it: the
+upper bounds of its classes in ms with their counts, and the longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from bisect import bisect_left
+from pathlib import Path
+
+INTERVAL_S = 0.001
+BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 1000)
+
+
+class Probe:
+    """The lateness of a call that is due every millisecond."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+        self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+
+    def begin_anew(self, *_: object) -> None:
+        self.counts = [0] * (len(BOUNDS_MS) + 1)
+        self.longest_ms = 0.0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due = loop.time() + INTERVAL_S
+        self._waited_ms = self._ready_ms()
+        loop.call_at(self._due, self._called)
+
+    def _called(self) -> None:
+        late_ms = max((time.monotonic() - self._due) * 1000 - (self._ready_ms() - self._waited_ms), 0)
+        self.counts[bisect_left(BOUNDS_MS, late_ms)] += 1
+        self.longest_ms = max(self.longest_ms, late_ms)
+        self.start(self._loop)
+
+    def _ready_ms(self) -> float:
+        """For how long this thread has waited for a processor, in all."""
+        return int(os.pread(self._schedule, 100, 0).split()[1]) / 1e6
+
+    def as_json(self) -> str:
+        classes = [f"<= {bound} ms" for bound in BOUNDS_MS] + [f"> {BOUNDS_MS[-1]} ms"]
+        return json.dumps({"counts": dict(zip(classes, self.counts, strict=True)), "longest_ms": self.longest_ms})
+
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    """Makes loops with a probe."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__()
+        self._probe = probe
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = super().new_event_loop()
+        self._probe.start(loop)
+        return loop
+
+
+def main() -> None:
+    result, command = Path(sys.argv[1]), sys.argv[2]
+    probe = Probe()
+    signal.signal(signal.SIGUSR1, probe.begin_anew)
+    asyncio.set_event_loop_policy(Policy(probe))
+    sys.argv = sys.argv[2:]
+    try:
+        if command == "rucola":
+            from rucola.cli.main import main as rucola  # which the echo server must not pay for
+
+            rucola()
+        else:
+            runpy.run_path(str(Path(__file__).with_name(command)), run_name="__main__")
+    finally:
+        result.write_text(probe.as_json(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

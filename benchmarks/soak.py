@@ -1,0 +1,314 @@
+"""Clients that come, go and crash: every acknowledged message is delivered to every group, and the ledger balances.
+
+    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1]
+
+`rucola standalone` runs in a process of its own. The clients live some to a process, four producers and two consumers
+of each of three groups, one of which keeps the order. A client lives for some seconds, closes and is followed by a new
+one; every few seconds a whole process is killed, with all that its clients have in hand, and another is started. Some
+messages fail at first and come again.
+
+Every process writes a ledger: a line before a message is sent (`t`), one after it was acknowledged (`a`), one when a
+group's listener is done with it (the group's name). A line is written before the next step is taken, so a process that
+is killed leaves no line about what it did not do. When the time is up, producers stop and consumers go on until nothing
+is left. Then, of the messages by their names,
+
+    acknowledged, but not delivered to a group     none, or the run fails
+    delivered, but never sent                      none
+    delivered to one group and not to another      none
+    delivered more often than once                 counted: what was in hand when its consumer crashed
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from rucola.admin import AdminClient
+from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer
+from rucola.errors import MQError
+from rucola.protocol.topic import TopicConfig
+from rucola.store.check import check
+from servers import Server, standalone
+
+TOPIC = "Soak"
+QUEUES = 24
+GROUPS = {"cooks": False, "clerks": False, "judges": True}
+"""The consumer groups, and whether they keep the order."""
+WITHOUT_ORDER = [group for group, in_order in GROUPS.items() if not in_order]
+PRODUCERS = 4
+CONSUMERS = 2
+SEND_PAUSE_S = 0.2
+LIFE_S = (3.0, 30.0)
+KILL_INTERVAL_S = 5.0
+FAILS_EACH = 500
+"""Of so many messages one fails at its first delivery."""
+DRAIN_S = 180.0
+READY_S = 60.0
+
+
+# The process in which clients live. -----------------------------------------------------------------------------------
+
+
+class Host:
+    """Some clients and their ledger. It runs until SIGTERM, or until it is killed."""
+
+    def __init__(self, namesrv: str, name: str, ledger: Path, groups: list[str], producers: int) -> None:
+        self._namesrv = namesrv
+        self._name = name
+        self._ledger = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._groups = groups
+        self._producer_count = producers
+        self._random = random.Random(name)
+        self._count = 0
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
+        lives: list[Callable[[], Awaitable[None]]] = [self._produce] * self._producer_count
+        lives += [partial(self._consume, group) for group in self._groups for _ in range(CONSUMERS)]
+        await asyncio.gather(*map(self._one_after_the_other, lives))
+
+    def _note(self, what: str, message: str) -> None:
+        os.write(self._ledger, f"{what} {message}\n".encode())
+
+    async def _life(self) -> None:
+        """Wait as long as one client lives."""
+        try:
+            await asyncio.wait_for(self._stopping.wait(), self._random.uniform(*LIFE_S))
+        except TimeoutError:
+            pass
+
+    async def _one_after_the_other(self, live: Callable[[], Awaitable[None]]) -> None:
+        """Live one client after the other. One that cannot even begin, on a busy machine, is followed by the next."""
+        while not self._stopping.is_set():
+            try:
+                await live()
+            except MQError as error:
+                print(f"{self._name}: {error}", file=sys.stderr)
+
+    async def _produce(self) -> None:
+        """The life of a producer."""
+        async with Producer("producers", self._namesrv) as producer:
+            sending = asyncio.create_task(self._send(producer))
+            await self._life()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _send(self, producer: Producer) -> None:
+        while True:
+            self._count += 1
+            message = f"{self._name}-{self._count}"
+            self._note("t", message)
+            try:
+                await producer.send(Message(TOPIC, message.encode(), keys=message))
+                self._note("a", message)
+            except MQError as error:
+                print(f"{self._name}: {error}", file=sys.stderr)
+            await asyncio.sleep(self._random.uniform(0, 2 * SEND_PAUSE_S))
+
+    async def _consume(self, group: str) -> None:
+        """The life of a consumer."""
+
+        def listen(message: MessageExt) -> None:
+            name = message.body.decode()
+            if message.reconsume_times == 0 and int(name.rpartition("-")[2]) % FAILS_EACH == FAILS_EACH - 1:
+                raise RuntimeError(f"{name} fails at its first delivery, on purpose")
+            self._note(group, name)
+
+        consumer = PushConsumer(
+            group,
+            self._namesrv,
+            orderly=GROUPS[group],
+            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            suspend_current_queue_ms=100,
+        )
+        consumer.subscribe(TOPIC)
+        consumer.listen(listen)
+        async with consumer:
+            await self._life()
+
+
+# The process that starts and kills them. ------------------------------------------------------------------------------
+
+
+class Soak:
+    """A server, its hosts, and the ledgers that they leave."""
+
+    def __init__(self, directory: Path, server: Server, groups: list[str], seed: int) -> None:
+        self._directory = directory
+        self._server = server
+        self._groups = groups
+        self._random = random.Random(seed)
+        self._hosts: list[subprocess.Popen[bytes]] = []
+        self._started = 0
+        self.crashes = 0
+
+    def start_host(self, producers: int = PRODUCERS) -> None:
+        self._started += 1
+        name = f"h{self._started}"
+        arguments = [
+            self._server.namesrv, name, self._directory / f"{name}.ledger", ",".join(self._groups), producers,
+        ]  # fmt: skip
+        with (self._directory / f"{name}.log").open("wb") as log:
+            command = [sys.executable, __file__, "--host", *map(str, arguments)]
+            self._hosts.append(subprocess.Popen(command, stderr=log))
+
+    def crash_one(self) -> None:
+        """Kill one process of clients, and let another take its place."""
+        host = self._hosts.pop(self._random.randrange(len(self._hosts)))
+        host.kill()
+        host.wait()
+        self.crashes += 1
+        self.start_host()
+
+    def stop_hosts(self) -> None:
+        """Let every client close. A process that has no clients yet just ends."""
+        hosts, self._hosts = self._hosts, []
+        for host in hosts:
+            host.send_signal(signal.SIGTERM)
+        codes = {host.wait(60) for host in hosts}
+        if codes - {0, -signal.SIGTERM}:
+            raise RuntimeError(f"processes of clients ended with {codes}; their logs are in {self._directory}")
+
+    def kill_hosts(self) -> None:
+        for host in self._hosts:
+            host.kill()
+            host.wait()
+
+    def ledger(self) -> dict[str, Counter[str]]:
+        """How often each message stands in the ledgers, by what happened to it."""
+        found: dict[str, Counter[str]] = {what: Counter() for what in ("t", "a", *self._groups)}
+        for path in self._directory.glob("*.ledger"):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                what, _, message = line.partition(" ")
+                found[what][message] += 1
+        return found
+
+    def wait(self, seconds: float, is_enough: Callable[[], bool]) -> bool:
+        """Look every second whether it is enough; False when the time was up."""
+        deadline = time.monotonic() + seconds
+        while not is_enough():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(1)
+        return True
+
+    def is_in_motion(self) -> bool:
+        """Whether every group has got something, so that all kinds of clients are at work."""
+        ledger = self.ledger()
+        return all(ledger[group] for group in self._groups)
+
+    def is_drained(self) -> bool:
+        """Whether every group has got whatever was acknowledged, and has said so to the broker."""
+        ledger = self.ledger()
+        return (
+            all(ledger["a"].keys() <= ledger[group].keys() for group in self._groups) and asyncio.run(self._lag()) == 0
+        )
+
+    async def create_topic(self) -> None:
+        async with AdminClient(self._server.namesrv) as admin:
+            config = TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
+            await admin.create_and_update_topic_config(f"127.0.0.1:{self._server.port}", config)
+
+    async def stored(self) -> int:
+        async with AdminClient(self._server.namesrv) as admin:
+            ends = await admin.examine_topic_stats(TOPIC)
+        return sum(end.max_offset - end.min_offset for end in ends.values())
+
+    async def _lag(self) -> int:
+        async with AdminClient(self._server.namesrv) as admin:
+            stats = [await admin.examine_consume_stats(group) for group in self._groups]
+        places = [place for one in stats for place in one.offset_table.values()]
+        return sum(place.broker_offset - place.consumer_offset for place in places)
+
+
+def findings(ledger: dict[str, Counter[str]], stored: int) -> list[str]:
+    """What does not balance."""
+    found = []
+    groups = ledger.keys() - {"t", "a"}
+    everything = set().union(*(ledger[group] for group in groups))
+    for group in sorted(groups):
+        delivered = ledger[group].keys()
+        if missing := ledger["a"].keys() - delivered:
+            found.append(f"{len(missing)} acknowledged messages did not come to {group}: {sorted(missing)[:5]}")
+        if invented := delivered - ledger["t"].keys():
+            found.append(f"{len(invented)} messages that nobody sent came to {group}: {sorted(invented)[:5]}")
+        if lost := everything - delivered:
+            found.append(f"{len(lost)} messages came to others and not to {group}: {sorted(lost)[:5]}")
+    if stored < len(everything):
+        found.append(f"{len(everything)} messages were delivered, and only {stored} are stored")
+    return found
+
+
+def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str]:
+    """One run; what does not balance."""
+    with tempfile.TemporaryDirectory(prefix="rucola-soak-") as root, ExitStack() as stack:
+        directory, store = Path(root), Path(root) / "store"
+        server = stack.enter_context(standalone(store))
+        run = Soak(directory, server, groups, seed)
+        stack.callback(run.kill_hosts)
+        asyncio.run(run.create_topic())
+        clients_a_host = PRODUCERS + CONSUMERS * len(groups)
+        for _ in range(max(1, clients // clients_a_host)):
+            run.start_host()
+        if not run.wait(READY_S, run.is_in_motion):
+            return [f"after {READY_S:.0f} s some group had got nothing"]
+        begin, memory = time.monotonic(), server.memory()["rss"]
+        end = begin + minutes * 60
+        while time.monotonic() < end:
+            time.sleep(min(KILL_INTERVAL_S, max(0.0, end - time.monotonic())))
+            run.crash_one()
+        print(f"{run.crashes} processes of {clients_a_host} clients were killed", flush=True)
+        run.stop_hosts()
+        run.start_host(producers=0)
+        drained = run.wait(DRAIN_S, run.is_drained)
+        run.stop_hosts()
+        ledger, stored = run.ledger(), asyncio.run(run.stored())
+        print(f"sent {len(ledger['t'])}, acknowledged {len(ledger['a'])}, stored {stored}")
+        for group in groups:
+            deliveries = ledger[group]
+            print(f"{group}: delivered {len(deliveries)}, {deliveries.total() - len(deliveries)} of them again")
+        print(f"memory of the server: {memory:.0f} MB at the beginning, {server.memory()['rss']:.0f} MB at the end")
+        found = findings(ledger, stored)
+        if not drained and not found:
+            found.append(f"after {DRAIN_S:.0f} s the groups had not committed the end of their queues")
+        server.stop()
+        found += [str(problem) for problem in check(store)]
+        return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--host"]:
+        namesrv, name, ledger, groups, producers = sys.argv[2:]
+        asyncio.run(Host(namesrv, name, Path(ledger), groups.split(","), int(producers)).run())
+        return
+    parser = argparse.ArgumentParser(description="Clients that come, go and crash; nothing acknowledged may be lost.")
+    parser.add_argument("--minutes", type=float, default=10, help="how long clients come and go (default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=200, help="how many there are at a time (default: %(default)s)")
+    parser.add_argument(
+        "--without-order",
+        action="store_true",
+        help="no group that keeps the order: its locks outlive a crash by a minute",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="which processes are killed (default: %(default)s)")
+    arguments = parser.parse_args()
+    chosen = WITHOUT_ORDER if arguments.without_order else list(GROUPS)
+    found = soak(arguments.minutes, arguments.clients, chosen, arguments.seed)
+    print("\n".join(found) or "the ledger balances")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

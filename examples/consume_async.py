@@ -1,0 +1,36 @@
+"""Consume by a listener in asyncio: twenty calls at a time; a call that raises gives its message back for later.
+
+It prints:
+
+    try 0 of pasta failed
+    pizza, pasta at try 1
+"""
+
+import asyncio
+
+from rucola.client import Message, MessageExt, Producer, PushConsumer, ReconsumeLater
+
+
+async def main() -> None:
+    async with Producer("shop") as producer:
+        for dish in (b"pizza", b"pasta"):
+            await producer.send(Message("Orders", dish))
+
+    cooked: asyncio.Queue[str] = asyncio.Queue()
+
+    async def cook(message: MessageExt) -> None:
+        if message.body == b"pasta" and message.reconsume_times == 0:
+            print(f"try {message.reconsume_times} of pasta failed")
+            # Any error has the message come again after 10 s, 30 s, a minute and so on, 16 times at most, and then
+            # go to the dead letter queue %DLQ%kitchen. This one chooses the delay level itself.
+            raise ReconsumeLater(delay_level=1)
+        await cooked.put(message.body.decode())
+
+    consumer = PushConsumer("kitchen")
+    consumer.subscribe("Orders")
+    consumer.listen(cook)
+    async with consumer:
+        print(f"{await cooked.get()}, {await cooked.get()} at try 1")
+
+
+asyncio.run(main())

@@ -1,0 +1,22 @@
+"""Send now, deliver later: at one of the broker's delay levels, or at any time.
+
+It prints:
+
+    later: after a while
+    soon: at a time of its own
+"""
+
+from rucola.client.sync import Message, Producer, PushConsumer
+
+with Producer("shop") as producer:
+    after_a_while = Message("Reminders", b"after a while", tags="later")
+    after_a_while.delay_level = 1  # the first of messageDelayLevel, a second unless the broker says otherwise
+    producer.send(after_a_while)
+    producer.send(Message("Reminders", b"at a time of its own", tags="soon", properties={"TIMER_DELAY_MS": "1500"}))
+
+consumer = PushConsumer("diary")
+consumer.subscribe("Reminders")
+with consumer:
+    messages = consumer.messages()
+    for message in sorted((next(messages), next(messages)), key=lambda message: message.tags or ""):
+        print(f"{message.tags}: {message.body.decode()}")

@@ -1,0 +1,41 @@
+"""In order by a sharding key: all messages of one order go to one queue, and are consumed one after the other.
+
+It prints:
+
+    order-1: placed, paid, shipped
+    order-2: placed, paid, shipped
+    order-3: placed, paid, shipped
+"""
+
+import asyncio
+from collections import defaultdict
+
+from rucola.client import Message, MessageExt, Producer, PushConsumer, select_by_hash
+
+
+async def main() -> None:
+    orders = [f"order-{number}" for number in (1, 2, 3)]
+    async with Producer("shop") as producer:
+        for step in ("placed", "paid", "shipped"):
+            for order in orders:
+                await producer.send(Message("Orders", step.encode(), keys=order), select_by_hash(order))
+
+    steps: defaultdict[str, list[str]] = defaultdict(list)
+    complete = asyncio.Event()
+
+    async def listen(message: MessageExt) -> None:
+        """Called for one message of a queue at a time. An error would stop the queue for a second, and try again."""
+        steps[message.keys or ""].append(message.body.decode())
+        if sum(map(len, steps.values())) == 9:
+            complete.set()
+
+    consumer = PushConsumer("kitchen", orderly=True)
+    consumer.subscribe("Orders")
+    consumer.listen(listen)
+    async with consumer:
+        await complete.wait()
+    for order in orders:
+        print(f"{order}: {', '.join(steps[order])}")
+
+
+asyncio.run(main())

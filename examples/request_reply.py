@@ -1,0 +1,28 @@
+"""Ask by a message and wait for the answer of whoever consumes it.
+
+It prints:
+
+    How much is a pizza? Nine euros.
+"""
+
+import asyncio
+
+from rucola.client import Message, MessageExt, Producer, PushConsumer
+
+
+async def main() -> None:
+    async with Producer("guests") as asker, Producer("waiters") as replier:
+
+        async def answer(request: MessageExt) -> None:
+            await replier.reply(request, b"Nine euros.")
+
+        waiter = PushConsumer("waiters")
+        waiter.subscribe("Questions")
+        waiter.listen(answer)
+        async with waiter:
+            question = Message("Questions", b"How much is a pizza?")
+            reply = await asker.request(question, timeout_ms=20_000)
+            print(question.body.decode(), reply.body.decode())
+
+
+asyncio.run(main())

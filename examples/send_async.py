@@ -1,0 +1,24 @@
+"""Send from asyncio: one by one, several at a time, and a stream of many.
+
+It prints:
+
+    1 + 3 + 1000 stored
+"""
+
+import asyncio
+
+from rucola.client import Message, Producer
+
+
+async def main() -> None:
+    async with Producer("shop") as producer:
+        first = await producer.send(Message("Orders", b"one pizza"))
+        several = await asyncio.gather(*(producer.send(Message("Orders", b"a pizza more")) for _ in range(3)))
+        # Many requests under way in one connection; the results come in order, and `orders` is read as fast as they do.
+        orders = (Message("Orders", f"pizza {number}".encode()) for number in range(1000))
+        many = [result async for result in producer.send_many(orders)]
+    assert all(result.is_ok for result in [first, *several, *many])
+    print(f"1 + {len(several)} + {len(many)} stored")
+
+
+asyncio.run(main())

@@ -1,0 +1,28 @@
+"""Members of a group share the queues of a topic, here by a ring of hashes, so that few queues move at a change.
+
+It prints:
+
+    two members share 4 queues
+"""
+
+import asyncio
+
+from rucola.client import ClientInstance, Message, Producer, PushConsumer
+from rucola.client.rebalance import consistent_hash
+
+
+async def main() -> None:
+    async with Producer("shop") as producer:
+        await producer.send(Message("Orders", b"one pizza"))
+    async with ClientInstance(client_id="cook-1") as first, ClientInstance(client_id="cook-2") as second:
+        # All members of a group need the same strategy; `average` is the default, as in Apache's clients.
+        cooks = [PushConsumer("kitchen", instance=cook, strategy=consistent_hash()) for cook in (first, second)]
+        for cook in cooks:
+            cook.subscribe("Orders")
+        async with cooks[0], cooks[1]:
+            while not cooks[0].queues or not cooks[1].queues or cooks[0].queues & cooks[1].queues:
+                await cooks[0].rebalanced()
+            print(f"two members share {len(cooks[0].queues | cooks[1].queues)} queues")
+
+
+asyncio.run(main())

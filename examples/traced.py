@@ -1,0 +1,32 @@
+"""Have it written down what becomes of messages, for `rucola admin queryMsgTraceById` and Apache's dashboard.
+
+It prints:
+
+    consumed one pizza
+"""
+
+import asyncio
+
+from rucola.client import Message, MessageExt, Producer, PushConsumer
+from rucola.client.trace import MessageTrace
+
+
+async def main() -> None:
+    async with MessageTrace() as trace:
+        async with Producer("shop", trace=trace) as producer:
+            await producer.send(Message("Orders", b"one pizza", keys="order-1"))
+
+        consumed = asyncio.Event()
+
+        async def cook(message: MessageExt) -> None:
+            print("consumed", message.body.decode())
+            consumed.set()
+
+        consumer = PushConsumer("kitchen", trace=trace)
+        consumer.subscribe("Orders")
+        consumer.listen(cook)
+        async with consumer:
+            await consumed.wait()
+
+
+asyncio.run(main())

@@ -1,0 +1,274 @@
+"""Metrics: what a broker tells Prometheus, under the names and labels of Apache's rocketmq-exporter.
+
+    GET /metrics HTTP/1.1
+
+is answered with everything, put together at that moment from the tables, the store and the statistics; nothing is kept.
+All are gauges, and 0 stands for a topic or group that exists and has nothing.
+
+    rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read a second
+    rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put a second
+    rocketmq_producer_offset                         cluster broker topic            messages that ever came
+    rocketmq_topic_retry_offset                      cluster broker topic            the same of %RETRY% topics
+    rocketmq_topic_dlq_offset                        cluster broker group            the same of %DLQ% topics
+    rocketmq_consumer_tps, _message_size             cluster broker topic group      messages and bytes read a second
+    rocketmq_consumer_offset                         cluster broker topic group      messages that the group has done
+    rocketmq_group_get_latency_by_storetime          cluster broker topic group      ms since the next one was stored
+    rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     messages before it
+    rocketmq_group_count                             caddr localaddr group           clients of the group
+    rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
+
+The last are figures of GET_BROKER_RUNTIME_INFO. Rates are of the last minute. rocketmq_group_count names the addresses
+and ids of the clients, as the exporter does.
+
+Switched on by `metricsExporterType=PROM`; `metricsPromExporterPort` and `metricsPromExporterHost` say where. These keys
+are those of RocketMQ 5, whose metrics have other names; the exporter's are those that dashboards for 4 know. Figures
+that only an exporter has (of clients from inside) or only Apache's broker (of its thread pools and latencies) are left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from rucola.broker.clients import Clients
+from rucola.broker.config import BrokerConfig
+from rucola.broker.stats import BrokerStats
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.errors import RemotingError
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
+from rucola.protocol.stats import (
+    BROKER_GET_NUMS,
+    BROKER_PUT_NUMS,
+    GROUP_GET_NUMS,
+    GROUP_GET_SIZE,
+    TOPIC_PUT_NUMS,
+    TOPIC_PUT_SIZE,
+    group_key,
+)
+from rucola.store.message_store import MessageStore
+
+REQUEST_TIMEOUT_S = 10
+MAX_REQUEST_SIZE = 16 * 1024
+
+_RUNTIME = {
+    "msgPutTotalTodayNow": "msg_put_total_today_now",
+    "msgGetTotalTodayNow": "msg_gettotal_today_now",
+    "dispatchBehindBytes": "dispatch_behind_bytes",
+    "putMessageSizeTotal": "put_message_size_total",
+    "putMessageAverageSize": "put_message_average_size",
+    "putMessageTimesTotal": "putmessage_times_total",
+    "earliestMessageTimeStamp": "earliest_message_timestamp",
+    "commitLogDiskRatio": "commitlog_disk_ratio",
+    "consumeQueueDiskRatio": "consumequeue_disk_ratio",
+    "commitLogMinOffset": "commitlog_minoffset",
+    "commitLogMaxOffset": "commitlog_maxoffset",
+}
+"""Figures that are one number, and their names after `rocketmq_brokeruntime_`."""
+
+_RUNTIME_RATES = {
+    "putTps": "put_tps",
+    "getFoundTps": "getfound_tps",
+    "getMissTps": "getmiss_tps",
+    "getTotalTps": "gettotal_tps",
+    "getTransferedTps": "gettransfered_tps",
+}
+"""Figures that are three rates, and their names; the seconds of the window follow."""
+
+_WINDOWS_S = ("10", "60", "600")
+
+_BY_TOPIC = ("cluster", "broker", "topic")
+_BY_GROUP = ("cluster", "broker", "topic", "group")
+_OF_MEMBERS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
+
+
+class BrokerCollector(Collector):
+    """Puts the metrics together. `figures` are those of GET_BROKER_RUNTIME_INFO."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicConfigTable,
+        offsets: ConsumerOffsetTable,
+        clients: Clients,
+        stats: BrokerStats,
+        figures: Callable[[], dict[str, str]],
+        clock: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._clients = clients
+        self._stats = stats
+        self._figures = figures
+        self._clock = clock
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Everything, now."""
+        yield from self._broker()
+        yield from self._runtime()
+        yield from self._of_topics()
+        yield from self._of_groups()
+
+    def _tps(self, name: str, key: str) -> float:
+        """What was counted under a name, a second in the last minute."""
+        data = self._stats.view(name, key, self._clock())
+        return data.stats_minute.tps if data is not None else 0.0
+
+    def _broker(self) -> Iterator[GaugeMetricFamily]:
+        config = self._config
+        labels = (config.broker_cluster_name, f"{config.broker_ip1}:{config.listen_port}", config.broker_name)
+        for name, counted in (("rocketmq_broker_tps", BROKER_PUT_NUMS), ("rocketmq_broker_qps", BROKER_GET_NUMS)):
+            family = GaugeMetricFamily(name, counted, labels=("cluster", "brokerIP", "broker"))
+            family.add_metric(labels, self._tps(counted, config.broker_cluster_name))
+            yield family
+
+    def _runtime(self) -> Iterator[GaugeMetricFamily]:
+        figures, config = self._figures(), self._config
+        names = ("cluster", "brokerIP", "brokerHost", "des", "boottime", "broker_version")
+        labels = (
+            config.broker_cluster_name,
+            f"{config.broker_ip1}:{config.listen_port}",
+            config.broker_name,
+            figures["brokerVersionDesc"],
+            figures["bootTimestamp"],
+            figures["brokerVersion"],
+        )
+        values = {name: figures[key] for key, name in _RUNTIME.items()}
+        for key, name in _RUNTIME_RATES.items():
+            values |= {f"{name}{seconds}": rate for seconds, rate in zip(_WINDOWS_S, figures[key].split(), strict=True)}
+        for name, value in values.items():
+            family = GaugeMetricFamily(f"rocketmq_brokeruntime_{name}", name, labels=names)
+            family.add_metric(labels, float(value))
+            yield family
+
+    def _of_topics(self) -> Iterator[GaugeMetricFamily]:
+        own = self._config.broker_cluster_name, self._config.broker_name
+        came = GaugeMetricFamily("rocketmq_producer_offset", "messages that ever came", labels=_BY_TOPIC)
+        retried = GaugeMetricFamily("rocketmq_topic_retry_offset", "messages to be tried again", labels=_BY_TOPIC)
+        dead = GaugeMetricFamily("rocketmq_topic_dlq_offset", "dead letters", labels=("cluster", "broker", "group"))
+        tps = GaugeMetricFamily("rocketmq_producer_tps", "messages put a second", labels=_BY_TOPIC)
+        size = GaugeMetricFamily("rocketmq_producer_message_size", "bytes put a second", labels=_BY_TOPIC)
+        for config in self._topics:
+            topic = config.topic_name
+            count = sum(max(0, self._store.max_offset(topic, number)) for number in range(config.write_queue_nums))
+            if topic.startswith(RETRY_PREFIX):
+                retried.add_metric((*own, topic), count)
+            elif topic.startswith(DLQ_PREFIX):
+                dead.add_metric((*own, topic.removeprefix(DLQ_PREFIX)), count)
+            else:
+                came.add_metric((*own, topic), count)
+            tps.add_metric((*own, topic), self._tps(TOPIC_PUT_NUMS, topic))
+            size.add_metric((*own, topic), self._tps(TOPIC_PUT_SIZE, topic))
+        yield from (came, retried, dead, tps, size)
+
+    def _of_groups(self) -> Iterator[GaugeMetricFamily]:
+        own = self._config.broker_cluster_name, self._config.broker_name
+        tps = GaugeMetricFamily("rocketmq_consumer_tps", "messages read a second", labels=_BY_GROUP)
+        size = GaugeMetricFamily("rocketmq_consumer_message_size", "bytes read a second", labels=_BY_GROUP)
+        done = GaugeMetricFamily("rocketmq_consumer_offset", "messages that the group has done", labels=_BY_GROUP)
+        latency = GaugeMetricFamily(
+            "rocketmq_group_get_latency_by_storetime", "ms since the next message was stored", labels=_BY_GROUP
+        )
+        diffs = {
+            prefix: GaugeMetricFamily(f"rocketmq_group_{name}", "messages before the group", labels=_OF_MEMBERS)
+            for prefix, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff"))
+        }
+        for key, committed in self._offsets.table().items():
+            topic, _, group = key.partition(group_key("", ""))
+            if self._topics.get(topic) is None:
+                continue
+            labels, counted = (*own, topic, group), group_key(topic, group)
+            tps.add_metric(labels, self._tps(GROUP_GET_NUMS, counted))
+            size.add_metric(labels, self._tps(GROUP_GET_SIZE, counted))
+            done.add_metric(labels, sum(committed.values()))
+            latency.add_metric(labels, max((self._latency_ms(topic, *at) for at in committed.items()), default=0))
+            ahead = sum(max(0, self._store.max_offset(topic, number) - at) for number, at in committed.items())
+            members = self._clients.consumers.get(group)
+            count, model = (len(members.members), members.message_model) if members is not None else (0, "")
+            prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
+            diffs[prefix].add_metric((group, topic, str(count), model), ahead)
+        yield from (tps, size, done, latency, *diffs.values(), self._members())
+
+    def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """How long ago the message was stored that the group has to do next; 0 where there is none."""
+        next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
+        return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
+
+    def _members(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "rocketmq_group_count", "clients of the group", labels=("caddr", "localaddr", "group")
+        )
+        for name, group in self._clients.consumers.items():
+            addresses = ",".join(sorted(connection.peer for connection in group.members))
+            family.add_metric((addresses, ",".join(sorted(group.client_ids)), name), len(group.members))
+        return family
+
+
+class MetricsServer:
+    """Answers GET /metrics, over HTTP, one request a connection. Belongs to the broker's event loop."""
+
+    def __init__(self, host: str, port: int, collector: Collector) -> None:
+        self.host = host
+        self.port = port
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(collector)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen; with port 0, `port` then holds the one that the system chose. RemotingError where it is taken."""
+        try:
+            self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_SIZE)
+        except OSError as error:
+            raise RemotingError(f"cannot listen on {self.host}:{self.port} for metrics: {error.strerror}") from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening, and end what is being answered."""
+        self._server.close()
+        await self._server.wait_closed()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._answer(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request; whoever sends none in time, or none that can be read, gets no answer."""
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._response(head.split(b"\r\n", 1)[0].split(b" ")))
+                    await writer.drain()
+        except TimeoutError:
+            pass
+        finally:
+            writer.close()
+
+    def _response(self, request: list[bytes]) -> bytes:
+        method, path, *_ = *request, b"", b""
+        if method != b"GET":
+            return _http("405 Method Not Allowed", "text/plain", b"only GET is answered\n")
+        if path.partition(b"?")[0] != b"/metrics":
+            return _http("404 Not Found", "text/plain", b"metrics are at /metrics\n")
+        return _http("200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry))
+
+
+def _http(status: str, content_type: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

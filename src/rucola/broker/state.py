@@ -1,0 +1,34 @@
+"""BrokerState: what the processors of a broker work on, beside what is a subject's own.
+
+Answers to the getters of `BrokerController` of Apache RocketMQ 4.9.8 that every processor there calls; here nobody can
+reach the broker's machinery through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rucola.broker.clients import Clients
+from rucola.broker.config import BrokerConfig
+from rucola.broker.stats import BrokerStats
+from rucola.broker.tables.filters import ConsumerFilterTable
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.store.message_store import MessageStore
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """Settings, store, tables, who is connected, what was counted, and what time it is (milliseconds since 1970)."""
+
+    config: BrokerConfig
+    store: MessageStore
+    topics: TopicConfigTable
+    groups: SubscriptionGroupTable
+    offsets: ConsumerOffsetTable
+    filters: ConsumerFilterTable
+    clients: Clients
+    stats: BrokerStats
+    clock: Callable[[], int]

@@ -1,0 +1,106 @@
+"""Export: settings and figures of a cluster as JSON documents, to keep or to compare."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from rucola.admin import AdminClient
+from rucola.cli.admin.command import ask, broker_option, cluster_option, command, one_of, targets
+from rucola.cli.output import print_json
+from rucola.errors import ConfigError
+from rucola.files import replace_file
+
+path_option = click.option(
+    "-f", "--filePath", "directory", type=click.Path(file_okay=False, path_type=Path),
+    help="The directory to write to; without it the document is printed.",
+)  # fmt: skip
+whole_cluster_option = click.option("-c", "--clusterName", "cluster", required=True, help="The cluster.")
+
+
+def _export(document: dict[str, Any], directory: Path | None, name: str, as_json: bool) -> None:
+    """Print the document, or write it to the file `name`."""
+    if directory is None:
+        print_json(document)
+        return
+    path = directory / name
+    try:
+        replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from None
+    if as_json:
+        print_json({"path": str(path)})
+    else:
+        click.echo(f"export {path} success")
+
+
+@command("exportMetadata")
+@broker_option
+@cluster_option
+@path_option
+@click.option("-t", "--topic", "only_topics", is_flag=True, help="Topics only.")
+@click.option("-g", "--subscriptionGroup", "only_groups", is_flag=True, help="Groups only.")
+@click.option("-s", "--specialTopic", "with_special", is_flag=True, help="Topics for retries and dead letters as well.")
+def export_metadata(
+    namesrv_addr: str,
+    as_json: bool,
+    address: str | None,
+    cluster: str | None,
+    directory: Path | None,
+    only_topics: bool,
+    only_groups: bool,
+    with_special: bool,
+) -> None:
+    """Topics and groups of one broker (-b), or of all masters of a cluster (-c) together.
+
+    \b
+    Examples:
+      rucola admin exportMetadata -c DefaultCluster
+      rucola admin exportMetadata -b localhost:10911 -t -f exported
+    """
+    one_of(address, cluster)
+    if only_topics and only_groups:
+        raise click.UsageError("-t and -g exclude each other; without them, both are exported")
+
+    async def question(client: AdminClient) -> dict[str, Any]:
+        addresses = await targets(client, address, cluster)
+        topics, groups = await client.export_metadata(addresses, with_special=with_special)
+        document: dict[str, Any] = {"exportTime": time.time_ns() // 1_000_000}
+        if not only_groups:
+            document["topicConfigTable"] = topics
+        if not only_topics:
+            document["subscriptionGroupTable"] = groups
+        return document
+
+    name = "topic.json" if only_topics else "subscriptionGroup.json" if only_groups else "metadata.json"
+    _export(ask(namesrv_addr, question), directory, name, as_json)
+
+
+@command("exportConfigs")
+@whole_cluster_option
+@path_option
+def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Path | None) -> None:
+    """How many servers a cluster has, and those settings of its masters that tell clusters apart.
+
+    \b
+    Examples:
+      rucola admin exportConfigs -c DefaultCluster -f exported
+    """
+    _export(ask(namesrv_addr, lambda client: client.export_configs(cluster)), directory, "configs.json", as_json)
+
+
+@command("exportMetrics")
+@whole_cluster_option
+@path_option
+def export_metrics(namesrv_addr: str, as_json: bool, cluster: str, directory: Path | None) -> None:
+    """Disk, rates, day counts and clients of a cluster's masters.
+
+    \b
+    Examples:
+      rucola admin exportMetrics -c DefaultCluster -f exported
+    """
+    _export(ask(namesrv_addr, lambda client: client.export_metrics(cluster)), directory, "metrics.json", as_json)

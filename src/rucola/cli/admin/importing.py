@@ -1,0 +1,102 @@
+"""Import: topics and groups from a file, the other way round of `exportMetadata`.
+
+The file holds a JSON array of settings, as RocketMQ 5's commands of these names read it, or a document that
+`exportMetadata` has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
+from rucola.cli.admin.command import ask, broker_option, cluster_option, command, one_of, targets
+from rucola.cli.output import print_json
+from rucola.errors import ConfigError
+
+T = TypeVar("T")
+
+file_option = click.option(
+    "-f", "--filename", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
+    help="A JSON array of them, or what exportMetadata wrote.",
+)  # fmt: skip
+
+
+def _read(path: Path, kind: type[T], table: str) -> list[T]:
+    """The settings in a file. ConfigError says what is wrong with it."""
+    try:
+        document: Any = msgspec.json.decode(path.read_bytes())
+        if isinstance(document, dict):
+            document = list(document[table].values())
+        return msgspec.convert(document, list[kind])  # type: ignore[valid-type]
+    except KeyError:
+        raise ConfigError(f"{path} has no {table}") from None
+    except (OSError, AttributeError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} holds no such list: {error}") from None
+
+
+def _import(
+    namesrv_addr: str,
+    as_json: bool,
+    address: str | None,
+    cluster: str | None,
+    wanted: list[T],
+    name_of: Callable[[T], str],
+    put: Callable[[AdminClient, str, T], Awaitable[None]],
+) -> None:
+    """Put every setting to every broker that is meant, and print what was done."""
+
+    async def question(client: AdminClient) -> list[str]:
+        addresses = await targets(client, address, cluster)
+        for one in addresses:
+            for config in wanted:
+                await put(client, one, config)
+        return addresses
+
+    addresses = ask(namesrv_addr, question)
+    names = [name_of(config) for config in wanted]
+    if as_json:
+        print_json({"brokerAddrs": addresses, "names": names})
+        return
+    for one in addresses:
+        click.echo(f"submit batch of {len(names)} to {one} success: {', '.join(names)}")
+
+
+@command("updateTopicList")
+@broker_option
+@cluster_option
+@file_option
+def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path) -> None:
+    """Create or change the topics in a file, on one broker (-b) or on a whole cluster (-c).
+
+    \b
+    Examples:
+      rucola admin updateTopicList -c DefaultCluster -f exported/topic.json
+    """
+    one_of(address, cluster)
+    wanted = _read(path, TopicConfig, "topicConfigTable")
+    put = AdminClient.create_and_update_topic_config
+    _import(namesrv_addr, as_json, address, cluster, wanted, lambda config: config.topic_name, put)
+
+
+@command("updateSubGroupList")
+@broker_option
+@cluster_option
+@file_option
+def update_sub_group_list(
+    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path
+) -> None:
+    """Create or change the consumer groups in a file, on one broker (-b) or on a whole cluster (-c).
+
+    \b
+    Examples:
+      rucola admin updateSubGroupList -c DefaultCluster -f exported/subscriptionGroup.json
+    """
+    one_of(address, cluster)
+    wanted = _read(path, SubscriptionGroupConfig, "subscriptionGroupTable")
+    put = AdminClient.create_and_update_subscription_group_config
+    _import(namesrv_addr, as_json, address, cluster, wanted, lambda config: config.group_name, put)

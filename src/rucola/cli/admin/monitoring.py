@@ -1,0 +1,53 @@
+"""Monitoring: what an operator should know of all groups, round after round."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from rucola.admin import AdminClient, Finding
+from rucola.cli.admin.command import ask, command, rounds
+from rucola.cli.output import time_text
+
+DEFAULT_INTERVAL_S = 60.0
+
+
+@command("startMonitoring")
+@click.option("-i", "--interval", type=click.FloatRange(0), default=DEFAULT_INTERVAL_S, show_default=True,
+              help="Seconds between two rounds.")  # fmt: skip
+@click.option("--once", is_flag=True, help="One round only.")
+def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bool) -> None:
+    """Look at all groups, round after round until interrupted; with --json one JSON object a line.
+
+    UNDONE is how many messages are before a group and how old the first is; FAILED, how many dead letters it has.
+    DELETED tells that a group was sent on, since what it asked for was no more. CLIENTS tells of members that subscribe
+    differently or do not answer.
+
+    \b
+    Examples:
+      rucola admin startMonitoring
+      rucola admin startMonitoring -i 10 --json
+      rucola admin startMonitoring --once
+    """
+    since_ms = time.time_ns() // 1_000_000 - round(interval * 1000)
+
+    async def question(client: AdminClient) -> list[Finding]:
+        return await client.look_at_groups(since_ms)
+
+    for _ in rounds(None if once else interval):
+        now_ms = time.time_ns() // 1_000_000
+        for finding in ask(namesrv_addr, question):
+            click.echo(msgspec.json.encode(_json(finding)) if as_json else _text(finding, now_ms))
+        since_ms = now_ms
+
+
+def _json(finding: Finding) -> dict[str, Any]:
+    return {"event": finding.event, "group": finding.group, **finding.details}
+
+
+def _text(finding: Finding, now_ms: int) -> str:
+    details = " ".join(f"{name}={value}" for name, value in finding.details.items())
+    return f"{time_text(now_ms)} [MONITOR] {finding.event:<8} group={finding.group} {details}"

@@ -1,0 +1,89 @@
+"""Message trace: what clients have written down of a message's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from rucola.admin import TRACE_TOPIC, MessageTraceView, TracedDelivery
+from rucola.cli.admin.command import ask, command
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.errors import ConfigError
+
+
+@command("queryMsgTraceById")
+@click.option("-i", "--msgId", "msg_id", required=True, help="The id that the producer gave to the message.")
+@click.option("-t", "--traceTopic", "trace_topic", default=TRACE_TOPIC, show_default=True, help="Where traces are.")
+def query_msg_trace_by_id(namesrv_addr: str, as_json: bool, msg_id: str, trace_topic: str) -> None:
+    """What producers and consumers that trace have told of a message: who sent it, who consumed it, when, how long.
+
+    \b
+    Examples:
+      rucola admin queryMsgTraceById -i C0A80107126755B4AAC2000100A30000
+    """
+    view = ask(namesrv_addr, lambda client: client.query_message_trace(msg_id, trace_topic))
+    if not (view.sends or view.transactions or view.deliveries):
+        raise ConfigError(f"topic {trace_topic} has no trace of {msg_id}")
+    if as_json:
+        print_json(_json(view))
+    else:
+        _print(view)
+    if view.is_cut:
+        click.echo("there may be more", err=True)
+
+
+def _json(view: MessageTraceView) -> dict[str, Any]:
+    return {
+        "sends": [{"clientHost": host} | msgspec.to_builtins(pub) for host, pub in view.sends],
+        "transactions": [{"clientHost": host} | msgspec.to_builtins(end) for host, end in view.transactions],
+        "deliveries": [
+            {
+                "clientHost": one.client_host,
+                "group": one.group,
+                "begin": msgspec.to_builtins(one.begin),
+                "end": msgspec.to_builtins(one.end),
+            }
+            for one in view.deliveries
+        ],
+    }
+
+
+def _print(view: MessageTraceView) -> None:
+    if view.sends:
+        print_table(
+            ("#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"),
+            [
+                ("Pub", pub.group, host, time_text(pub.timestamp), f"{pub.cost_ms}ms", _status(pub.success))
+                for host, pub in view.sends
+            ],
+        )
+        click.echo()
+    if view.transactions:
+        print_table(
+            ("#Type", "#ProducerGroup", "#ClientHost", "#EndTime", "#State", "#FromCheck"),
+            [
+                ("EndTransaction", end.group, host, time_text(end.timestamp), end.transaction_state,
+                 str(end.from_transaction_check).lower())
+                for host, end in view.transactions
+            ],
+        )  # fmt: skip
+        click.echo()
+    if view.deliveries:
+        print_table(
+            ("#Type", "#ConsumerGroup", "#ClientHost", "#ConsumerTime", "#CostTimes", "#Status"),
+            map(_delivery_row, view.deliveries),
+        )
+
+
+def _delivery_row(one: TracedDelivery) -> tuple[str, ...]:
+    begin_ms = one.begin.timestamp if one.begin is not None else 0
+    if one.end is None:
+        return "Sub", one.group, one.client_host, time_text(begin_ms), "", "not ended"
+    at_ms = begin_ms or one.end.timestamp
+    return "Sub", one.group, one.client_host, time_text(at_ms), f"{one.end.cost_ms}ms", _status(one.end.success)
+
+
+def _status(success: bool) -> str:
+    return "success" if success else "failed"

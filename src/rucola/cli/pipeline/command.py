@@ -1,0 +1,31 @@
+"""What the commands of `rucola pipeline` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from rucola.cli.extras import spark_needed
+from rucola.cli.output import progress_bar
+from rucola.spark.progress import tasks_told
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["json_option", "spark_needed", "tasks_shown"]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="What was done or found, as JSON.")
+
+
+@contextmanager
+def tasks_shown(session: SparkSession, title: str) -> Iterator[None]:
+    """Show on a terminal how many tasks of Spark's active stages are done. Print nothing inside."""
+    with progress_bar(title) as progress:
+        if progress is None:
+            yield
+        else:
+            with tasks_told(session, progress):
+                yield

@@ -1,0 +1,69 @@
+"""`rucola pipeline search`: messages out of the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rucola.cli.message_view import message_json
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.pipeline.archiving import lake_option
+from rucola.cli.pipeline.command import json_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.selecting import selected, selecting
+
+
+@click.command()
+@lake_option
+@selecting
+@click.option("-i", "--msgId", "offset_msg_id", help="Only the message to which the broker gave this offsetMsgId.")
+@click.option("-m", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True, help="At most.")
+@json_option
+def search(
+    lake: Path,
+    topics: Sequence[str],
+    tags: str | None,
+    keys: Sequence[str],
+    sql: str | None,
+    begin: int | None,
+    end: int | None,
+    offset_msg_id: str | None,
+    most: int,
+    as_json: bool,
+) -> None:
+    """Archived messages, newest first, that meet every condition given.
+
+    By key, unique key or offsetMsgId it reads the few parts of the lake that the index names, at once; anything else
+    is looked for by Spark, in the topics and days asked for.
+
+    \b
+    Examples:
+      rucola pipeline search --lake lake -k N14228
+      rucola pipeline search --lake lake -t Flights -g 'UA || AA' -b 2013-01-01T05:00 -e 2013-01-01T06:00 --json
+    """
+    with spark_needed():
+        from rucola.spark.jobs.search import run, run_without_spark
+        from rucola.spark.selection import Selection
+        from rucola.spark.session import local_session
+    selection = Selection(**selected(topics, tags, keys, sql, begin, end))
+    found = run_without_spark(lake, selection, offset_msg_id, most=most)
+    if found is None:
+        session = local_session("rucola pipeline search")
+        with tasks_shown(session, "search"):
+            found = run(session, lake, selection, most=most)
+    if as_json:
+        messages = [{"brokerName": each.broker_name} | message_json(each.message) for each in found.messages]
+        print_json({"messages": messages, "cut": found.is_cut})
+    elif found.messages:
+        print_table(
+            ("#Message ID", "#Topic", "#Broker", "#QID", "#Offset", "#Stored", "#Tags", "#Keys"),
+            [
+                (m.msg_id, m.topic, name, m.queue_id, m.queue_offset, time_text(m.store_timestamp), m.tags, m.keys)
+                for m, name in found.messages
+            ],
+        )
+    else:
+        click.echo("no message is like that", err=True)
+    if found.is_cut:
+        click.echo(f"these are the newest {most}, there are more: ask for more with -m", err=True)

@@ -1,0 +1,118 @@
+"""Listening: the calls of a listener, several at a time, and the watch over how long they take.
+
+Side by side, what the application has in hand for longer than `consume_timeout_ms` is given back to the broker, so that
+one message that never ends does not hold the queue's offset for ever; what its listener says of it later counts for
+nothing. A plain function keeps its thread until it ends. In order there is no such limit: nothing may overtake.
+
+Answers to the two `ConsumeMessage…Service` and to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate
+difference: the time is looked at when it is up, where Apache looks once per timeout and so takes up to twice as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from rucola.client.background import Background
+from rucola.client.clock import clock_ms
+from rucola.client.consume_options import ConsumeOptions
+from rucola.client.line import Line
+from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment
+from rucola.client.own_queue import Delivery
+from rucola.client.returns import EXPIRED_DELAY_LEVEL, Returns
+from rucola.message import MessageExt
+
+logger = logging.getLogger(__name__)
+
+
+class InHand:
+    """What the application has in hand, in the order in which it got it."""
+
+    def __init__(self, returns: Returns, timeout_ms: float) -> None:
+        self._returns = returns
+        self._timeout_ms = timeout_ms
+        self._since_ms: dict[Delivery, int] = {}
+
+    def take(self, delivery: Delivery) -> None:
+        """The application gets this."""
+        self._since_ms[delivery] = clock_ms()
+
+    def leave(self, delivery: Delivery) -> None:
+        """The application is through with it, well or not."""
+        self._since_ms.pop(delivery, None)
+
+    async def watch(self) -> None:
+        """Give back what is in hand for too long, for ever."""
+        while True:
+            delivery, since_ms = next(iter(self._since_ms.items()), (None, clock_ms()))
+            left_ms = since_ms + self._timeout_ms - clock_ms()
+            if delivery is None or left_ms > 0:
+                await asyncio.sleep(left_ms / 1000)
+                continue
+            self.leave(delivery)
+            logger.warning(
+                "%s: messages from offset %d on were not consumed in %d s: they go back to the broker",
+                delivery.own.queue, delivery.messages[0].queue_offset, self._timeout_ms / 1000,
+            )  # fmt: skip
+            await self._returns.take_back(delivery, EXPIRED_DELAY_LEVEL)
+
+
+class Listening:
+    """Calls a listener with what waits in line, several calls at a time."""
+
+    def __init__(self, group: str, line: Line, in_hand: InHand, returns: Returns, options: ConsumeOptions) -> None:
+        self._group = group
+        self._line = line
+        self._in_hand = in_hand
+        self._returns = returns
+        self._concurrency = options.concurrency
+        self._trace = options.trace
+        self._threads: ThreadPoolExecutor | None = None
+        self._tasks = Background()
+
+    def start(self, call: Call) -> None:
+        """Begin to call this listener."""
+        for number in range(self._concurrency):
+            self._tasks.start(self._deliver_to(call), f"listener {number} of {self._group}")
+
+    async def call(self, call: Call, messages: list[MessageExt]) -> None:
+        """One call. Whatever the listener raises is raised."""
+        if call.needs_thread and self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, f"listener of {self._group}")
+        if self._trace is None:
+            await call(messages, self._threads)
+        else:
+            with self._trace.consuming(self._group, messages):
+                await call(messages, self._threads)
+
+    async def close(self, grace_ms: float) -> None:
+        """End, with so much time for the calls that run. The line must be closed before."""
+        await self._tasks.close(grace_ms)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+    async def _deliver_to(self, call: Call) -> None:
+        while (delivery := await self._line.take(call.max_count)) is not None:
+            self._in_hand.take(delivery)
+            try:
+                await self.call(call, delivery.messages)
+            except ReconsumeLater as later:
+                delivery.done(delivery.messages[: max(0, later.ack_index + 1)])
+                await self._returns.take_back(delivery, later.delay_level)
+            except SuspendCurrentQueueAMoment as moment:
+                await self._returns.take_back(delivery, suspend_ms=moment.suspend_ms)
+            except Exception as error:
+                first = delivery.messages[0]
+                logger.warning(
+                    "group %s: the listener failed on message %s of topic %s, tried %d times before, and %d after it",
+                    self._group, first.msg_id, first.topic, first.reconsume_times, len(delivery.messages) - 1,
+                    exc_info=error,
+                )  # fmt: skip
+                await self._returns.take_back(delivery)
+            else:
+                delivery.done()
+                self._line.leave(delivery)
+            finally:
+                self._in_hand.leave(delivery)

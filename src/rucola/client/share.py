@@ -1,0 +1,320 @@
+"""Share: which queues are this member's now, and how it takes them up and gives them up.
+
+    clustering      the group's members and a topic's queues give each member its share, see `rebalance`
+    broadcasting    every queue that may be read
+
+Every 20 s, and as soon as a member comes or goes or a route changes, the share is worked out anew. Taking up a queue
+means to lock it, where the group consumes in order, to find where to begin, and to pull; giving it up to commit how far
+it is done, and in order to wait first for what is at work, and then to unlock it. So in order no two members have
+messages of one queue in hand.
+
+Where a group begins in a queue for which it has no committed offset, by `ConsumeFromWhere`:
+
+                                a topic of its own        %RETRY%group
+    CONSUME_FROM_LAST_OFFSET    the end                   0
+    CONSUME_FROM_FIRST_OFFSET   0                         0
+    CONSUME_FROM_TIMESTAMP      the offset at that time   the end
+
+A broker answers 0, not "none", for a young queue whose first message is still in memory, so a new group begins at 0
+there, whatever was asked for.
+
+Answers to `RebalanceImpl` and `RebalancePushImpl` of Apache RocketMQ 4.9.8. Deliberate difference: a member that the
+broker does not list (it was started again) keeps its queues while it makes itself known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Mapping
+
+from rucola.client.background import Background
+from rucola.client.clock import now_ms
+from rucola.client.consume_options import ConsumeFromWhere, ConsumeOptions
+from rucola.client.instance import ClientInstance
+from rucola.client.line import Line
+from rucola.client.locks import QueueLocks
+from rucola.client.offsets import Offsets
+from rucola.client.own_queue import OwnQueue
+from rucola.client.process_queue import PullLimits
+from rucola.client.pull import PullConsumer
+from rucola.client.pulling import Pulling
+from rucola.client.route import TopicRoute
+from rucola.client.subscriptions import SubscriptionWatch
+from rucola.errors import BrokerError, MQError, RemotingConnectError, RemotingError, TopicNotFound
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import (
+    GetConsumerListByGroupRequestHeader,
+    GetConsumerListByGroupResponseBody,
+    SubscriptionData,
+)
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.route import MASTER_ID
+
+logger = logging.getLogger(__name__)
+
+REBALANCE_INTERVAL_MS = 20_000
+UNBALANCED_PAUSE_MS = 500
+"""First wait after a rebalance that could not be finished; it doubles up to the interval."""
+RELOCK_PAUSE_MS = 1000
+HALF_AN_HOUR_MS = 30 * 60 * 1000
+
+
+class Beginning:
+    """Where a group begins in a queue: where it was, or else as it was told."""
+
+    def __init__(self, pulls: PullConsumer, offsets: Offsets, retry_topic: str, options: ConsumeOptions) -> None:
+        self._pulls = pulls
+        self._offsets = offsets
+        self._retry_topic = retry_topic
+        self._options = options
+
+    async def offset(self, queue: MessageQueue) -> int:
+        """The queue offset to pull first. RemotingError, ConfigError."""
+        committed = await self._offsets.read(queue)
+        if committed is not None:
+            return committed
+        is_retry = queue.topic == self._retry_topic
+        match self._options.consume_from:
+            case ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+                return 0 if is_retry else await self._pulls.max_offset(queue)
+            case ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+                return 0
+            case ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+                if is_retry:
+                    return await self._pulls.max_offset(queue)
+                timestamp_ms = self._options.consume_timestamp_ms
+                if timestamp_ms is None:
+                    timestamp_ms = now_ms() - HALF_AN_HOUR_MS
+                return await self._pulls.search_offset(queue, timestamp_ms)
+
+
+class Share:
+    """The queues of one consumer. `locks` are given where it consumes in order and shares with others."""
+
+    def __init__(
+        self,
+        group: str,
+        instance: ClientInstance,
+        subscriptions: Mapping[str, SubscriptionData],
+        options: ConsumeOptions,
+        beginning: Beginning,
+        offsets: Offsets,
+        pulling: Pulling,
+        line: Line,
+        locks: QueueLocks | None,
+        background: Background,
+    ) -> None:
+        self.queues: dict[MessageQueue, OwnQueue] = {}
+        self._group = group
+        self._instance = instance
+        self._subscriptions = subscriptions
+        self._options = options
+        self._beginning = beginning
+        self._offsets = offsets
+        self._pulling = pulling
+        self._line = line
+        self._locks = locks
+        self._background = background
+        self._watch = SubscriptionWatch(group, instance, subscriptions)
+        self._leaving: dict[MessageQueue, OwnQueue] = {}
+        self._due = asyncio.Event()
+        self._rebalanced = asyncio.Event()
+
+    def rebalance_soon(self) -> None:
+        """Something has changed: work out the share anew."""
+        self._due.set()
+
+    async def rebalanced(self) -> None:
+        """Wait until the share was next worked out."""
+        await self._rebalanced.wait()
+
+    async def open(self) -> None:
+        """Take up the first share, and keep the share up to date from then on."""
+        balanced = await self._rebalance()
+        self._background.start(self._keep_balanced(balanced), f"rebalance of {self._group}")
+
+    async def close(self) -> None:
+        """Commit how far everything is done, and leave it to others."""
+        owned = [*self.queues.values(), *self._leaving.values()]
+        await self._commit(owned)
+        for own in owned:
+            own.is_given_up = own.progress.is_dropped = True
+        self.queues.clear()
+        self._leaving.clear()
+        if self._locks is not None:
+            await self._locks.unlock_all()
+
+    async def commit(self) -> None:
+        """Commit how far every own queue is done."""
+        await self._commit(self.queues.values())
+
+    async def begin_anew(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Begin at these offsets in those of the queues that are own, and commit them."""
+        anew = [own for queue, own in self.queues.items() if queue in offsets]
+        for own in anew:
+            self._pulling.begin_anew(own, offsets[own.queue])
+        await self._commit(anew)
+
+    def may_take(self, own: OwnQueue) -> bool:
+        """Whether messages of the queue may be given out. Where its lock is missing, it is asked for again."""
+        if self._locks is None or self._locks.holds(own.queue):
+            return True
+        self._background.start(self._regain(own, self._locks), f"lock of {own.queue}")
+        return False
+
+    async def _keep_balanced(self, balanced: bool) -> None:
+        pause_ms = UNBALANCED_PAUSE_MS
+        while True:
+            try:
+                async with asyncio.timeout((REBALANCE_INTERVAL_MS if balanced else pause_ms) / 1000):
+                    await self._due.wait()
+                pause_ms = UNBALANCED_PAUSE_MS
+            except TimeoutError:
+                pause_ms = min(2 * pause_ms, REBALANCE_INTERVAL_MS)
+            self._due.clear()
+            balanced = await self._rebalance()
+
+    async def _rebalance(self) -> bool:
+        """Take up and give up queues, topic by topic; whether everything stands as it should."""
+        balanced = True
+        for topic in list(self._subscriptions):
+            try:
+                balanced &= await self._rebalance_topic(topic)
+            except TopicNotFound:
+                balanced = False
+            except MQError as error:
+                logger.warning("group %s cannot rebalance topic %s now: %s", self._group, topic, error)
+                balanced = False
+        for own in list(self.queues.values()):
+            if own.queue.topic not in self._subscriptions:
+                await self._give_up(own)
+        routes = [route for topic in self._subscriptions if (route := self._instance.routes.known(topic)) is not None]
+        if routes := [route for route in routes if any(route.brokers.values())]:
+            await self._watch.look(_broker_of(random.choice(routes)))
+        rebalanced, self._rebalanced = self._rebalanced, asyncio.Event()
+        rebalanced.set()
+        return balanced
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        route = await self._instance.routes.find(topic)
+        share = await self._share_of(route)
+        if share is None:
+            return False
+        for own in list(self.queues.values()):
+            if own.queue.topic == topic and own.queue not in share:
+                await self._give_up(own)
+        limits = self._options.limits.shared_by(max(1, len(share)), in_order=self._options.orderly)
+        for own in self.queues.values():
+            if own.queue.topic == topic:
+                own.limit(limits)
+        new = [queue for queue in share if queue not in self.queues and queue not in self._leaving]
+        if self._locks is not None and new:
+            await self._locks.lock(new)
+        taken = [await self._take_up(queue, limits) for queue in new]
+        return all(taken)
+
+    async def _share_of(self, route: TopicRoute) -> list[MessageQueue] | None:
+        """The queues of the topic that are to be own; None while that cannot be told."""
+        queues = sorted(route.read_queues)
+        if self._options.broadcasting:
+            return queues
+        members = await self._members(route)
+        if self._instance.client_id not in members:
+            await self._instance.beat()
+            return None
+        try:
+            return self._options.strategy(self._instance.client_id, queues, sorted(members))
+        except Exception:
+            logger.exception(
+                "group %s: the rebalance strategy failed on topic %s; the share stays", self._group, route.topic
+            )
+            return None
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        """The client ids of the group, as one of the topic's brokers knows them; none where it knows no member."""
+        address = _broker_of(route)
+        header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
+        request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        try:
+            answer = await self._instance.remoting.invoke_ok(address, request)
+        except BrokerError as error:
+            logger.info("group %s: %s", self._group, error)
+            return []
+        except RemotingError:
+            self._instance.renew_route(route.topic)
+            raise
+        return decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list
+
+    async def _take_up(self, queue: MessageQueue, limits: PullLimits) -> bool:
+        if self._locks is not None and not self._locks.holds(queue):
+            logger.info("group %s: %s is locked by another member still", self._group, queue)
+            return False
+        try:
+            begin_offset = await self._beginning.offset(queue)
+        except MQError as error:
+            logger.warning("group %s cannot begin with %s now: %s", self._group, queue, error)
+            return False
+        own = self.queues[queue] = OwnQueue(queue, begin_offset, limits)
+        self._pulling.start(own)
+        logger.info("group %s: %s begins with %s at %d", self._group, self._instance.client_id, queue, begin_offset)
+        return True
+
+    async def _give_up(self, own: OwnQueue) -> None:
+        del self.queues[own.queue]
+        own.is_given_up = True
+        self._pulling.stop(own)
+        logger.info("group %s: %s gives up %s", self._group, self._instance.client_id, own.queue)
+        if self._locks is None:
+            await self._let_go(own)
+        else:
+            self._leaving[own.queue] = own
+            self._background.start(self._unlock(own, self._locks), f"unlocking of {own.queue}")
+
+    async def _let_go(self, own: OwnQueue) -> None:
+        own.progress.is_dropped = True
+        await self._commit([own])
+
+    async def _unlock(self, own: OwnQueue, locks: QueueLocks) -> None:
+        """Leave the queue to another member once nothing of it is at work."""
+        await own.idle.wait()
+        await self._let_go(own)
+        await locks.unlock([own.queue])
+        del self._leaving[own.queue]
+        self.rebalance_soon()  # it may have become own again meanwhile
+
+    async def _commit(self, queues: Iterable[OwnQueue]) -> None:
+        """Commit how far these are done. Without its lock a queue may be another's, who commits for it."""
+        locks = self._locks
+        await self._offsets.commit(*(own for own in queues if locks is None or locks.holds(own.queue)))
+
+    async def _regain(self, own: OwnQueue, locks: QueueLocks) -> None:
+        """Ask for a queue's lock until it is held again or the queue is given up.
+
+        Another member may have had it meanwhile: what that one committed is not consumed again.
+        """
+        while not own.is_given_up:
+            await locks.lock([own.queue])
+            if locks.holds(own.queue):
+                try:
+                    committed = await self._offsets.read(own.queue)
+                except MQError as error:
+                    logger.warning("group %s cannot go on with %s now: %s", self._group, own.queue, error)
+                else:
+                    if committed is not None and committed > own.progress.commit_offset:
+                        self._pulling.begin_anew(own, committed)
+                    self._line.come_back(own)
+                    return
+            await asyncio.sleep(RELOCK_PAUSE_MS / 1000)
+
+
+def _broker_of(route: TopicRoute) -> str:
+    """The address of any of the topic's brokers, of its master where there is one. RemotingConnectError for none."""
+    brokers = [addresses for addresses in route.brokers.values() if addresses]
+    if not brokers:
+        raise RemotingConnectError(f"the route of topic {route.topic} names no broker")
+    addresses = random.choice(brokers)
+    return addresses.get(MASTER_ID) or next(iter(addresses.values()))

@@ -1,0 +1,176 @@
+"""Charts as SVG that stands in a page: no script, no font or picture from anywhere, colours from the page's variables.
+
+A chart is as wide as its column and keeps its shape. Every mark has a title, which browsers show when it is pointed at.
+What has no data is a sentence instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+from typing import Final
+
+WIDTH: Final = 960
+HEIGHT: Final = 260
+SERIES: Final = 8
+"""How many colours there are: --c0 to --c7."""
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 34
+_TICKS: Final = 4
+_WIDEST: Final = 72
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers under one name, one for each place on the horizontal axis."""
+
+    name: str
+    values: Sequence[float]
+
+
+def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
+    """Return stacked columns, one for each label, with a legend when there are several series."""
+    totals = [sum(values) for values in zip(*(each.values for each in series), strict=True)]
+    if not totals or not max(totals):
+        return nothing()
+    top, ticks = _scale(max(totals))
+    step = (WIDTH - _LEFT - _RIGHT) / len(labels)
+    width = min(max(step * 0.78, 1.0), _WIDEST)
+    marks = [_grid(top, ticks)]
+    for place, label in enumerate(labels):
+        x, upper = _LEFT + place * step + (step - width) / 2, 0.0
+        for number, each in enumerate(series):
+            value = each.values[place]
+            if value:
+                y, height = _y(upper + value, top), _y(upper, top) - _y(upper + value, top)
+                title = f"{label} · {each.name}: {short(value)} {unit}"
+                marks.append(_rect(x, y, width, max(height, 0.75), number, title))
+                upper += value
+    return _svg(marks + _labels(labels, step), HEIGHT) + _legend([each.name for each in series])
+
+
+def lines(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
+    """Return a line for each series over the labels; values below 0 are drawn as 0."""
+    most = max((value for each in series for value in each.values), default=0)
+    if most <= 0:
+        return nothing()
+    top, ticks = _scale(most)
+    step = (WIDTH - _LEFT - _RIGHT) / len(labels)
+    marks = [_grid(top, ticks)]
+    for number, each in enumerate(series):
+        points = [(_LEFT + (place + 0.5) * step, _y(max(value, 0), top)) for place, value in enumerate(each.values)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        marks.append(f'<polyline points="{path}" fill="none" stroke="var(--c{number % SERIES})" stroke-width="2"/>')
+        for (x, y), label, value in zip(points, labels, each.values, strict=True):
+            title = escape(f"{label} · {each.name}: {short(value)} {unit}")
+            dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="var(--c{number % SERIES})">'
+            marks.append(f"{dot}<title>{title}</title></circle>")
+    return _svg(marks + _labels(labels, step), HEIGHT) + _legend([each.name for each in series])
+
+
+def bars(rows: Sequence[tuple[str, float, str]], color: int = 0) -> str:
+    """Return a horizontal bar for each (name, value, text of the value)."""
+    most = max((value for _, value, _ in rows), default=0)
+    if most <= 0:
+        return nothing()
+    left, right, line = 330, 210, 26
+    marks = []
+    for number, (name, value, text) in enumerate(rows):
+        y = number * line + 4
+        shown = name if len(name) <= 44 else name[:20] + "…" + name[-23:]
+        length = (WIDTH - left - right) * value / most
+        marks.append(f'<text x="{left - 10}" y="{y + 14}" class="name">{escape(shown)}</text>')
+        marks.append(_rect(left, y, max(length, 1), line - 8, color, f"{name}: {text}"))
+        marks.append(f'<text x="{left + length + 8:.1f}" y="{y + 14}" class="value">{escape(text)}</text>')
+    return _svg(marks, len(rows) * line + 8)
+
+
+def nothing() -> str:
+    """Return what stands where a chart has nothing to show."""
+    return '<p class="nothing">None.</p>'
+
+
+def short(value: float) -> str:
+    """Return a number as people read it: 950, 9,500, 12.3k, 1.25M."""
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit and abs(value) >= 10_000:
+            return f"{_digits(value / limit)}{letter}"
+    return _digits(value)
+
+
+def size_text(size: float) -> str:
+    """Return bytes as people read them, in steps of 1024."""
+    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**exponent:
+            return f"{_digits(size / 1024**exponent)} {unit}"
+    return f"{_digits(size)} B"
+
+
+def duration_text(milliseconds: float | None) -> str:
+    """Return a time as people read it: 12 ms, 3.4 s, 5.0 min, 2.1 h, 3.0 d; a dash for None."""
+    if milliseconds is None:
+        return "–"
+    for limit, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
+        if abs(milliseconds) >= limit:
+            return f"{milliseconds / limit:.1f} {unit}"
+    return f"{_digits(milliseconds)} ms"
+
+
+def _digits(value: float) -> str:
+    """Return about three digits."""
+    if value == int(value) and abs(value) < 10_000:
+        return f"{int(value):,}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _scale(most: float) -> tuple[float, list[float]]:
+    """Return the top of an axis that reaches `most`, and its ticks at round numbers."""
+    rough = most / _TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    ticks = [step * number for number in range(_TICKS + 1) if step * (number - 1) < most]
+    return ticks[-1], ticks
+
+
+def _y(value: float, top: float) -> float:
+    return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / top
+
+
+def _grid(top: float, ticks: Sequence[float]) -> str:
+    parts = []
+    for tick in ticks:
+        y = _y(tick, top)
+        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" class="tick">{short(tick)}</text>')
+    return "".join(parts)
+
+
+def _labels(labels: Sequence[str], step: float) -> list[str]:
+    """Return as many labels of the axis as there is room for, from the first on."""
+    every = max(1, ceil(max(map(len, labels)) * 8 / step))
+    return [
+        f'<text x="{_LEFT + (place + 0.5) * step:.1f}" y="{HEIGHT - 12}" class="label">{escape(label)}</text>'
+        for place, label in enumerate(labels)
+        if place % every == 0
+    ]
+
+
+def _rect(x: float, y: float, width: float, height: float, color: int, title: str) -> str:
+    shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="1.5"'
+    return f'{shape} fill="var(--c{color % SERIES})"><title>{escape(title)}</title></rect>'
+
+
+def _svg(marks: Sequence[str], height: int) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(marks)}</svg>'
+
+
+def _legend(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return ""
+    keys = "".join(
+        f'<span><i style="background:var(--c{number % SERIES})"></i>{escape(name)}</span>'
+        for number, name in enumerate(names)
+    )
+    return f'<div class="legend">{keys}</div>'

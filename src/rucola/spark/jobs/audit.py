@@ -1,0 +1,311 @@
+"""The audit job: what went through a log, counted. Each table is a pure function of DataFrames.
+
+    facts         one narrow row a message, from which all others are made; bodies are only hashed
+    topics        by topic: messages, bytes, sizes, time from birth to store, repeats
+    hours         by topic and hour: messages, bytes, rates, time from birth to store
+    failures      by group, kind and hour: retries and dead letters
+    sizes         by topic: how many records have up to so many bytes, by powers of two
+    hot_keys      by topic: the keys that most messages have
+    consumption   by group and topic: time from store to consumption, where it can be known
+    lags          by group and queue: what waits to be consumed, in messages, bytes and time
+
+**Repeats** are messages beyond the first with the same msgId, or the same body, in one topic. A retry topic has each
+message as often as it failed, so retry and dead letter topics have no repeats.
+
+**When a message was consumed** no store keeps. It is known of messages whose consumers send traces (the topic
+RMQ_SYS_TRACE_TOPIC), and near enough of messages that were given back: the first retry was stored when its delay was
+over, so the failed consumption was that long before. Where neither is, `lags` tells how long the oldest waiting
+message has been waiting.
+
+Times are UTC. Nothing depends on today: a lag is measured against the last message of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+from rucola.errors import ConfigError
+from rucola.message import properties
+from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
+from rucola.spark import report
+from rucola.spark.failure import plainly
+from rucola.spark.options import is_store
+from rucola.spark.selection import Selection, messages_of
+from rucola.store.reader import StoreReader
+
+HOT_KEYS: Final = 10
+
+_HOUR_MS: Final = 3_600_000
+_PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_PROGRESS: Final = "brokerName string, `group` string, topic string, queueId int, committed bigint"
+
+
+def facts(messages: DataFrame) -> DataFrame:
+    """Return what is counted of each message: where it is, when, how large, of which group, a hash of its body."""
+    topic = F.col("topic")
+    retry, dead = topic.startswith(RETRY_PREFIX), topic.startswith(DLQ_PREFIX)
+    return messages.select(
+        "brokerName",
+        "topic",
+        "queueId",
+        "queueOffset",
+        "msgId",
+        "offsetMsgId",
+        "keys",
+        "reconsumeTimes",
+        F.col("storeSize").alias("size"),
+        F.unix_millis("storeTimestamp").alias("storedMs"),
+        F.unix_millis("bornTimestamp").alias("bornMs"),
+        F.xxhash64("body", F.length("body")).alias("bodyHash"),
+        F.when(retry, "retry").when(dead, "dead letter").otherwise("message").alias("kind"),
+        F.when(retry, F.substr(topic, F.lit(len(RETRY_PREFIX) + 1)))
+        .when(dead, F.substr(topic, F.lit(len(DLQ_PREFIX) + 1)))
+        .alias("group"),
+        F.element_at("properties", properties.RETRY_TOPIC).alias("originTopic"),
+        F.element_at("properties", properties.ORIGIN_MESSAGE_ID).alias("originId"),
+        F.element_at("properties", properties.DELAY).cast("int").alias("delayLevel"),
+    )
+
+
+def topics(facts: DataFrame) -> DataFrame:
+    """Return a row a topic: messages, bytes, sizes, first and last time, milliseconds from birth to store, repeats."""
+    whole = facts.groupBy("topic").agg(
+        F.first("kind").alias("kind"),
+        F.count_distinct("brokerName", "queueId").alias("queues"),
+        F.count("*").alias("messages"),
+        F.sum("size").alias("bytes"),
+        F.avg("size").alias("averageSize"),
+        F.max("size").alias("largestSize"),
+        F.timestamp_millis(F.min("storedMs")).alias("first"),
+        F.timestamp_millis(F.max("storedMs")).alias("last"),
+        *_percentiles(_born_to_store()),
+    )
+    plain = facts.where("kind = 'message'")
+    ids, bodies = _repeats(plain, "msgId", "repeatedIds"), _repeats(plain, "bodyHash", "repeatedBodies")
+    return whole.join(ids, "topic", "left").join(bodies, "topic", "left").fillna(0, ["repeatedIds", "repeatedBodies"])
+
+
+def hours(facts: DataFrame) -> DataFrame:
+    """Return a row a topic and hour: messages, bytes, messages a second on average and at most, born-to-store times."""
+    hour = _hour()
+    rows = facts.groupBy("topic", hour).agg(
+        F.count("*").alias("messages"),
+        F.sum("size").alias("bytes"),
+        (F.count("*") / (_HOUR_MS / 1000)).alias("perSecond"),
+        *_percentiles(_born_to_store()),
+    )
+    seconds = facts.groupBy("topic", hour, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
+    return rows.join(seconds.groupBy("topic", "hour").agg(F.max("n").alias("peakPerSecond")), ["topic", "hour"])
+
+
+def failures(facts: DataFrame) -> DataFrame:
+    """Return a row a group, kind (`retry` or `dead letter`), topic of origin and hour: messages, and most tries."""
+    return (
+        facts.where("kind <> 'message'")
+        .groupBy("group", "kind", "originTopic", _hour())
+        .agg(F.count("*").alias("messages"), F.max("reconsumeTimes").alias("mostTries"))
+    )
+
+
+def sizes(facts: DataFrame) -> DataFrame:
+    """Return a row a topic and class of size: records of more than `upto` / 2 and up to `upto` bytes."""
+    upto = F.pow(F.lit(2), F.ceil(F.log2("size"))).cast("bigint").alias("upto")
+    return facts.groupBy("topic", upto).agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
+
+
+def hot_keys(facts: DataFrame, most: int = HOT_KEYS) -> DataFrame:
+    """Return a row a topic and key, for the `most` keys of each topic that most messages have, but not one alone."""
+    keys = facts.select("topic", F.explode("keys").alias("key"))
+    counted = keys.groupBy("topic", "key").agg(F.count("*").alias("messages")).where("messages > 1")
+    rank = F.row_number().over(Window.partitionBy("topic").orderBy(F.desc("messages"), "key"))
+    return counted.withColumn("rank", rank).where(F.col("rank") <= most)
+
+
+def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT_DELAY_LEVELS) -> DataFrame:
+    """Return a row a group, topic and way to know (`trace` or `given back`): milliseconds from store to consumption.
+
+    `traces` are the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
+    """
+    plain = facts.where("kind = 'message'").select("topic", "msgId", "offsetMsgId", "storedMs")
+    delays = parse_delay_levels(delay_levels)
+    level = F.least("delayLevel", F.lit(len(delays)))
+    delay = F.when(level > 0, F.element_at(F.array(*map(F.lit, delays)), level)).otherwise(0)
+    given_back = facts.where("kind = 'retry' AND reconsumeTimes = 1").select(
+        "group", F.col("originId").alias("offsetMsgId"), (F.col("storedMs") - delay).alias("at")
+    )
+    traced = (
+        traces.select(F.explode(F.split(F.col("body").cast("string"), "\x02")).alias("line"))
+        .select(F.split("line", "\x01").alias("f"))
+        .where("size(f) > 6 AND f[0] = 'SubBefore' AND f[6] = '0'")
+        .selectExpr("f[3] AS `group`", "f[5] AS msgId", "CAST(f[1] AS bigint) AS at")
+    )
+    ways = {"given back": plain.join(given_back, "offsetMsgId"), "trace": plain.join(traced, "msgId")}
+    known = united(
+        [way.select("group", "topic", F.lit(name).alias("known"), "storedMs", "at") for name, way in ways.items()]
+    )
+    waited = F.greatest(F.col("at") - F.col("storedMs"), F.lit(0))
+    return known.groupBy("group", "topic", "known").agg(F.count("*").alias("messages"), *_percentiles(waited))
+
+
+def lags(facts: DataFrame, progress: DataFrame) -> DataFrame:
+    """Return a row a group and queue: what it has not consumed, and how long the oldest of that has been waiting.
+
+    `progress` has the committed offsets: brokerName, group, topic, queueId, committed.
+    """
+    queue = ["brokerName", "topic", "queueId"]
+    last = facts.agg(F.max("storedMs").alias("lastMs"))
+    rows = progress.join(facts.select(*queue, "queueOffset", "size", "storedMs"), queue, "left")
+    waits = F.col("queueOffset") >= F.col("committed")
+    return (
+        rows.groupBy("group", *queue, "committed")
+        .agg(
+            F.coalesce(F.max("queueOffset") + 1, F.col("committed")).alias("end"),
+            F.count_if(waits).alias("messages"),
+            F.coalesce(F.sum(F.when(waits, F.col("size"))), F.lit(0)).alias("bytes"),
+            F.min(F.when(waits, F.col("storedMs"))).alias("oldestMs"),
+        )
+        .join(last)
+        .withColumn("waitingMs", F.coalesce(F.col("lastMs") - F.col("oldestMs"), F.lit(0)))
+        .drop("oldestMs", "lastMs")
+    )
+
+
+def _hour() -> Column:
+    return F.timestamp_millis(F.expr(f"(storedMs DIV {_HOUR_MS}) * {_HOUR_MS}")).alias("hour")
+
+
+def _born_to_store() -> Column:
+    """Milliseconds from birth to store. Two clocks are compared, so it may be below 0."""
+    return F.col("storedMs") - F.col("bornMs")
+
+
+def _percentiles(value: Column) -> list[Column]:
+    """Return percentiles of milliseconds, to within a ten-thousandth of the rank, and the largest value."""
+    found = [F.percentile_approx(value, share).alias(name) for name, share in _PERCENTILES.items()]
+    return [*found, F.max(value).alias("most")]
+
+
+def _repeats(facts: DataFrame, column: str, name: str) -> DataFrame:
+    """Return for each topic how many messages are not the first with their value in this column."""
+    counts = facts.groupBy("topic", column).agg((F.count("*") - 1).alias("more"))
+    return counts.groupBy("topic").agg(F.sum("more").alias(name))
+
+
+TABLES: Final = {
+    "topics": ("topic",),
+    "hours": ("hour", "topic"),
+    "failures": ("hour", "group", "kind", "originTopic"),
+    "sizes": ("topic", "upto"),
+    "hot_keys": ("topic", "rank"),
+    "consumption": ("group", "topic", "known"),
+    "lags": ("group", "topic", "brokerName", "queueId"),
+}
+"""The tables of an audit, each with the columns by which its rows are ordered."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was counted: the `TABLES` as Arrow has them, each at most as long as it has groups."""
+
+    sources: tuple[str, ...]
+    tables: Mapping[str, pa.Table]
+
+    @property
+    def messages(self) -> int:
+        """Messages in all topics."""
+        return sum(self.tables["topics"]["messages"].to_pylist())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as values that JSON knows."""
+        rows = {name: table.to_pylist() for name, table in self.tables.items()}
+        return {"sources": list(self.sources), "messages": self.messages, **rows}
+
+    def write(self, out: Path) -> None:
+        """Write each table as Parquet, and the report, into a directory."""
+        out.mkdir(parents=True, exist_ok=True)
+        for name, table in self.tables.items():
+            pq.write_table(table, out / f"{name}.parquet")
+        (out / "report.html").write_text(report.page(self.sources, {n: t.to_pylist() for n, t in self.tables.items()}))
+
+
+def run(
+    spark: SparkSession,
+    sources: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    selection: Selection | None = None,
+    corrupt_records: str = "fail",
+    hottest: int = HOT_KEYS,
+    delay_levels: str | None = None,
+) -> Audit:
+    """Audit store directories and lakes together, and write the tables and report.html into `out`, if given.
+
+    `delay_levels` is the brokers' messageDelayLevel, where it was changed; of each topic the `hottest` keys are
+    counted. Groups' progress is known of stores, which keep it in config/consumerOffset.json. Raises StoreError for
+    what is neither store nor lake or is damaged, ConfigError for options that cannot be.
+    """
+    if not sources:
+        raise ConfigError("nothing to audit is given: name a store directory or a lake")
+    selection = selection or Selection()
+    options = {"corruptRecords": corrupt_records}
+    found = [facts(messages_of(spark, source, selection, options)) for source in sources]
+    traces = [_traces(spark, Path(source), options) for source in sources]
+    counted = united(found).persist(StorageLevel.MEMORY_AND_DISK)
+    progress = [row for source in sources for row in _progress(Path(source), selection)]
+    try:
+        frames = {
+            "topics": topics(counted),
+            "hours": hours(counted),
+            "failures": failures(counted),
+            "sizes": sizes(counted),
+            "hot_keys": hot_keys(counted, hottest),
+            "consumption": consumption(counted, united(traces), delay_levels or DEFAULT_DELAY_LEVELS),
+            "lags": lags(counted, spark.createDataFrame(progress, _PROGRESS)),
+        }
+        with plainly():
+            tables = {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
+    finally:
+        counted.unpersist()
+    audit = Audit(tuple(map(str, sources)), tables)
+    if out is not None:
+        audit.write(Path(out))
+    return audit
+
+
+def united(frames: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of all."""
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _traces(spark: SparkSession, source: Path, options: Mapping[str, str]) -> DataFrame:
+    """Return the bodies of the trace topic, none where there is no such topic."""
+    if is_store(source):
+        with StoreReader(source) as reader:
+            if all(topic != TRACE_TOPIC for topic, _ in reader.queues()):
+                return spark.createDataFrame([], "body binary")
+    return messages_of(spark, source, Selection(topics=(TRACE_TOPIC,)), options).select("body")
+
+
+def _progress(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield how far each group has consumed each queue of a store; nothing for a lake."""
+    if not is_store(source):
+        return
+    with StoreReader(source) as reader:
+        table = (reader.config("consumerOffset") or {}).get("offsetTable", {})
+    for name, offsets in table.items():
+        topic, _, group = name.partition("@")
+        if is_system_topic(topic) or (selection.topics is not None and topic not in selection.topics):
+            continue
+        for queue_id, committed in offsets.items():
+            yield str(source.absolute()), group, topic, int(queue_id), int(committed)

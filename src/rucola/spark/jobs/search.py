@@ -1,0 +1,130 @@
+"""The search job: messages of the lake by key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
+
+What the snapshot and the key index tell is left out before Spark begins:
+
+    topic, time          files of other topics and days
+    key, unique key      files in which the key index knows no message with its hash; in the others Spark looks for the
+                         physical offsets that the index gives, and passes over row groups and pages without them
+    offsetMsgId          files without its physical offset
+
+Everything is then compared row by row, so a search finds the same with the index as without. A few messages are found
+faster by `rucola.spark.lookup`, without a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+from rucola.message import MessageExt
+from rucola.message.ids import parse_offset_msg_id
+from rucola.spark.failure import plainly
+from rucola.spark.lake import read_lake
+from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id, files_at, has_key, messages_of, places
+from rucola.spark.options import matching, parse_tags
+from rucola.spark.selection import Selection
+from rucola.spark.snapshot import read_snapshot
+
+_MOST_OFFSETS: Final = 1000
+"""Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""
+
+
+def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+    """Return the rows of the lake that are asked for."""
+    chosen = selection.of(rows)
+    return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
+
+
+def find(spark: SparkSession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+    """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must.
+
+    Raises StoreError where there is no lake, InvalidMessage for what is no offsetMsgId.
+    """
+    root, snapshot = Path(lake).absolute(), read_snapshot(lake)
+    first, last = days_of(selection)
+    files = [
+        file
+        for file in snapshot.rows
+        if first <= file.date <= last and (selection.topics is None or file.topic in selection.topics)
+    ]
+    offsets = None
+    if selection.keys is not None:
+        where = places(root, snapshot, selection.keys)
+        files = files_at(files, where)
+        offsets = sorted({offset for file in files for offset in where[file.topic, file.date].tolist()})
+    if offset_msg_id is not None:
+        _, physical_offset = parse_offset_msg_id(offset_msg_id)
+        files = [file for file in files if file.least <= physical_offset <= file.most]
+        offsets = [physical_offset]
+    rows = read_lake(spark, root, files)
+    if offsets is not None and len(offsets) <= _MOST_OFFSETS:
+        rows = rows.where(F.col("commitLogOffset").isin(offsets))
+    return search(rows, selection, offset_msg_id)
+
+
+def run(
+    spark: SparkSession,
+    lake: str | Path,
+    selection: Selection,
+    offset_msg_id: str | None = None,
+    *,
+    most: int = MOST,
+) -> Found:
+    """Return the newest `most` messages of a lake that are asked for. Raises what `find` does."""
+    with plainly():
+        rows = find(spark, lake, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
+        messages = messages_of(rows.limit(most + 1).toArrow())
+    return Found(messages[:most], is_cut=len(messages) > most)
+
+
+def run_without_spark(
+    lake: str | Path, selection: Selection, offset_msg_id: str | None = None, *, most: int = MOST
+) -> Found | None:
+    """Return what `run` does where keys or an offsetMsgId are asked for, and None otherwise."""
+    if offset_msg_id is not None:
+        found = by_offset_msg_id(lake, offset_msg_id)
+        return Found([found] if found is not None and _takes(selection)(found.message) else [])
+    if selection.keys is None:
+        return None
+    return by_key(
+        lake,
+        selection.keys,
+        most=most,
+        topics=selection.topics,
+        days=days_of(selection),
+        matches=_takes(selection),
+    )
+
+
+def days_of(selection: Selection) -> tuple[str, str]:
+    """Return the first and the last day, as the lake has them, of the messages that are asked for."""
+    begin, end = selection.starting_timestamp, selection.ending_timestamp
+    return "" if begin is None else _day(begin), "9999" if end is None else _day(end)
+
+
+def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
+    """Return what tells of a single message whether it is asked for, as `Selection.of` does of rows."""
+    tags = None if selection.tags is None else parse_tags(selection.tags)
+    matches = None if selection.expression is None else matching(selection.expression)
+    begin, end = selection.starting_timestamp, selection.ending_timestamp
+
+    def takes(message: MessageExt) -> bool:
+        return (
+            (selection.topics is None or message.topic in selection.topics)
+            and (tags is None or message.tags in tags)
+            and (selection.keys is None or has_key(message, selection.keys))
+            and (matches is None or matches(message.properties))
+            and (begin is None or message.store_timestamp >= begin)
+            and (end is None or message.store_timestamp < end)
+        )
+
+    return takes
+
+
+def _day(timestamp_ms: int) -> str:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).date().isoformat()

@@ -1,0 +1,53 @@
+"""The pytest plugin: the fixtures `rocketmq` and `rocketmq_session`, and the marker `rocketmq`.
+
+pytest loads it wherever Rucola is installed, so it imports nothing of Rucola before a test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rucola.testing.rocketmq import RocketMQ
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        'rocketmq(**settings): settings of the broker by their keys in broker.conf, messageDelayLevel="1s 2s"',
+    )
+
+
+@pytest.fixture
+def rocketmq(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RocketMQ]:
+    """A name server and a broker of this test's own, on free ports. NAMESRV_ADDR names them while the test runs.
+
+    `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` gives the broker settings by their keys in broker.conf; a
+    marker nearer to the test comes before one farther away.
+    """
+    settings: dict[str, Any] = {}
+    for marker in request.node.iter_markers("rocketmq"):
+        settings = marker.kwargs | settings
+    with _serving(tmp_path_factory, settings) as running:
+        monkeypatch.setenv(*running.variable)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
+    """A name server and a broker for all tests of a run; `unique` makes names that no other test has."""
+    with _serving(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
+        environment.setenv(*running.variable)
+        yield running
+
+
+def _serving(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:
+    from rucola.testing.rocketmq import RocketMQ  # here, so that runs which need no broker do not pay for it
+
+    return RocketMQ(tmp_path_factory.mktemp("rocketmq"), settings)

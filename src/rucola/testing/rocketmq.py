@@ -1,0 +1,316 @@
+"""RocketMQ: a name server and a broker for tests, and what a test wants to know of them.
+
+They are Rucola's own, whole, over a store in a directory that the test names, and listen on free ports of 127.0.0.1.
+They live on an event loop in a thread of their own, so a test may be plain or async, and its client may be in this
+process or another one, in any language. A thread and not a process, since that is up in 5 ms.
+
+The thread's clock can be wound: `advance` makes hours of delay pass at once. All that the broker does by the clock
+happens as if the time had passed; only the clients keep their own. Unlike theirs, the name server's expiry of brokers
+stays with the real clock, so that no route is lost on the way.
+
+All methods block. An async test that has its client on its own loop calls them by `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from rucola.admin import AdminClient
+from rucola.broker.broker import Broker, wall_clock_ms
+from rucola.broker.config import from_properties
+from rucola.client import Message, MessageExt, Producer, PullConsumer, SendResult
+from rucola.client.instance import NAMESRV_VARIABLE
+from rucola.client.sync import EventLoopThread
+from rucola.errors import ConfigError, TopicNotFound
+from rucola.message.topics import dlq_topic
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.heartbeat import SUB_ALL
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.topic import OffsetWrapper, TopicConfig
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+GROUP = "RUCOLA_TESTING"
+"""The group of the producer and consumer that stand behind `send` and `messages`."""
+TIMEOUT_S = 30.0
+LOOK_INTERVAL_S = 0.01
+PULL_COUNT = 1000
+SMALL_STORE = {
+    "mapped_file_size_commit_log": 16 << 20,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 1000,
+    "max_index_num": 4000,
+}
+"""Files that hold the largest message and cost no time to make."""
+
+
+class WoundLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be put ahead; timers that are due then run in their order."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+class RocketMQ:
+    """A running name server and broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
+
+    `namesrv` is what clients need, "127.0.0.1:port"; `broker` is the broker's own address. `settings` are keys of
+    broker.conf with their values. ConfigError names a key that no broker has.
+    """
+
+    namesrv: str
+    broker: str
+
+    def __init__(self, directory: Path, settings: Mapping[str, str | int | bool] | None = None) -> None:
+        self.store = directory / "store"
+        self._settings = {key: _text(value) for key, value in (settings or {}).items()}
+        self._listen_port = 0
+        self._running = AsyncExitStack()
+        self._serving = AsyncExitStack()
+
+    def __enter__(self) -> Self:
+        self._loop = WoundLoop()
+        self._thread = EventLoopThread("rocketmq for tests", self._loop)
+        try:
+            self._thread.run(self._start())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def variable(self) -> tuple[str, str]:
+        """The environment variable in which clients look for the name server, and what it has to be."""
+        return NAMESRV_VARIABLE, self.namesrv
+
+    # What a test does.
+
+    def create_topic(self, topic: str, queues: int = 4, *, order: bool = False) -> None:
+        """Create a topic, or change it. Clients that send to an unknown topic need not wait for that."""
+        config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, order=order)
+        self._thread.run(self._admin.create_and_update_topic_config(self.broker, config))
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: str | None = None,
+        delay_level: int = 0,
+        properties: dict[str, str] | None = None,
+        queue_id: int | None = None,
+    ) -> SendResult:
+        """Send one message, to queue `queue_id` where that is given. SendFailed or BrokerError where it is refused."""
+        message = Message(topic, body, tags=tags, keys=keys, properties=properties)
+        if delay_level:
+            message.delay_level = delay_level
+        return self._thread.run(self._send(message, queue_id))
+
+    def unique(self, name: str) -> str:
+        """A name for a topic or group that no other call gives: for tests that share a broker."""
+        return f"{name}-{uuid.uuid4().hex[:12]}"
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass for the broker: delayed messages and retries fall due, transactions are asked about.
+
+        Clients notice nothing of it. The broker closes the connections of clients that it has not heard of for 120 s
+        of its time; they connect again by themselves.
+        """
+        self._thread.run(self._advance(seconds))
+
+    @contextmanager
+    def broker_down(self) -> Iterator[None]:
+        """No broker inside `with`: it is stopped, and started again on the same store and port afterwards."""
+        self._thread.run(self._serving.aclose())
+        try:
+            yield
+        finally:
+            self._thread.run(self._start_broker())
+
+    # What a test wants to know.
+
+    def messages(self, topic: str, tags: str = SUB_ALL) -> list[MessageExt]:
+        """What lies in a topic now, with one of the tags ("food || drinks"), in the order in which it was stored.
+
+        Consumes nothing. A topic that does not exist has no messages.
+        """
+        return self._thread.run(self._messages(topic, tags))
+
+    def wait_for_messages(
+        self, topic: str, count: int = 1, *, tags: str = SUB_ALL, timeout_s: float = TIMEOUT_S
+    ) -> list[MessageExt]:
+        """Wait until a topic has at least so many messages with one of the tags, and return all of them.
+
+        AssertionError says what was there instead when the time was up.
+        """
+        __tracebackhide__ = True
+        found = self._wait(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
+        if len(found) < count:
+            raise AssertionError(self._what_is_there(topic, tags, found, count, timeout_s))
+        return found
+
+    def dead_letters(self, group: str) -> list[MessageExt]:
+        """The messages that a consumer group has given up."""
+        return self.messages(dlq_topic(group))
+
+    def wait_for_dead_letters(self, group: str, count: int = 1, *, timeout_s: float = TIMEOUT_S) -> list[MessageExt]:
+        """Wait until a group has given up at least so many messages, and return them; else as `wait_for_messages`."""
+        __tracebackhide__ = True
+        return self.wait_for_messages(dlq_topic(group), count, timeout_s=timeout_s)
+
+    def offsets(self, group: str, topic: str) -> dict[int, OffsetWrapper]:
+        """How far a group has come in each queue of a topic: `consumer_offset` of `broker_offset`, by queue id.
+
+        A group that has committed nothing stands at 0. A topic that does not exist has no queues.
+        """
+        stats = self._thread.run(self._admin.examine_consume_stats(group, topic))
+        return {queue.queue_id: offset for queue, offset in stats.offset_table.items() if queue.topic == topic}
+
+    def wait_until_consumed(self, group: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until a group has committed the end of every queue of a topic.
+
+        Consumers commit every 5 s and when they close. AssertionError says how far the group was when the time was up.
+        """
+        __tracebackhide__ = True
+        behind = self._wait(lambda: self._behind(group, topic), lambda behind: not behind, timeout_s)
+        if behind:
+            raise AssertionError(
+                f"after {timeout_s:g} s group {group} had not consumed all of topic {topic}:\n  " + "\n  ".join(behind)
+            )
+
+    # On the servers' own loop.
+
+    async def _start(self) -> None:
+        namesrv = await self._running.enter_async_context(Namesrv(HOST, 0))
+        self.namesrv = f"{HOST}:{namesrv.port}"
+        self._running.push_async_callback(lambda: self._serving.aclose())
+        await self._start_broker()
+        self._admin = await self._running.enter_async_context(AdminClient(self.namesrv))
+        self._producer = await self._running.enter_async_context(Producer(GROUP, self.namesrv))
+        self._reader = await self._running.enter_async_context(PullConsumer(GROUP, self.namesrv))
+
+    async def _start_broker(self) -> None:
+        config, store_config, unknown = from_properties(
+            self._settings,
+            broker_name="broker-a",
+            broker_ip1=HOST,
+            bind_address=HOST,
+            listen_port=self._listen_port,
+            namesrv_addr=self.namesrv,
+            store_path_root_dir=self.store,
+            **SMALL_STORE,
+        )
+        if unknown:
+            raise ConfigError(f"no broker has a setting {', '.join(sorted(unknown))}: write keys as in broker.conf")
+        self._serving = AsyncExitStack()
+        broker = await self._serving.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
+        self._listen_port = config.listen_port
+        self.broker = broker.address
+
+    def _stop(self) -> None:
+        try:
+            self._thread.run(self._running.aclose())
+        finally:
+            self._thread.stop()
+
+    def _clock_ms(self) -> int:
+        return wall_clock_ms() + int(self._loop.ahead_s * 1000)
+
+    async def _advance(self, seconds: float) -> None:
+        self._loop.ahead_s += seconds
+
+    async def _send(self, message: Message, queue_id: int | None) -> SendResult:
+        if queue_id is None:
+            return await self._producer.send(message)
+        queues = {queue.queue_id: queue for queue in await self._producer.queues(message.topic)}
+        if queue_id not in queues:
+            raise ConfigError(f"topic {message.topic} has no queue {queue_id}, only {', '.join(map(str, queues))}")
+        return await self._producer.send(message, queues[queue_id])
+
+    async def _messages(self, topic: str, tags: str) -> list[MessageExt]:
+        try:
+            ends = await self._admin.examine_topic_stats(topic)
+        except TopicNotFound:
+            return []
+        found: list[MessageExt] = []
+        for queue, end in ends.items():
+            found += await self._messages_of_queue(queue, end.min_offset, end.max_offset, tags)
+        return sorted(found, key=lambda message: message.physical_offset)
+
+    async def _messages_of_queue(self, queue: MessageQueue, begin: int, end: int, tags: str) -> list[MessageExt]:
+        found: list[MessageExt] = []
+        while begin < end:
+            result = await self._reader.pull(queue, begin, PULL_COUNT, tags)
+            found += result.messages
+            if result.next_begin_offset <= begin:
+                break
+            begin = result.next_begin_offset
+        return found
+
+    # Waiting, and what to say where it was in vain.
+
+    def _wait(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
+        """Look until it is enough or the time is up; the last look."""
+        deadline = time.monotonic() + timeout_s
+        while not is_enough(seen := look()) and time.monotonic() < deadline:
+            time.sleep(LOOK_INTERVAL_S)
+        return seen
+
+    def _behind(self, group: str, topic: str) -> list[str]:
+        """Where the group is not at the end."""
+        offsets = self.offsets(group, topic)
+        if not offsets:
+            return ["there is no such topic"]
+        return [
+            f"queue {queue_id}: {place.consumer_offset} of {place.broker_offset}"
+            for queue_id, place in offsets.items()
+            if place.consumer_offset < place.broker_offset
+        ]
+
+    def _what_is_there(self, topic: str, tags: str, found: list[MessageExt], count: int, timeout_s: float) -> str:
+        with_tags = "" if tags == SUB_ALL else f" with tags {tags}"
+        lines = [f"after {timeout_s:g} s topic {topic} had {len(found)} of {count} messages{with_tags}"]
+        lines += [f"  there is queue {_line(message)}" for message in found]
+        others = Counter(message.tags for message in self.messages(topic)) - Counter(m.tags for m in found)
+        lines += [f"  with other tags: {tag or 'no tag'} ({number})" for tag, number in others.items()]
+        lines += [f"  topic {other} has {number}" for other, number in self._counts().items() if other != topic]
+        return "\n".join(lines)
+
+    def _counts(self) -> dict[str, int]:
+        """How many messages every topic has that has any."""
+
+        async def count() -> dict[str, int]:
+            topics = await self._admin.fetch_all_topic_list()
+            stats = {topic: await self._admin.examine_topic_stats(topic) for topic in topics}
+            return {topic: sum(q.max_offset - q.min_offset for q in queues.values()) for topic, queues in stats.items()}
+
+        return {topic: number for topic, number in self._thread.run(count()).items() if number}
+
+
+def _line(message: MessageExt) -> str:
+    words = [f"{message.queue_id} offset {message.queue_offset}"]
+    words += [f"tags {message.tags}"] if message.tags else []
+    words += [f"keys {message.keys}"] if message.keys else []
+    body = message.body if len(message.body) <= 60 else message.body[:60] + b"..."
+    return f"{', '.join(words)}: {body!r}"
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

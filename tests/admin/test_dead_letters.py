@@ -1,0 +1,291 @@
+"""Dead letters: seen, and sent again without loss and without repeats, whatever breaks a run off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, cluster
+from rucola.admin import REDRIVE_GROUP, AdminClient, RedriveResult, RedriveStatus, dlq_topic, retry_topic
+from rucola.broker.broker import Broker
+from rucola.client import Producer
+from rucola.errors import ConfigError, TopicNotFound
+from rucola.message import Message, MessageExt
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.lock import LockBatchRequestBody
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+
+COUNT = 6
+SENT, BEFORE, FAILED = RedriveStatus.SENT, RedriveStatus.DONE_BEFORE, RedriveStatus.FAILED
+
+
+class Scene:
+    """A broker whose topic T has COUNT messages, all of which group g has given up."""
+
+    def __init__(self, running: Cluster, broker: Broker, admin: AdminClient) -> None:
+        self.running = running
+        self.broker = broker
+        self.admin = admin
+
+    async def give_up(self, physical_offset: int) -> None:
+        header = ConsumerSendMsgBackRequestHeader(offset=physical_offset, group="g", delay_level=-1)
+        request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        await self.running.remoting.invoke_ok(self.broker.address, request)
+
+    async def letters(self) -> list[MessageExt]:
+        return [letter.message async for letter in self.admin.dead_letters("g")]
+
+    async def redrive(self, *ids: str, **options: object) -> list[RedriveResult]:
+        return [result async for result in self.admin.redrive_dead_letters("g", ids, **options)]  # type: ignore[arg-type]
+
+    async def copies(self, topic: str = "T") -> Counter[bytes]:
+        """How often each body is in the topic, beside the message that was sent first."""
+        bodies: Counter[bytes] = Counter()
+        for number in range(COUNT):
+            found = await self.admin.query_message_by_key(topic, f"k{number}")
+            bodies.update(message.body for message in found.messages if "REDRIVEN_FROM" in message.properties)
+        return bodies
+
+    async def forget_progress(self) -> None:
+        queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
+        await self.admin.update_consume_offset(self.broker.address, REDRIVE_GROUP, queue, 0)
+
+
+def play(path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with cluster(path) as running:
+            broker = await running.start_broker()
+            await running.create_topic(broker, "T", 2)
+            async with AdminClient(running.namesrv) as admin:
+                scene = Scene(running, broker, admin)
+                async with Producer("p", running.namesrv) as producer:
+                    for number in range(COUNT):
+                        message = Message("T", b"%d" % number, tags="x", keys=f"k{number}", properties={"own": "yes"})
+                        sent = await producer.send(message)
+                        await scene.give_up(int(sent.offset_msg_id[16:], 16))
+                await act(scene)
+
+    asyncio.run(run())
+
+
+def statuses(results: list[RedriveResult]) -> list[RedriveStatus]:
+    return [result.status for result in results]
+
+
+def test_they_are_counted_and_shown(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        assert await scene.admin.fetch_dead_letter_groups() == ["g"]
+        letters = [letter async for letter in scene.admin.dead_letters("g")]
+        assert [letter.message.body for letter in letters] == [b"%d" % number for number in range(COUNT)]
+        assert {(letter.origin_topic, letter.is_redriven) for letter in letters} == {("T", False)}
+        stats = await scene.admin.examine_dead_letters("g")
+        times = [letter.message.store_timestamp for letter in letters]
+        assert (stats.count, stats.waiting, stats.oldest_ms, stats.newest_ms) == (COUNT, COUNT, times[0], times[-1])
+        with pytest.raises(TopicNotFound, match="nobody"):
+            await scene.admin.examine_dead_letters("nobody")
+        with pytest.raises(TopicNotFound, match="group nobody has no dead letters"):
+            await anext(scene.admin.dead_letters("nobody"))
+
+    play(tmp_path, act)
+
+
+def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        first, *_ = await scene.letters()
+        dry = await scene.redrive(dry_run=True)
+        assert statuses(dry) == COUNT * [RedriveStatus.WOULD_SEND]
+        assert await scene.copies() == {}
+        results = await scene.redrive()
+        assert [(result.status, result.topic) for result in results] == COUNT * [(SENT, "T")]
+        sent, copy = (await scene.admin.query_message_by_unique_key("T", first.msg_id)).messages
+        own = {name: copy.properties[name] for name in ("own", "TAGS", "KEYS", "UNIQ_KEY")}
+        assert own == {name: sent.properties[name] for name in own}
+        assert (copy.body, copy.reconsume_times) == (sent.body, 0)
+        assert copy.properties["REDRIVEN_FROM"] == first.offset_msg_id
+        assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
+        assert not {"RETRY_TOPIC", "DELAY"} & copy.properties.keys()
+        stats = await scene.admin.examine_dead_letters("g")
+        assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and wait no more"
+
+    play(tmp_path, act)
+
+
+def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
+    """By its offset, and where that is lost, by the copies."""
+
+    async def act(scene: Scene) -> None:
+        await scene.redrive()
+        assert await scene.redrive() == []
+        await scene.forget_progress()
+        assert statuses(await scene.redrive()) == COUNT * [BEFORE]
+        assert set((await scene.copies()).values()) == {1}
+        assert all([letter.is_redriven async for letter in scene.admin.dead_letters("g")])
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> None:
+    async def act(scene: Scene) -> None:
+        async with aclosing(scene.admin.redrive_dead_letters("g")) as results:
+            for _ in range(2):
+                assert (await anext(results)).status is SENT
+        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT - 2
+        if forgets:  # as after a crash between the last copy and the commit
+            await scene.forget_progress()
+        assert statuses(await scene.redrive())[-4:] == 4 * [SENT]
+        assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
+
+    play(tmp_path, act)
+
+
+def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        letters = await scene.letters()
+        chosen = letters[3].offset_msg_id, letters[1].offset_msg_id
+        assert statuses(await scene.redrive(*chosen)) == [SENT, SENT]
+        assert statuses(await scene.redrive(*chosen)) == [BEFORE, BEFORE]
+        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT, "none before them is done"
+        redriven = [letter.is_redriven async for letter in scene.admin.dead_letters("g")]
+        assert redriven == [False, True, False, True, False, False]
+        assert statuses(await scene.redrive()) == [SENT, BEFORE, SENT, BEFORE, SENT, SENT]
+        assert set((await scene.copies()).values()) == {1}
+        first = (await scene.admin.query_message_by_key("T", "k0")).messages[-1]
+        with pytest.raises(ConfigError, match="is a message of T, not of %DLQ%g"):
+            await scene.redrive(first.offset_msg_id)
+
+    play(tmp_path, act)
+
+
+def test_those_of_a_time(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        letters = await scene.letters()
+        begin_ms, end_ms = letters[2].store_timestamp, letters[4].store_timestamp
+        expected = [letter for letter in letters if begin_ms <= letter.store_timestamp <= end_ms]
+        results = await scene.redrive(begin_ms=begin_ms, end_ms=end_ms)
+        assert [result.message for result in results] == expected
+        await scene.redrive()
+        assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
+
+    play(tmp_path, act)
+
+
+def test_for_the_group_alone(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.running.create_topic(scene.broker, retry_topic("g"), 1)
+        results = await scene.redrive(only_group=True)
+        assert {(result.status, result.topic) for result in results} == {(SENT, "%RETRY%g")}
+        assert await scene.copies() == {}
+        copies = await scene.admin.query_message_by_key("%RETRY%g", "k0")
+        assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers put it back in place"
+        await scene.forget_progress()
+        assert set(statuses(await scene.redrive())) == {BEFORE}, "to its topic they do not go as well"
+
+    play(tmp_path, act)
+
+
+def test_what_fails_stays(tmp_path: Path) -> None:
+    """The topic may not be written to for a while; then it is gone for a while."""
+
+    async def act(scene: Scene) -> None:
+        await scene.running.create_topic(scene.broker, "T", 2, perm=4)
+        failed = await scene.redrive()
+        assert statuses(failed) == COUNT * [FAILED]
+        assert all("T" in result.reason for result in failed)
+        await scene.admin.delete_topic_in_broker(scene.broker.address, "T")
+        await scene.admin.delete_topic_in_name_server("T")
+        gone = await scene.redrive()
+        assert statuses(gone) == COUNT * [FAILED]
+        assert all("no name server knows a route for topic T" in result.reason for result in gone)
+        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT
+        await scene.running.create_topic(scene.broker, "T", 2)
+        assert statuses(await scene.redrive()) == COUNT * [SENT]
+
+    play(tmp_path, act)
+
+
+def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        async with Producer("p", scene.running.namesrv) as producer:
+            await producer.send(Message(dlq_topic("g"), b"sent here by hand"))
+        *others, last = await scene.redrive()
+        assert statuses(others) == COUNT * [SENT]
+        assert (last.status, last.topic) == (FAILED, "")
+        assert "RETRY_TOPIC" in last.reason
+        assert statuses(await scene.redrive()) == [FAILED]
+
+    play(tmp_path, act)
+
+
+def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.redrive()
+        copy = (await scene.admin.query_message_by_key("T", "k0")).messages[0]
+        await scene.give_up(copy.physical_offset)
+        (result,) = await scene.redrive()
+        assert (result.status, result.message.body) == (SENT, b"0")
+        assert (await scene.copies())[b"0"] == 2
+        assert await scene.redrive() == []
+
+    play(tmp_path, act)
+
+
+def test_a_group_that_begins_anew(tmp_path: Path) -> None:
+    """Before its dead letter topic is deleted, since a new one would count from 0 again."""
+
+    async def act(scene: Scene) -> None:
+        await scene.redrive()
+        await scene.admin.forget_redriven("g")
+        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT
+        assert statuses(await scene.redrive()) == COUNT * [BEFORE], "nothing is sent twice for all that"
+        await scene.admin.forget_redriven("nobody")
+
+    play(tmp_path, act)
+
+
+def test_two_runs_do_not_meet(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        async with aclosing(scene.admin.redrive_dead_letters("g")) as results:
+            await anext(results)
+            with pytest.raises(ConfigError, match="another run re-drives"):
+                await scene.redrive()
+            assert len(await scene.redrive(dry_run=True)) == COUNT
+        assert statuses(await scene.redrive()) == (COUNT - 1) * [SENT]
+        assert set((await scene.copies()).values()) == {1}
+
+    play(tmp_path, act)
+
+
+def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
+        body = LockBatchRequestBody(client_id="another", consumer_group=REDRIVE_GROUP, mq_set=[queue])
+        lock = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
+        await scene.running.remoting.invoke_ok(scene.broker.address, lock)
+        letter, *_ = await scene.letters()
+        with pytest.raises(ConfigError, match="another run re-drives"):
+            await scene.redrive(letter.offset_msg_id)
+        unlock = RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body))
+        await scene.running.remoting.invoke_ok(scene.broker.address, unlock)
+        assert statuses(await scene.redrive(letter.offset_msg_id)) == [SENT]
+
+    play(tmp_path, act)
+
+
+def test_the_rate_is_limited(tmp_path: Path) -> None:
+    """Five pauses of 40 ms lie between six messages; how much longer it takes is the machine's affair."""
+
+    async def act(scene: Scene) -> None:
+        begin = asyncio.get_running_loop().time()
+        assert statuses(await scene.redrive(per_second=25)) == COUNT * [SENT]
+        assert asyncio.get_running_loop().time() - begin >= 5 / 25
+
+    play(tmp_path, act)

@@ -1,0 +1,136 @@
+"""What became of a message in a group: consumed, filtered, not yet, given back, given up; with and without clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cluster import Cluster, cluster
+from rucola.admin import AdminClient, MessageExt, MessageQueue, MessageTrack, TrackType, dlq_topic, retry_topic
+from rucola.broker.broker import Broker
+from rucola.client import Message, Producer, PullConsumer
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+
+DELAYS = {"message_delay_level": "1s 1h"}
+
+
+class Scene:
+    """A message in topic T, and group g, which has no clients and is past it."""
+
+    def __init__(self, running: Cluster, broker: Broker, admin: AdminClient, message: MessageExt) -> None:
+        self.running = running
+        self.broker = broker
+        self.admin = admin
+        self.message = message
+
+    async def commit(self, topic: str, offset: int) -> None:
+        queue = MessageQueue(topic, "broker-a", 0)
+        await self.admin.update_consume_offset(self.broker.address, "g", queue, offset)
+
+    async def give_back(self, message: MessageExt, delay_level: int) -> None:
+        header = ConsumerSendMsgBackRequestHeader(offset=message.physical_offset, group="g", delay_level=delay_level)
+        request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        await self.running.remoting.invoke_ok(self.broker.address, request)
+
+    async def copy_in(self, topic: str) -> MessageExt:
+        """The copy of the message there, once it has come."""
+        async with PullConsumer("looking", self.running.namesrv) as consumer:
+            pulled = await consumer.pull(MessageQueue(topic, "broker-a", 0), 0, suspend_ms=30_000)
+        return pulled.messages[0]
+
+    async def track(self) -> MessageTrack:
+        (track,) = await self.admin.message_track_detail(self.message)
+        return track
+
+
+def play(path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with cluster(path) as running:
+            broker = await running.start_broker(store=DELAYS)
+            await running.create_topic(broker, "T", 1)
+            async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
+                sent = await producer.send(Message("T", b"x", keys="k"))
+                message = await admin.query_message_by_id(sent.offset_msg_id)
+                scene = Scene(running, broker, admin, message)
+                await scene.commit("T", 1)
+                await act(scene)
+
+    asyncio.run(run())
+
+
+def test_a_group_without_clients_is_past_it_or_not(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        track = await scene.track()
+        assert (track.track_type, track.is_passed, track.retry_count) == (TrackType.NOT_ONLINE, True, 0)
+        assert track.consumed_until_ms == scene.message.store_timestamp
+        await scene.commit("T", 0)
+        assert (await scene.track()).is_passed is False
+
+    play(tmp_path, act)
+
+
+def test_a_message_that_waits_to_be_tried_again(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.give_back(scene.message, 2)
+        track = await scene.track()
+        assert (track.track_type, track.retry_count, track.dead_ms) == (TrackType.IN_RETRY, 1, 0)
+        assert track.last_failed_ms >= scene.message.store_timestamp
+
+    play(tmp_path, act)
+
+
+def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.give_back(scene.message, 1)
+        copy = await scene.copy_in(retry_topic("g"))
+        first = await scene.track()
+        assert (first.track_type, first.retry_count) == (TrackType.IN_RETRY, 1), "it is there, and not consumed yet"
+        await scene.commit(retry_topic("g"), 1)
+        done = await scene.track()
+        assert (done.track_type, done.retry_count, done.last_failed_ms) == (
+            TrackType.NOT_ONLINE,
+            1,
+            first.last_failed_ms,
+        )
+        await scene.give_back(copy, 2)
+        again = await scene.track()
+        assert (again.track_type, again.retry_count) == (TrackType.IN_RETRY, 2)
+        assert again.last_failed_ms >= first.last_failed_ms
+
+    play(tmp_path, act)
+
+
+def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.give_back(scene.message, -1)
+        track = await scene.track()
+        letter = await scene.copy_in(dlq_topic("g"))
+        assert (track.track_type, track.dead_ms) == (TrackType.IN_DLQ, letter.store_timestamp)
+        async for result in scene.admin.redrive_dead_letters("g"):
+            assert result.topic == "T"
+        scene.message = (await scene.admin.query_message_by_key("T", "k")).messages[0]
+        copy = await scene.track()
+        assert (copy.track_type, copy.is_passed, copy.dead_ms) == (TrackType.NOT_ONLINE, False, 0)
+        await scene.commit("T", 2)
+        await scene.give_back(scene.message, -1)
+        assert (await scene.track()).track_type is TrackType.IN_DLQ
+
+    play(tmp_path, act)
+
+
+def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = await running.start_broker(store={"message_index_enable": False})
+            await running.create_topic(broker, "T", 1)
+            async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
+                sent = await producer.send(Message("T", b"x", keys="k"))
+                await admin.update_consume_offset(broker.address, "g", MessageQueue("T", "broker-a", 0), 1)
+                (track,) = await admin.message_track_detail(await admin.query_message_by_id(sent.offset_msg_id))
+                assert (track.track_type, track.is_passed) == (TrackType.NOT_ONLINE, True)
+                assert "keeps no index" in track.error
+
+    asyncio.run(run())

@@ -1,0 +1,160 @@
+"""Requests that are wrong, of every code: answered in words that name what is wrong, never by a failure inside."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from broker.test_broker import Peer, with_broker
+from rucola.message.record import decode_many
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.pull import PullMessageResponseHeader
+
+KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]
+TEXTS = """
+    a b c i topic group consumerGroup producerGroup subscription expressionType key clientID clientId groupName
+    originMsgId msgId transactionId topicFilterType statsName statsKey srcGroup destGroup isForce isOffline defaultTopic
+    brokerName filterGroups compareGroup k m
+"""
+NUMBERS = """
+    d e f g h j l queueId queueOffset maxMsgNums sysFlag commitOffset suspendTimeoutMillis subVersion offset timestamp
+    maxNum beginTimestamp endTimestamp delayLevel commitOrRollback tranStateTableOffset commitLogOffset readQueueNums
+    writeQueueNums perm bornTimestamp flag defaultTopicQueueNums index count
+"""
+PLAUSIBLE = dict.fromkeys(TEXTS.split(), "T") | dict.fromkeys(NUMBERS.split(), "0")
+VALUES = [
+    "",
+    "x",
+    "-1",
+    "0",
+    "1",
+    "99999999999999999999",
+    "1.5",
+    "true",
+    "T",
+    "%RETRY%g",
+    "../T",
+    "\x00",
+    "ü" * 200,
+    "*",
+    "||",
+]
+BODIES = [b"", b"{", b"{}", b"[]", b"null", b'{"clientID":1}', b"\xff\xfe", b'{"a":' * 100, bytes(64)]
+
+
+async def ask(peer: Peer, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand | None:
+    """The answer; None where the broker holds the request."""
+    command = RemotingCommand.request(code, body=body)
+    command.ext_fields.update(fields)
+    connection = await peer.client.connect(peer.broker.address)
+    asked, probe = connection.post(command), connection.post(RemotingCommand.request(9999))
+    await probe  # answered behind the other, being on the same connection
+    if asked.done():
+        return asked.result()
+    done, _ = await asyncio.wait([asked], timeout=0.05)
+    if not done:
+        connection.forget(command)
+        return None
+    return asked.result()
+
+
+def wrong(answers: Iterable[tuple[object, RemotingCommand | None]]) -> list[str]:
+    return [
+        f"{what}: {answer.code} {answer.remark}"
+        for what, answer in answers
+        if answer is not None and ("inside the server" in (answer.remark or "") or "Traceback" in (answer.remark or ""))
+    ]
+
+
+def test_requests_without_fields_are_answered(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        answers = [((code.name, body), await ask(peer, code, {}, body)) for code in RequestCode for body in BODIES]
+        assert wrong(answers) == []
+        assert (await peer.send()).code == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        answers = []
+        for code in KEEPS_RUNNING:
+            for _ in range(8):
+                wild = chance.sample(sorted(PLAUSIBLE), chance.randrange(len(PLAUSIBLE) // 4))
+                fields = PLAUSIBLE | {name: chance.choice(VALUES) for name in wild}
+                answers.append(((code.name, fields), await ask(peer, code, fields, chance.choice(BODIES))))
+        assert wrong(answers) == []
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "begins_at", "remark"),
+    [
+        (-1, ResponseCode.PULL_OFFSET_MOVED, 0, "OFFSET_TOO_SMALL"),
+        (-(2**63), ResponseCode.PULL_OFFSET_MOVED, 0, "OFFSET_TOO_SMALL"),
+        (3, ResponseCode.PULL_NOT_FOUND, 3, "OFFSET_OVERFLOW_ONE"),
+        (4, ResponseCode.PULL_OFFSET_MOVED, 3, "OFFSET_OVERFLOW_BADLY"),
+        (2**63 - 1, ResponseCode.PULL_OFFSET_MOVED, 3, "OFFSET_OVERFLOW_BADLY"),
+    ],
+)
+def test_a_pull_from_outside_the_queue_is_told_where_to_go_on(
+    tmp_path: Path, offset: int, code: ResponseCode, begins_at: int, remark: str
+) -> None:
+    async def talk(peer: Peer) -> None:
+        for _ in range(3):
+            await peer.send()
+        answer = await peer.pull(queue_offset=offset)
+        assert (answer.code, answer.remark) == (code, remark)
+        assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == begins_at
+
+    with_broker(tmp_path, talk)
+
+
+def test_unknown_topics_groups_and_queues_are_named(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        for fields, code, name in (
+            ({"topic": "Unknown"}, ResponseCode.TOPIC_NOT_EXIST, "Unknown"),
+            ({"consumer_group": "unknown"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "unknown"),
+            ({"consumer_group": "TOOLS_CONSUMER", "queue_id": 77}, ResponseCode.SYSTEM_ERROR, "77"),
+            ({"consumer_group": "TOOLS_CONSUMER", "queue_id": -1}, ResponseCode.SYSTEM_ERROR, "-1"),
+        ):
+            answer = await peer.pull(**{"consumer_group": "TOOLS_CONSUMER", **fields})
+            assert answer.code == code, fields
+            assert name in (answer.remark or "")
+
+    with_broker(tmp_path, talk, auto_create_subscription_group=False)
+
+
+def test_a_body_over_four_megabytes_is_refused_with_the_limit(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        refused = await peer.send(bytes(4 * 1024 * 1024 + 1))
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "4194305 bytes; 4194304 are allowed (maxMessageSize)" in (refused.remark or "")
+        assert (await peer.send(bytes(4 * 1024 * 1024))).code == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, talk, store={"mapped_file_size_commit_log": 8 << 20})
+
+
+def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        for number in range(40):
+            await peer.send(b"%d" % number)
+        for _ in range(50):
+            first = decode_many((await peer.pull(consumer_group="never")).body)
+            assert [message.queue_offset for message in first] == list(range(32))
+        rest = decode_many((await peer.pull(consumer_group="other", queue_offset=32)).body)
+        assert [message.body for message in rest] == [b"%d" % number for number in range(32, 40)]
+
+    with_broker(tmp_path, talk)

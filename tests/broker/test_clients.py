@@ -1,0 +1,130 @@
+"""Who is connected: members that fall silent are gone, and those that stay are told, where that is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.test_broker import heartbeat, serving
+from cluster import Tally
+from rucola.broker.clients import EXPIRY_MS, Clients
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData
+from rucola.protocol.topic import SubscriptionGroupConfig
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Connection
+from rucola.remoting.server import RemotingServer
+
+
+class Scene:
+    """A server that keeps a list of clients, and the time."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.gone: Tally[str] = Tally()
+        self.clients = Clients(is_told=lambda group: group != "quiet", on_gone=self.gone.add)
+        self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
+
+    def _beat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        self.clients.heartbeat(connection, decode_body(HeartbeatData, command.body), "JAVA", 409, self.now_ms)
+        return command.response(ResponseCode.SUCCESS)
+
+
+class Client:
+    """A client with groups, and the groups of which it was told that they changed."""
+
+    def __init__(self, scene: Scene, client_id: str, consumers: list[str], producers: list[str]) -> None:
+        self.told: Tally[str] = Tally()
+        self._address = f"127.0.0.1:{scene.server.port}"
+        self._remoting = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._note})
+        self._body = encode_body(
+            HeartbeatData(
+                client_id=client_id,
+                consumer_data_set=[ConsumerData(group_name=group) for group in consumers],
+                producer_data_set=[ProducerData(group_name=group) for group in producers],
+            )
+        )
+
+    def _note(self, connection: Connection, command: RemotingCommand) -> None:
+        self.told.add(command.ext_fields["consumerGroup"])
+
+    async def beat(self) -> None:
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, body=self._body)
+        assert (await self._remoting.invoke(self._address, command)).code == ResponseCode.SUCCESS
+
+    async def close(self) -> None:
+        await self._remoting.close()
+
+
+def with_scene(talk: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        await scene.server.start()
+        try:
+            await talk(scene)
+        finally:
+            await scene.server.stop()
+
+    asyncio.run(run())
+
+
+def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
+    async def talk(scene: Scene) -> None:
+        silent, alive = Client(scene, "silent", ["g", "own"], ["p"]), Client(scene, "alive", ["g"], [])
+        await silent.beat()
+        scene.now_ms = 60_000
+        await alive.beat()
+        await alive.told.reach(1)
+        scene.clients.expire(EXPIRY_MS)
+        await alive.beat()
+        assert scene.clients.consumers["g"].client_ids == ["silent", "alive"]
+        assert scene.clients.producer("silent") is not None
+        scene.clients.expire(EXPIRY_MS + 1)
+        assert await alive.told.reach(2) == ["g", "g"]
+        assert scene.clients.consumers["g"].client_ids == ["alive"]
+        assert (scene.clients.producers, scene.clients.producer("silent")) == ({}, None)
+        assert scene.gone.items == ["own"]
+        await alive.close()
+        await scene.gone.reach(2)
+        assert scene.clients.consumers == {}
+        await silent.close()
+
+    with_scene(talk)
+
+
+def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
+    async def talk(scene: Scene) -> None:
+        first, second = Client(scene, "1", ["quiet", "loud"], []), Client(scene, "2", ["quiet", "loud"], [])
+        await first.beat()
+        await second.beat()
+        await second.close()
+        assert await first.told.reach(3) == ["loud"] * 3
+        await first.close()
+
+    with_scene(talk)
+
+
+@pytest.mark.parametrize("by_broker", [True, False])
+def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_broker: bool) -> None:
+    async def run() -> None:
+        told: Tally[str] = Tally()
+
+        def note(connection: Connection, command: RemotingCommand) -> None:
+            told.add(command.ext_fields["consumerGroup"])
+
+        async with serving(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
+            group = SubscriptionGroupConfig(group_name="g", notify_consumer_ids_changed_enable=by_broker)
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
+            client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
+            for _ in range(2):  # a notification would come before the second answer
+                command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("c"))
+                assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
+            assert told.items == []
+            await client.close()
+
+    asyncio.run(run())

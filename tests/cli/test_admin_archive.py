@@ -1,0 +1,110 @@
+"""`--archive LAKE`: one question to the live brokers and to the archive, when the log has lost its first file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden_cluster import GoldenCluster
+from rucola.spark.jobs import archive
+from rucola.spark.session import local_session
+from servers import server
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("_utc")]
+FILE_SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def lake(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archived") / "lake"
+    archive.run(local_session("tests", cores=2, is_short=True), golden / "g1-clean" / "store", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def aged(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenCluster]:
+    """A broker on a copy of the golden store without the first file of its log."""
+    directory = tmp_path_factory.mktemp("aged")
+    store = Path(shutil.copytree(golden / "g1-clean" / "store", directory / "store"))
+    (store / "commitlog" / f"{0:020d}").unlink()
+    conf = shutil.copy(golden / "g1-clean" / "broker.conf", directory)
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+    with server("standalone", "--store", store, *ports, "-c", conf, log=directory / "log") as standalone:
+        yield GoldenCluster(*standalone.addresses(), "")
+
+
+@pytest.fixture(scope="module")
+def stored(golden: Path) -> list[dict[str, Any]]:
+    """What is archived, oldest first."""
+    return [json.loads(line) for line in (golden / "g1-clean" / "expected.jsonl").read_text().splitlines()]
+
+
+def has_key(message: dict[str, Any], topic: str, key: str) -> bool:
+    return message["topic"] == topic and key in message["properties"].get("KEYS", "").split()
+
+
+def test_a_key_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
+    wanted = [message for message in stored if has_key(message, "GSpam", "grp-0")]
+    live = [message for message in wanted if message["commitLogOffset"] >= FILE_SIZE]
+    assert 0 < len(live) < len(wanted)
+    command = "queryMsgByKey -t GSpam -k grp-0 --max 1000"
+    assert len(aged.json(command)["messages"]) == len(live)
+    assert "from" not in aged.json(command)["messages"][0]
+    answer = aged.json(f"{command} --archive {lake}")
+    assert [(each["offsetMsgId"], each["from"]) for each in answer["messages"]] == [
+        (each["offsetMsgId"], "log" if each in live else "archive")
+        for each in sorted(wanted, key=lambda each: (each["storeTimestamp"], each["commitLogOffset"]), reverse=True)
+    ]
+    assert not answer["cut"]
+    header, *rows = aged.rows(f"queryMsgByKey -t GSpam -k grp-0 --archive {lake} -m 15")
+    assert header[-1] == "#From"
+    assert [row[-1] for row in rows] == ["log"] * len(live) + ["archive"] * (15 - len(live))
+    result = aged.admin(f"queryMsgByKey -t GSpam -k grp-0 --archive {lake} -m 15")
+    assert result.stderr.startswith("these are the newest 15, there may be more")
+    since = sorted(each["storeTimestamp"] for each in wanted)[5]
+    answer = aged.json(f"{command} --archive {lake} --since {since}")
+    assert len(answer["messages"]) == sum(each["storeTimestamp"] >= since for each in wanted)
+
+
+def test_a_unique_key_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
+    spam = [message for message in stored if message["topic"] == "GSpam"]
+    for message, origin in ((spam[0], "archive"), (spam[-1], "log")):
+        command = f"queryMsgByUniqueKey -t GSpam -i {message['msgId']} --archive {lake}"
+        (found,) = aged.json(command)["messages"]
+        assert (found["offsetMsgId"], found["from"]) == (message["offsetMsgId"], origin)
+        assert aged.rows(command)[-1] == ["From:", origin]
+    result = aged.admin(f"queryMsgByUniqueKey -t GSpam -i none --archive {lake}")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_an_id_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
+    """The broker that the recorded ids name is no more."""
+    gone = next(message for message in stored if message["topic"] == "GSpam")
+    assert aged.admin(f"queryMsgById -i {gone['offsetMsgId']}").exit_code == 1
+    (found,) = aged.json(f"queryMsgById -i {gone['offsetMsgId']} --archive {lake}")
+    assert (found["msgId"], found["from"]) == (gone["msgId"], "archive")
+    absent = gone["offsetMsgId"][:-1] + "1"
+    result = aged.admin(f"queryMsgById -i {absent} --archive {lake}")
+    assert result.exit_code == 1
+    assert "127.0.0.1:10911" in result.stderr
+    assert aged.admin(f"queryMsgById -i {absent} -s true --archive {lake}").exit_code == 2
+
+
+def test_the_archive_answers_where_no_broker_does(
+    aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]
+) -> None:
+    """A topic that is no more is no failure; a name server that does not answer is one."""
+    gone = next(message for message in stored if message["topic"] == "GSpam")
+    away = GoldenCluster("127.0.0.1:1", aged.broker, "")
+    result = away.admin(f"queryMsgByUniqueKey -t GSpam -i {gone['msgId']} --archive {lake}")
+    assert result.exit_code == 1
+    assert gone["offsetMsgId"] in result.stdout
+    assert result.stderr.startswith("the messages of the brokers are missing: ")
+    result = aged.admin(f"queryMsgByKey -t NoSuchTopic -k grp-0 --archive {lake}")
+    assert result.exit_code == 0
+    assert result.stderr == "not found in the range that is searchable: no broker tells it\n"

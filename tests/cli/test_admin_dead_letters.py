@@ -1,0 +1,115 @@
+"""The commands of `rucola admin` about dead letters, on the golden store and on what the tests make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from golden_cluster import GoldenCluster
+from rucola.client import Message, sync
+
+pytestmark = pytest.mark.usefixtures("_utc")
+
+
+def bury(cluster: GoldenCluster, group: str, count: int) -> None:
+    """Let a group have dead letters that come from topic GB, and one that does not say where it comes from."""
+    topic = f"%DLQ%{group}"
+    cluster.done(f"updateTopic -c DefaultCluster -t {topic} -r 1 -w 1")
+    with sync.Producer("buries", cluster.namesrv) as producer:
+        for number in range(count):
+            letter = Message(topic, b"\xff%d" % number, keys=f"{group}-{number}", properties={"RETRY_TOPIC": "GB"})
+            producer.send(letter)
+        producer.send(Message(topic, b"lost"))
+
+
+def test_those_of_the_golden_store_are_listed(cluster: GoldenCluster) -> None:
+    """Apache's broker has put them there."""
+    found = cluster.json("dlqList")
+    assert [group["group"] for group in found if group["count"]] != []
+    for group in found:
+        letters = cluster.done(f"printDlq -g {group['group']} --json").splitlines()
+        assert len(letters) == group["count"] == group["waiting"]
+        assert cluster.json(f"dlqList -g {group['group']}") == [group]
+    header, *rows = cluster.rows("dlqList")
+    assert header == ["#Group", "#Count", "#Waiting", "#Oldest", "#Newest"]
+    assert [row[0] for row in rows] == [group["group"] for group in found]
+
+
+def test_from_the_list_to_the_last_one(cluster: GoldenCluster, tmp_path: Path) -> None:
+    bury(cluster, "D", 3)
+    header, *rows = cluster.rows("printDlq -g D")
+    assert header[:3] == ["#Offset", "Message", "ID"]
+    assert [row[1] for row in rows[:3]] == ["GB", "GB", "GB"]
+
+    would = cluster.admin("redriveDlq -g D --dryRun")
+    assert would.exit_code == 1, "one of them cannot go"
+    assert [line.split() for line in would.stdout.splitlines()] == [["#Topic", "#Would", "Send"], ["GB", "3"]]
+    refused = cluster.admin("redriveDlq -g D", "n\n")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert cluster.json("dlqList -g D")[0]["waiting"] == 4
+
+    first = cluster.admin(f"redriveDlq -g D -i {rows[1][0]} --yes --json")
+    (result,) = map(json.loads, first.stdout.splitlines())
+    assert (result["status"], result["topic"], result["offsetMsgId"]) == ("SENT", "GB", rows[1][0])
+    assert len(cluster.done("printDlq -g D --json").splitlines()) == 3
+    shown = [json.loads(line) for line in cluster.done("printDlq -g D -a --json").splitlines()]
+    assert [letter["redriven"] for letter in shown] == [False, True, False, False]
+
+    rest = cluster.admin("redriveDlq -g D -s 1000 --yes")
+    assert rest.exit_code == 1
+    assert rest.stdout.split() == ["#Topic", "#Sent", "GB", "2"]
+    failed, summary = rest.stderr.splitlines()
+    assert "RETRY_TOPIC" in failed
+    assert summary == "1 re-driven before, 1 failed"
+    for number in range(3):
+        assert len(cluster.json(f"queryMsgByKey -t GB -k D-{number}")["messages"]) == 1
+
+
+def test_they_are_exported(cluster: GoldenCluster, tmp_path: Path) -> None:
+    bury(cluster, "X", 2)
+    lines, parquet = tmp_path / "x.jsonl", tmp_path / "x.parquet"
+    assert cluster.json(f"exportDlq -g X -o {lines}")["count"] == 3
+    assert cluster.rows(f"exportDlq -g X -o {parquet} -f parquet")[0][:2] == ["3", "dead"]
+    letters = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert letters == [json.loads(line) for line in cluster.done("printDlq -g X --json").splitlines()]
+    rows = pyarrow.parquet.read_table(parquet).to_pylist()
+    assert [row["body"] for row in rows] == [b"\xff0", b"\xff1", b"lost"]
+    for row, letter in zip(rows, letters, strict=True):
+        assert dict(row["properties"]) == letter["properties"]
+        assert row["storeTimestamp"].timestamp() * 1000 == pytest.approx(letter["storeTimestamp"], abs=0.5)
+        for name in ("topic", "msgId", "offsetMsgId", "queueOffset", "originTopic", "redriven"):
+            assert row[name] == letter[name]
+    cluster.admin("redriveDlq -g X --yes")
+    assert cluster.json(f"exportDlq -g X -o {lines}")["count"] == 1
+    assert cluster.json(f"exportDlq -g X -o {lines} -a")["count"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.jsonl", "x.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("dlqList -g nobody", 1, "nobody"),
+        ("printDlq -g nobody", 1, "group nobody has no dead letters"),
+        ("exportDlq -g nobody -o unwritten", 1, "group nobody has no dead letters"),
+        ("redriveDlq -g nobody --yes", 1, "nobody"),
+        ("redriveDlq -g nobody -i , --yes", 2, "-i"),
+        ("redriveDlq -g nobody -b then --yes", 1, "then"),
+        ("redriveDlq -g nobody -s 0 --yes", 2, "0"),
+    ],
+)
+def test_what_cannot_be_done_is_said(cluster: GoldenCluster, command: str, code: int, said: str) -> None:
+    result = cluster.admin(command)
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert not Path("unwritten").exists()
+
+
+def test_a_file_that_cannot_be_written(cluster: GoldenCluster, tmp_path: Path) -> None:
+    bury(cluster, "F", 0)
+    result = cluster.admin(f"exportDlq -g F -o {tmp_path}/nowhere/file")
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "nowhere/file cannot be written" in result.stderr

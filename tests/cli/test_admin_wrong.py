@@ -1,0 +1,172 @@
+"""What goes wrong with a command of `rucola admin`: one clear line, an exit code, no traceback; for every command."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from golden_cluster import GoldenCluster
+from rucola.cli.admin import admin
+from rucola.cli.main import main
+
+NOWHERE = "127.0.0.1:1"
+NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId that names this place
+
+ARGUMENTS = {
+    "addWritePerm": "-b broker-a",
+    "allocateMQ": "-t T -i a",
+    "brokerConsumeStats": "-b {broker}",
+    "brokerStatus": "-b {broker}",
+    "checkMsgSendRT": "-t T -a 1",
+    "cleanExpiredCQ": "-b {broker}",
+    "cleanUnusedTopic": "-b {broker}",
+    "cloneGroupOffset": "-s g -d h -t T --yes",
+    "clusterList": "",
+    "clusterRT": "-a 1",
+    "consumeMessage": "-t T",
+    "consumerConnection": "-g g",
+    "consumerProgress": "-g g",
+    "consumerStatus": "-g g",
+    "deleteExpiredCommitLog": "-b {broker} --yes",
+    "deleteKvConfig": "-s n -k k --yes",
+    "deleteSubGroup": "-b {broker} -g g --yes",
+    "deleteTopic": "-c DefaultCluster -t T --yes",
+    "dlqList": "",
+    "exportConfigs": "-c DefaultCluster",
+    "exportDlq": "-g g -o {path}",
+    "exportMetadata": "-b {broker}",
+    "exportMetrics": "-c DefaultCluster",
+    "getBrokerConfig": "-b {broker}",
+    "getConsumerConfig": "-g g",
+    "getNamesrvConfig": "",
+    "printDlq": "-g g",
+    "printMsg": "-t T",
+    "printMsgByQueue": "-t T -a broker-a -i 0 -p true",
+    "producer": "-b {broker}",
+    "producerConnection": "-g g -t T",
+    "queryCq": "-t T -q 0 -i 0",
+    "queryMsgById": f"-i {NO_MESSAGE}",
+    "queryMsgByKey": "-t T -k k",
+    "queryMsgByOffset": "-t T -b broker-a -i 0 -o 0",
+    "queryMsgByUniqueKey": f"-t T -i {NO_MESSAGE}",
+    "queryMsgTraceById": f"-i {NO_MESSAGE}",
+    "redriveDlq": "-g g --yes",
+    "resetOffset": "-g g -t T -b broker-a -q 0 -o 0 --yes",
+    "resetOffsetByTime": "-g g -t T -s 0 --yes",
+    "sendMessage": "-t T -p x",
+    "sendMsgStatus": "-b broker-a -c 1",
+    "skipAccumulatedMessage": "-g g -t T --yes",
+    "startMonitoring": "--once",
+    "statsAll": "",
+    "topicClusterList": "-t T",
+    "topicList": "",
+    "topicRoute": "-t T",
+    "topicStatus": "-t T",
+    "updateBrokerConfig": "-b {broker} -k maxMessageSize -v 1",
+    "updateKvConfig": "-s n -k k -v v",
+    "updateNamesrvConfig": "-k orderMessageEnable -v true",
+    "updateOrderConf": "-t T -m get",
+    "updateSubGroup": "-b {broker} -g g",
+    "updateSubGroupList": "-b {broker} -f {list}",
+    "updateTopic": "-b {broker} -t T",
+    "updateTopicList": "-b {broker} -f {list}",
+    "updateTopicPerm": "-b {broker} -t T -p 6",
+    "wipeWritePerm": "-b broker-a --yes",
+}
+"""A complete command line for every command, with a broker and a file to be filled in."""
+
+MAKES_THE_TOPIC = {"checkMsgSendRT", "sendMessage", "updateTopic"}
+OF_A_TOPIC = sorted(
+    name for name, arguments in ARGUMENTS.items() if "-t T" in arguments and name not in MAKES_THE_TOPIC
+)
+
+
+def run(command: str, path: Path, *more: str, **environment: str) -> Result:
+    """The command, about a broker that is not there, with files in a directory."""
+    listed = path / "list.json"
+    listed.write_text('[{"topicName": "T", "groupName": "g"}]')
+    arguments = ARGUMENTS[command].format(broker=NOWHERE, path=path / "unwritten", list=listed)
+    return CliRunner().invoke(main, ["admin", command, *shlex.split(arguments), *more], env=environment)
+
+
+def says(result: Result, what: str) -> None:
+    """It failed, and said why in one line."""
+    assert result.exit_code == 1, (result.output, result.exception)
+    assert isinstance(result.exception, SystemExit), "nothing else may get out"
+    *_, last = result.stderr.splitlines()
+    assert what in last
+    assert "Traceback" not in result.output
+
+
+def test_the_table_has_every_command() -> None:
+    assert set(ARGUMENTS) == set(admin.commands)
+
+
+@pytest.mark.parametrize("command", sorted(ARGUMENTS))
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_nobody_is_there(tmp_path: Path, command: str, more: tuple[str, ...]) -> None:
+    result = run(command, tmp_path, *more, NAMESRV_ADDR=NOWHERE)
+    says(result, NOWHERE)
+    assert result.stdout == "" or command == "sendMsgStatus", "which tells of each message how it went"
+
+
+@pytest.mark.parametrize("command", sorted(ARGUMENTS))
+def test_no_name_server_is_named(tmp_path: Path, command: str) -> None:
+    result = run(command, tmp_path, NAMESRV_ADDR="")
+    assert result.exit_code == 2
+    assert "--namesrvAddr" in result.stderr
+
+
+@pytest.mark.parametrize("command", OF_A_TOPIC)
+def test_an_unknown_topic(cluster: GoldenCluster, command: str) -> None:
+    """Where a group is named as well, that may be what is missed first."""
+    arguments = ARGUMENTS[command].replace("-t T", "-t NoSuchTopic").format(broker=cluster.broker)
+    result = cluster.admin(f"{command} {arguments}")
+    says(result, "NoSuchTopic")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("time", ["yesterday", "2013-01-01", "2013-13-01#00:00:00:000", "-5"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "printMsg -t GA -b {}",
+        "printMsg -t GA -e {}",
+        "printMsgByQueue -t GA -a broker-a -i 0 -b {}",
+        "consumeMessage -t GA -s {}",
+        "consumeMessage -t GA -e {}",
+        "queryMsgByKey -t GA -k k --since {}",
+        "queryMsgByKey -t GA -k k --until {}",
+        "printDlq -g G_g_retry -b {}",
+        "exportDlq -g G_g_retry -o unwritten -e {}",
+        "redriveDlq -g G_g_retry --since {} --yes",
+        "resetOffsetByTime -g G_g_tag -t GA -s {} --yes",
+    ],
+)
+def test_a_time_that_is_none(cluster: GoldenCluster, command: str, time: str) -> None:
+    says(cluster.admin(command.format(f"'{time}'")), time)
+
+
+@pytest.mark.parametrize("msg_id", ["4711", 31 * "0", 32 * "g", "7F00000100002A9F" + 16 * "F"])
+@pytest.mark.parametrize("command", ["queryMsgById -i {}", "redriveDlq -g G_g_retry --yes -i {}"])
+def test_an_id_that_is_none(cluster: GoldenCluster, command: str, msg_id: str) -> None:
+    says(cluster.admin(command.format(msg_id)), msg_id)
+
+
+def test_no_permission(cluster: GoldenCluster) -> None:
+    """A topic that may not be read, then one that may not be written to, and settings that may not be changed."""
+    cluster.done("updateTopicPerm -c DefaultCluster -t GDelay -p 2")
+    for command in ("printMsg -t GDelay", "consumeMessage -t GDelay"):
+        assert cluster.admin(command).stdout == "", "it has no queue to read"
+    says(cluster.admin("queryMsgByOffset -t GDelay -b broker-a -i 0 -o 0"), "GDelay")
+    says(cluster.admin("printMsgByQueue -t GDelay -a broker-a -i 0"), "GDelay")
+    cluster.done("updateTopicPerm -c DefaultCluster -t GDelay -p 4")
+    says(cluster.admin("sendMessage -t GDelay -p x"), "GDelay")
+    says(cluster.admin("checkMsgSendRT -t GDelay -a 1"), "GDelay")
+    says(cluster.admin("updateBrokerConfig -c DefaultCluster -k listenPort -v 1"), "listenPort")
+    says(cluster.admin("updateNamesrvConfig -k listenPort -v 1"), "black list")
+    says(cluster.admin("updateTopic -c DefaultCluster -t TBW102"), "TBW102")
+    says(cluster.admin("deleteTopic -c DefaultCluster -t SCHEDULE_TOPIC_XXXX --yes"), "SCHEDULE_TOPIC_XXXX")

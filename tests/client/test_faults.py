@@ -1,0 +1,117 @@
+"""Slow and failing brokers: out of turn for as long as Apache's table says, and who sends meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cluster import cluster
+from rucola.client import Producer
+from rucola.client import faults as faults_module
+from rucola.client.faults import BrokerFaults, Turns
+from rucola.message import Message
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.queue import MessageQueue
+from rucola.remoting.connection import Connection, Reply
+
+A, B, C = (MessageQueue("T", f"broker-{name}", 0) for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "out_of_turn_ms"),
+    [
+        (0, 0),
+        (99.9, 0),
+        (549, 0),
+        (550, 30_000),
+        (999, 30_000),
+        (1000, 60_000),
+        (2000, 120_000),
+        (3000, 180_000),
+        (14_999, 180_000),
+        (15_000, 600_000),
+        (10**9, 600_000),
+    ],
+)
+def test_the_slower_the_longer(latency_ms: float, out_of_turn_ms: int) -> None:
+    faults = BrokerFaults()
+    faults.answered("broker-a", latency_ms, 1000)
+    assert faults.is_available("broker-a", 1000 + out_of_turn_ms)
+    assert out_of_turn_ms == 0 or not faults.is_available("broker-a", 999 + out_of_turn_ms)
+
+
+def test_a_failure_counts_as_thirty_seconds_and_a_good_answer_ends_it() -> None:
+    faults = BrokerFaults()
+    faults.answered("broker-a", 1, 0, failed=True)
+    assert not faults.is_available("broker-a", 599_999)
+    assert faults.is_available("broker-a", 600_000)
+    faults.answered("broker-a", 1, 10)
+    assert faults.is_available("broker-a", 10)
+    assert faults.is_available("broker-b", 10)
+
+
+def test_only_brokers_in_turn_are_sent_to() -> None:
+    turns = Turns(BrokerFaults())
+    turns.answered("broker-a", -700, 0)
+    assert {turns.next([A, B, C], 10) for _ in range(6)} == {B, C}
+    assert {turns.next([A, B, C], 10, "broker-b") for _ in range(6)} == {C}
+    assert {turns.next([A, B, C], 30_000) for _ in range(6)} == {A, B, C}
+
+
+def test_where_none_is_in_turn_the_better_half_is() -> None:
+    turns = Turns(BrokerFaults())
+    for broker_name, latency_ms in (("broker-a", 4000), ("broker-b", 700), ("broker-c", 20_000), ("broker-d", 800)):
+        turns.answered(broker_name, -latency_ms, 0)
+    assert {turns.next([A, B, C], 10) for _ in range(8)} >= {B}
+    only_c = {turns.next([C], 10) for _ in range(8)}
+    assert only_c == {C}  # brokers without a queue are forgotten
+
+
+def test_the_least_bad_is_in_turn_first_then_fast() -> None:
+    faults = BrokerFaults()
+    assert faults.least_bad(0) is None
+    faults.answered("slow", 4000, 0)
+    assert faults.least_bad(0) == "slow"
+    faults.answered("failed", 1, 0, failed=True)
+    faults.answered("fast", 10, 0)
+    faults.answered("fair", 60, 0)
+    assert {faults.least_bad(0) for _ in range(4)} == {"fast", "fair"}
+
+
+def test_without_fault_tolerance_turns_go_round_and_only_the_last_failure_is_avoided() -> None:
+    turns = Turns(None)
+    turns.answered("broker-a", 10**6, 0, failed=True)
+    assert {turns.next([A, B], 0) for _ in range(4)} == {A, B}
+    assert {turns.next([A, B], 0, "broker-a") for _ in range(4)} == {B}
+    assert turns.next([A], 0, "broker-a") == A
+
+
+@pytest.mark.parametrize("tolerant", [True, False])
+def test_a_producer_passes_a_failing_broker_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool
+) -> None:
+    """With tolerance it is tried once; without, whenever its turn comes. Here no slowness counts, only failures."""
+    monkeypatch.setattr(faults_module, "LATENCY_MAX_MS", (20_000,))
+    monkeypatch.setattr(faults_module, "NOT_AVAILABLE_DURATION_MS", (600_000,))
+
+    async def run() -> int:
+        async with cluster(tmp_path) as running:
+            tries = 0
+
+            def refuse(connection: Connection, command: RemotingCommand) -> Reply:
+                nonlocal tries
+                tries += 1
+                return command.response(ResponseCode.SYSTEM_ERROR, remark="as told")
+
+            await running.scripted_broker("broker-b", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
+            await running.create_topic(await running.start_broker("broker-a"), "T", queues=1)
+            async with Producer("p", running.namesrv, latency_fault_tolerance=tolerant) as producer:
+                for number in range(10):
+                    assert (await producer.send(Message("T", b"%d" % number))).queue.broker_name == "broker-a"
+            return tries
+
+    tries = asyncio.run(run())
+    assert tries == 1 if tolerant else tries > 1

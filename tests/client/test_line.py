@@ -1,0 +1,193 @@
+"""The line: everything is given out once, in its queue's order, and in order to one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola.client.line import Line
+from rucola.client.own_queue import Delivery, OwnQueue
+from rucola.client.process_queue import PullLimits
+from rucola.message import MessageExt
+from rucola.message.record import MessageInner, decode, encode
+from rucola.protocol.queue import MessageQueue
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
+STORED = decode(encode(MessageInner("T", 0, b"body", b"", 0, 0, 0, HOST), 0, 0, 0, HOST))
+
+
+def own_queue(queue_id: int = 0) -> OwnQueue:
+    return OwnQueue(MessageQueue("T", "broker-a", queue_id), 0, PullLimits())
+
+
+def pulled(own: OwnQueue, count: int) -> list[MessageExt]:
+    """So many more messages of the queue."""
+    begin = own.progress.next_offset
+    messages = [replace(STORED, queue_id=own.queue.queue_id, queue_offset=begin + i) for i in range(count)]
+    return own.progress.put(messages, begin + count)
+
+
+def line_of(*, in_order: bool, may_take: Callable[[OwnQueue], bool] = lambda own: True) -> Line:
+    line = Line(in_order=in_order, may_take=may_take)
+    line.open()
+    return line
+
+
+@given(
+    counts=st.lists(st.integers(0, 20), min_size=1, max_size=4),
+    max_count=st.integers(1, 6),
+    takers=st.integers(1, 5),
+    in_order=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_every_message_is_taken_once_and_in_its_queues_order(
+    counts: list[int], max_count: int, takers: int, in_order: bool, seed: int
+) -> None:
+    """Several take while messages come in, each letting the others in at random."""
+    random = Random(seed)
+
+    async def run() -> None:
+        line = line_of(in_order=in_order)
+        queues = [own_queue(queue_id) for queue_id in range(len(counts))]
+        taken: dict[int, list[int]] = {queue_id: [] for queue_id in range(len(counts))}
+        at_work: list[OwnQueue] = []
+
+        async def take() -> None:
+            while (delivery := await line.take(max_count)) is not None:
+                assert 1 <= len(delivery.messages) <= max_count
+                assert not (in_order and delivery.own in at_work)
+                taken[delivery.own.queue.queue_id] += [message.queue_offset for message in delivery.messages]
+                at_work.append(delivery.own)
+                for _ in range(random.randrange(3)):
+                    await asyncio.sleep(0)
+                at_work.remove(delivery.own)
+                delivery.done()
+                line.leave(delivery)
+
+        async def put() -> None:
+            left = list(counts)
+            while any(left):
+                queue_id = random.choice([queue_id for queue_id, count in enumerate(left) if count])
+                some = random.randint(1, left[queue_id])
+                left[queue_id] -= some
+                line.put(queues[queue_id], pulled(queues[queue_id], some))
+                await asyncio.sleep(0)
+
+        taking = [asyncio.create_task(take()) for _ in range(takers)]
+        await put()
+        async with asyncio.timeout(20):
+            while any(len(own.progress) for own in queues):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        line.close()
+        await asyncio.gather(*taking)
+        assert taken == {queue_id: list(range(count)) for queue_id, count in enumerate(counts)}
+
+    asyncio.run(run())
+
+
+def test_queues_are_served_in_turn() -> None:
+    async def run() -> None:
+        line = line_of(in_order=False)
+        for queue_id, count in enumerate((5, 1, 2)):
+            own = own_queue(queue_id)
+            line.put(own, pulled(own, count))
+        order = [delivery.own.queue.queue_id for delivery in iter(line.take_now, None)]
+        assert order == [0, 1, 2, 0, 2, 0, 0, 0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_taker_that_is_cancelled_in_its_turn_leaves_it_to_the_next(in_order: bool) -> None:
+    async def run() -> None:
+        line = line_of(in_order=in_order)
+        first, second = asyncio.create_task(line.take()), asyncio.create_task(line.take())
+        await asyncio.sleep(0)
+        own = own_queue()
+        line.put(own, pulled(own, 1))
+        first.cancel()
+        async with asyncio.timeout(20):
+            assert isinstance(await second, Delivery)
+        assert first.cancelled()
+
+    asyncio.run(run())
+
+
+def test_what_is_put_back_comes_first_once_the_queue_may_come_back() -> None:
+    async def run() -> None:
+        line = line_of(in_order=True)
+        own = own_queue()
+        line.put(own, pulled(own, 4))
+        delivery = line.take_now(2)
+        assert delivery is not None
+        assert not own.idle.is_set()
+        line.put_back(delivery, delivery.messages)
+        assert own.idle.is_set()
+        assert line.take_now() is None
+        line.come_back(own)
+        again = line.take_now(4)
+        assert again is not None
+        assert [message.queue_offset for message in again.messages] == [0, 1, 2, 3]
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_begins_anew_or_is_given_up_gives_out_nothing_old() -> None:
+    async def run() -> None:
+        line = line_of(in_order=True)
+        own = own_queue()
+        line.put(own, pulled(own, 3))
+        delivery = line.take_now()
+        assert delivery is not None
+        own.begin_anew(10)
+        line.put(own, pulled(own, 1))
+        line.put_back(delivery, delivery.messages)
+        line.come_back(own)
+        new = line.take_now(5)
+        assert new is not None
+        assert [message.queue_offset for message in new.messages] == [10]
+        assert delivery.not_done == []
+        line.put(own, pulled(own, 1))
+        own.is_given_up = True
+        line.leave(new)
+        assert line.take_now() is None
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_may_not_be_taken_waits_until_it_comes_back() -> None:
+    async def run() -> None:
+        may: list[bool] = [False]
+        line = line_of(in_order=True, may_take=lambda own: may[0])
+        own = own_queue()
+        line.put(own, pulled(own, 1))
+        assert line.take_now() is None
+        may[0] = True
+        assert line.take_now() is None  # nobody asks again by himself
+        line.come_back(own)
+        assert line.take_now() is not None
+
+    asyncio.run(run())
+
+
+def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() -> None:
+    async def run() -> None:
+        line = line_of(in_order=False)
+        waiting = asyncio.create_task(line.take())
+        await asyncio.sleep(0)
+        line.close()
+        assert await waiting is None
+        own = own_queue()
+        line.put(own, pulled(own, 1))
+        assert line.take_now() is None
+        assert await line.take() is None
+        line.open()
+        assert line.take_now() is None
+
+    asyncio.run(run())

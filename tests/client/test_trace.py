@@ -1,0 +1,221 @@
+"""Message trace from the client that writes it to the operator who asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, Tally, cluster
+from consuming import consumer_of
+from rucola.admin import TRACE_TOPIC, AdminClient
+from rucola.broker.broker import Broker
+from rucola.client import (
+    ConsumeFromWhere,
+    LocalTransactionState,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    TransactionProducer,
+)
+from rucola.client.trace import MAX_PENDING, MessageTrace
+from rucola.errors import TopicNotFound
+from rucola.message import MessageExt
+from rucola.protocol.trace import ConsumeReturnType, MessageType, Pub, decode
+
+
+class Scene:
+    def __init__(self, running: Cluster, broker: Broker, admin: AdminClient, trace: MessageTrace) -> None:
+        self.running = running
+        self.broker = broker
+        self.admin = admin
+        self.trace = trace
+
+    async def written(self) -> list[MessageExt]:
+        """The messages of the trace topic."""
+        async with PullConsumer("looking", self.running.namesrv) as consumer:
+            pulls = [await consumer.pull(queue, 0) for queue in await consumer.queues(TRACE_TOPIC)]
+        return [message for pull in pulls for message in pull.messages]
+
+
+def play(path: Path, act: Callable[[Scene], Awaitable[None]], **settings: bool) -> None:
+    async def run() -> None:
+        async with cluster(path) as running:
+            store = {"message_delay_level": "1s 1s 1s"}  # the third is that of a first retry
+            broker = await running.start_broker(store=store, **{"trace_topic_enable": True} | settings)
+            await running.create_topic(broker, "T", 1)
+            async with AdminClient(running.namesrv) as admin, MessageTrace(running.namesrv) as trace:
+                await act(Scene(running, broker, admin, trace))
+
+    asyncio.run(run())
+
+
+def test_what_was_sent(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            one = await producer.send(Message("T", b"one", tags="x", keys="k1 k2"))
+            late = Message("T", b"late")
+            late.delay_level = 1
+            later = await producer.send(late)
+            batch = await producer.send_batch([Message("T", b"b%d" % number, keys=f"b{number}") for number in range(3)])
+            many = [result async for result in producer.send_many([Message("T", b"many")])]
+        await scene.trace.flush()
+        view = await scene.admin.query_message_trace(one.msg_id)
+        ((host, pub),) = view.sends
+        assert (host, view.transactions, view.deliveries, view.is_cut) == ("127.0.0.1", [], [], False)
+        assert (pub.group, pub.topic, pub.tags, pub.keys, pub.body_length) == ("p", "T", "x", "k1 k2", 3)
+        assert (pub.msg_id, pub.offset_msg_id, pub.store_host) == (one.msg_id, one.offset_msg_id, scene.broker.address)
+        assert (pub.region_id, pub.success, pub.message_type) == ("DefaultRegion", True, MessageType.NORMAL)
+        assert pub.cost_ms >= 0
+        ((_, delayed),) = (await scene.admin.query_message_trace(later.msg_id)).sends
+        assert (delayed.message_type, delayed.tags, delayed.keys) == (MessageType.DELAY, None, None)
+        for number, result in enumerate(batch):
+            ((_, of_batch),) = (await scene.admin.query_message_trace(result.msg_id)).sends
+            assert (of_batch.keys, of_batch.offset_msg_id) == (f"b{number}", result.offset_msg_id)
+        assert len((await scene.admin.query_message_trace(many[0].msg_id)).sends) == 1
+        (message,) = await scene.written()
+        assert {"k1", "k2", "b0", one.msg_id} <= set((message.keys or "").split(" "))
+        assert len(decode(message.body.decode())) == 6
+        assert (await scene.admin.query_message_trace("nobody")).sends == []
+
+    play(tmp_path, act)
+
+
+def test_how_a_transaction_ended(tmp_path: Path) -> None:
+    def commit(message: Message | MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    async def act(scene: Scene) -> None:
+        options = {"check": commit, "trace": scene.trace}
+        async with TransactionProducer("p", scene.running.namesrv, **options) as producer:  # type: ignore[arg-type]
+            sent = await producer.send_in_transaction(Message("T", b"half", keys="k"), commit)
+        await scene.trace.flush()
+        view = await scene.admin.query_message_trace(sent.msg_id)
+        assert [pub.message_type for _, pub in view.sends] == [MessageType.TRANSACTION_HALF]
+        ((_, end),) = view.transactions
+        assert (end.transaction_state, end.from_transaction_check, end.keys) == ("COMMIT_MESSAGE", False, "k")
+
+    play(tmp_path, act)
+
+
+def test_what_was_consumed(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        async with Producer("p", scene.running.namesrv) as producer:
+            sent = await producer.send(Message("T", b"one", keys="k"))
+        message = await scene.admin.query_message_by_id(sent.offset_msg_id)
+        with pytest.raises(ValueError, match="bad"), scene.trace.consuming("c", [message]):
+            raise ValueError("bad")
+        message.reconsume_times = 1
+        with scene.trace.consuming("c", [message]):
+            await scene.trace.flush()
+            during = await scene.admin.query_message_trace(sent.msg_id)
+            assert [one.end is not None for one in during.deliveries] == [True, False]
+        await scene.trace.flush()
+        failed, done = (await scene.admin.query_message_trace(sent.msg_id)).deliveries
+        assert failed.begin is not None
+        assert failed.end is not None
+        assert (failed.end.success, failed.end.context_code) == (False, ConsumeReturnType.EXCEPTION)
+        assert done.begin is not None
+        assert done.end is not None
+        assert (done.group, done.begin.retry_times, done.end.success) == ("c", 1, True)
+        assert done.begin.timestamp <= done.end.timestamp
+
+    play(tmp_path, act)
+
+
+def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        tries: Tally[int] = Tally()
+
+        async def listen(message: MessageExt) -> None:
+            tries.add(message.reconsume_times)
+            if not message.reconsume_times:
+                raise ValueError("bad")
+
+        async with Producer("p", scene.running.namesrv) as producer:
+            sent = await producer.send(Message("T", b"one"))
+        consumer = consumer_of(scene.running, orderly=True, suspend_current_queue_ms=10, trace=scene.trace)
+        consumer.listen(listen)
+        async with consumer:
+            await tries.reach(2)
+        await scene.trace.flush()
+        failed, done = (await scene.admin.query_message_trace(sent.msg_id)).deliveries
+        assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
+
+    play(tmp_path, act)
+
+
+def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        heard: Tally[MessageExt] = Tally()
+
+        async def listen(message: MessageExt) -> None:
+            heard.add(message)
+            if message.reconsume_times == 0:
+                raise ValueError("not at first")
+
+        consumer = PushConsumer(
+            "c",
+            scene.running.namesrv,
+            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            trace=scene.trace,
+        )
+        consumer.subscribe("T")
+        consumer.listen(listen)
+        async with consumer, Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            sent = await producer.send(Message("T", b"one"))
+            await heard.reach(2)
+        await scene.trace.flush()
+        view = await scene.admin.query_message_trace(sent.msg_id)
+        assert len(view.sends) == 1
+        outcomes = [(one.begin and one.begin.retry_times, one.end and one.end.success) for one in view.deliveries]
+        assert outcomes == [(0, False), (1, True)]
+
+    play(tmp_path, act)
+
+
+def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            sent = await producer.send(Message("T", b"one"))
+        message = await scene.admin.query_message_by_id(sent.offset_msg_id)
+        message.properties["TRACE_ON"] = "false"  # as a broker marks it that has hooks of its own
+        with scene.trace.consuming("c", [message]):
+            pass
+        await scene.trace.flush()
+        assert await scene.written() == []
+
+    play(tmp_path, act, trace_on=False)
+
+
+def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            messages = [Message("T", b"x", keys=f"key-{number}") for number in range(MAX_PENDING + 2)]
+            assert len(await producer.send_batch(messages)) == MAX_PENDING + 2
+        await scene.trace.flush()
+        written = await scene.written()
+        assert len(written) > 1, "one message does not hold so many"
+        entries = [entry for message in written for entry in decode(message.body.decode())]
+        assert [entry.keys for entry in entries if isinstance(entry, Pub)].count("key-0") == 1
+        assert len(entries) == MAX_PENDING
+        assert "2 entries of the message trace were dropped" in caplog.text
+
+    play(tmp_path, act)
+
+
+def test_without_a_place_to_write_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sending goes on; the trace is lost, and the log says so."""
+
+    async def act(scene: Scene) -> None:
+        async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            await producer.send(Message("T", b"one"))
+        await scene.trace.flush()
+        with pytest.raises(TopicNotFound):
+            await scene.admin.query_message_trace("any")
+        assert "a part of the message trace is lost" in caplog.text
+
+    play(tmp_path, act, trace_topic_enable=False, auto_create_topic_enable=False)

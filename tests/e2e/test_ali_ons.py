@@ -1,0 +1,265 @@
+"""ali-ons, a RocketMQ client in JavaScript, against `rucola standalone`: sending, and everything about consuming."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.javascript import AliOns
+from rucola.admin import AdminClient
+from rucola.message import MessageExt
+from rucola.message.topics import dlq_topic, retry_topic
+from rucola.protocol.topic import TopicConfig
+from rucola.testing.rocketmq import RocketMQ
+from servers import server
+
+QUEUES = 4
+
+
+def create_topic(ali_ons: AliOns, queues: int = QUEUES) -> str:
+    """A new topic; this client does not let the broker make it."""
+    topic = f"T{uuid.uuid4().hex}"
+
+    async def create() -> None:
+        async with AdminClient(ali_ons.namesrv) as admin:
+            config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+            await admin.create_and_update_topic_config(ali_ons.broker, config)
+
+    asyncio.run(create())
+    return topic
+
+
+def numbered(topic: str, count: int, begin: int = 0, **more: Any) -> list[dict[str, Any]]:
+    return [{"topic": topic, "body": f"message {number}", **more} for number in range(begin, begin + count)]
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["body"] for message in messages]
+
+
+def covers(queues: set[int]) -> Callable[[list[list[int]]], bool]:
+    """Whether a consumer's share is now these queues."""
+    return lambda shares: bool(shares) and set(shares[-1]) == queues
+
+
+def test_what_is_sent_is_consumed(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    large = {"body": "größer " * 2000, "tags": "标签", "keys": ["k1", "k2"], "properties": {"färbe": "grün"}}
+    messages = [*numbered(topic, 10), {"topic": topic, **large}]
+    sent = ali_ons.send(messages)
+    assert {answer["queueId"] for answer in sent} == set(range(QUEUES))
+    with ali_ons.program("consumer", group=f"G{topic}", topic=topic) as consumer:
+        received = consumer.wait("message", len(messages))
+    assert sorted(bodies(received)) == sorted(message["body"] for message in messages)
+    by_body = {message["body"]: message for message in received}
+    for message, answer in zip(messages, sent, strict=True):
+        assert by_body[message["body"]]["msgId"] == answer["msgId"]
+        assert by_body[message["body"]]["queueId"] == answer["queueId"]
+    came = by_body[large["body"]]
+    assert (came["tags"], came["keys"], came["properties"]["färbe"]) == ("标签", "k1 k2", "grün")
+
+
+def test_a_message_is_found_by_the_id_and_key_that_it_was_sent_with(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    (answer,) = ali_ons.send([{"topic": topic, "body": "one pizza", "keys": ["order-1"]}])
+
+    async def find() -> tuple[MessageExt, list[MessageExt]]:
+        async with AdminClient(ali_ons.namesrv) as admin:
+            by_id = await admin.query_message_by_id(answer["msgId"])
+            return by_id, (await admin.query_message_by_key(topic, "order-1")).messages
+
+    by_id, by_key = asyncio.run(find())
+    assert by_id.body == b"one pizza"
+    assert [message.offset_msg_id for message in by_key] == [answer["msgId"]]
+
+
+def test_an_unknown_topic_is_refused(ali_ons: AliOns) -> None:
+    (answer,) = ali_ons.send(numbered("NobodyMadeThis", 1))
+    assert "NobodyMadeThis" in answer["error"]
+
+
+def test_tags(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons, queues=1)
+    tags = ["TagA", "TagB", "标签", "TagB", "TagA"]
+    ali_ons.send([{"topic": topic, "body": f"{number} {tag}", "tags": tag} for number, tag in enumerate(tags)])
+    with ali_ons.program("consumer", group=f"G{topic}", topic=topic, expression="TagA || 标签") as consumer:
+        received = consumer.wait("message", lambda seen: "4 TagA" in bodies(seen))
+    assert bodies(received) == ["0 TagA", "2 标签", "4 TagA"]
+
+
+def test_properties_by_sql(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons, queues=1)
+    ali_ons.send(
+        [
+            {"topic": topic, "body": body, "tags": "T", "properties": {"price": price, "where": where}}
+            for body, price, where in (
+                ("cheap here", "4", "here"),
+                ("dear here", "40", "here"),
+                ("dear there", "40", "there"),
+                ("last", "41", "here"),
+            )
+        ]
+    )
+    expression = {"expressionType": "SQL92", "subString": "price BETWEEN 10 AND 50 AND where = 'here'"}
+    with ali_ons.program("consumer", group=f"G{topic}", topic=topic, expression=expression) as consumer:
+        received = consumer.wait("message", lambda seen: "last" in bodies(seen))
+    assert bodies(received) == ["dear here", "last"]
+
+
+def test_what_fails_comes_again_with_its_own_topic(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    (answer,) = ali_ons.send(numbered(topic, 1, keys=["k"]))
+    with ali_ons.program("consumer", group=f"G{topic}", topic=topic, failures=2) as consumer:
+        tries = consumer.wait("message", 3)
+    assert [message["reconsumeTimes"] for message in tries] == [0, 1, 2]
+    assert {(message["topic"], message["body"], message["keys"]) for message in tries} == {(topic, "message 0", "k")}
+    assert [message.get("originMessageId") for message in tries] == [None, answer["msgId"], answer["msgId"]]
+
+
+def test_what_keeps_failing_ends_as_a_dead_letter(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    group = f"G{topic}"
+    ali_ons.send(numbered(topic, 1))
+    with ali_ons.program("consumer", group=group, topic=topic, failures=99, maxReconsumeTimes=1) as consumer:
+        consumer.wait("message", 2)
+        with ali_ons.program("consumer", group="undertakers", topic=dlq_topic(group)) as undertaker:
+            (letter,) = undertaker.wait("message", 1)
+        assert [message["reconsumeTimes"] for message in consumer.lines("message")] == [0, 1]
+    assert letter["body"] == "message 0"
+    assert letter["properties"]["RETRY_TOPIC"] == topic
+
+
+@pytest.mark.parametrize(
+    "wish", [{"delayLevel": 2}, {"properties": {"TIMER_DELAY_MS": "2000"}}], ids=["level", "timer"]
+)
+def test_a_delayed_message_comes_when_it_is_due_and_not_before(ali_ons: AliOns, wish: dict[str, Any]) -> None:
+    topic = create_topic(ali_ons)
+    ali_ons.send(numbered(topic, 1, **wish) + numbered(topic, 1, begin=1))
+    with ali_ons.program("consumer", group=f"G{topic}", topic=topic) as consumer:
+        received = consumer.wait("message", 2)
+    (delayed,) = [message for message in received if message["body"] == "message 0"]
+    assert delayed["topic"] == topic
+    assert delayed["storeTimestamp"] >= delayed["bornTimestamp"] + 2000
+
+
+def sharding_keys(count: int) -> list[str]:
+    """Keys that this client gives a queue of their own: it takes those of queue 0 for no key at all."""
+    names = (f"order-{number}" for number in range(1000))
+    return [name for name in names if int.from_bytes(hashlib.md5(name.encode()).digest()[:4], "big") % QUEUES][:count]
+
+
+def test_messages_with_one_sharding_key_keep_their_order(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    keys = sharding_keys(5)
+    messages = [{"topic": topic, "body": f"{key} {step:02}", "shardingKey": key} for step in range(20) for key in keys]
+    with (
+        ali_ons.program("consumer", group=f"G{topic}", topic=topic) as one,
+        ali_ons.program("consumer", group=f"G{topic}", topic=topic) as other,
+    ):
+        one.wait("queues", lambda shares: bool(shares) and len(shares[-1]) == QUEUES // 2)
+        other.wait("queues", lambda shares: bool(shares) and len(shares[-1]) == QUEUES // 2)
+        sent = ali_ons.send(messages)
+        for key in keys:
+            ((queue_id),) = {answer["queueId"] for message, answer in zip(messages, sent, strict=True)
+                             if message["shardingKey"] == key}  # fmt: skip
+            owner = one if queue_id in one.lines("queues")[-1] else other
+            wanted = [f"{key} {step:02}" for step in range(20)]
+            received = owner.wait("message", lambda seen, last=wanted[-1]: last in bodies(seen))
+            assert [body for body in bodies(received) if body.startswith(key + " ")] == wanted
+
+
+def test_every_consumer_gets_a_broadcast(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    messages = numbered(topic, 8)
+    with (
+        ali_ons.program("consumer", group=f"G{topic}", topic=topic, broadcast=True) as one,
+        ali_ons.program("consumer", group=f"G{topic}", topic=topic, broadcast=True) as other,
+    ):
+        ali_ons.send(messages)
+        for consumer in (one, other):
+            received = consumer.wait("message", len(messages))
+            assert sorted(bodies(received)) == sorted(message["body"] for message in messages)
+
+
+def test_consumers_share_the_queues_as_they_come_leave_and_crash(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    everything = set(range(QUEUES))
+    sent = iter(range(0, 1000, QUEUES * 3))
+
+    def all_come(*consumers: Any) -> None:
+        """Send some more; every message comes to the consumer that has its queue now."""
+        messages = numbered(topic, QUEUES * 3, begin=next(sent))
+        answers = ali_ons.send(messages)
+        for message, answer in zip(messages, answers, strict=True):
+            (owner,) = [one for one in consumers if answer["queueId"] in one.lines("queues")[-1]]
+            owner.wait("message", lambda seen, wanted=message["body"]: wanted in bodies(seen))
+
+    group = f"G{topic}"
+    with ali_ons.program("consumer", group=group, topic=topic) as first:
+        first.wait("queues", covers(everything))
+        all_come(first)
+        for leave in ("finish", "kill"):
+            with ali_ons.program("consumer", group=group, topic=topic) as second:
+                first.wait("queues", lambda shares: len(shares[-1]) == QUEUES // 2)
+                second.wait("queues", covers(everything - set(first.lines("queues")[-1])))
+                all_come(first, second)
+                getattr(second, leave)()
+                first.wait("queues", covers(everything))
+                all_come(first)
+
+
+def test_a_group_goes_on_where_it_was(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    group = f"G{topic}"
+    for begin in (0, 10):
+        messages = numbered(topic, 10, begin)
+        ali_ons.send(messages)
+        with ali_ons.program("consumer", group=group, topic=topic) as consumer:
+            received = consumer.wait("message", len(messages))
+            consumer.finish()
+        assert sorted(bodies(received)) == sorted(message["body"] for message in messages)
+
+
+def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: AliOns) -> None:
+    topic = create_topic(ali_ons)
+    with ali_ons.program("consumer", group=f"G{topic}", topic=topic) as consumer:
+        consumer.wait("queues", covers(set(range(QUEUES))))
+
+        async def topics() -> list[str]:
+            async with AdminClient(ali_ons.namesrv) as admin:
+                return await admin.fetch_all_topic_list()
+
+        assert retry_topic(f"G{topic}") in asyncio.run(topics())
+
+
+def test_clients_outlive_a_restart_of_the_server(installed: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    ports = ("0", "0")
+    with ExitStack() as stack:
+        for turn in range(2):
+            options = ("--namesrv-port", ports[0], "--broker-port", ports[1])
+            with server("standalone", "--store", store, *options, log=tmp_path / "log") as running:
+                if turn == 0:
+                    ali_ons = AliOns(installed, *running.addresses(), tmp_path)
+                    ports = tuple(address.rpartition(":")[2] for address in running.addresses())
+                    topic = create_topic(ali_ons)
+                    consumer = stack.enter_context(ali_ons.program("consumer", group="G", topic=topic))
+                    producer = stack.enter_context(ali_ons.program("producer", group="P"))
+                for message in numbered(topic, 5, begin=turn * 5):
+                    producer.tell(message)
+                consumer.wait("message", lambda seen, wanted=(turn + 1) * 5: len(set(bodies(seen))) == wanted)
+                assert running.stop() == 0
+
+
+def test_the_fixture_for_tests_serves_this_client_too(installed: Path, tmp_path: Path, rocketmq: RocketMQ) -> None:
+    rocketmq.create_topic("Orders")
+    (sent,) = AliOns(installed, rocketmq.namesrv, rocketmq.broker, tmp_path).send(numbered("Orders", 1, tags="food"))
+    (message,) = rocketmq.wait_for_messages("Orders", tags="food")
+    assert (message.body, message.offset_msg_id) == (b"message 0", sent["msgId"])

@@ -1,0 +1,16 @@
+"""A short run of benchmarks/soak.py: forty clients that come, go and crash for twenty seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
+
+
+def test_nothing_acknowledged_is_lost_among_clients_that_come_go_and_crash() -> None:
+    command = [sys.executable, SOAK, "--minutes", "0.33", "--clients", "40", "--without-order"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("the ledger balances\n")

@@ -1,0 +1,147 @@
+"""The archive job under kill -9, of its driver and of its workers: nothing is missing then, and nothing is there twice.
+
+What a kill between any two steps of a commit leaves is in test_lake; here the processes are whole, with a runtime
+that outlives its driver for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rucola.spark.jobs import archive
+from rucola.spark.key_index import read_keys
+from rucola.spark.lake import read_lake
+from rucola.spark.snapshot import Snapshot, read_snapshot
+from servers import RUCOLA
+from spark.small_store import SmallStore
+
+DEADLINE_S = 300
+
+# Where this directory is on the path of a worker, the worker dies behind its first batch while there is a file `kill`.
+DYING_WORKER = """
+import os, signal, sys
+
+if "pyspark.daemon" in sys.orig_argv:
+    from rucola.spark import reading
+
+    def read(*arguments, whole=reading.read):
+        for batch in whole(*arguments):
+            yield batch
+            if os.path.exists(KILL):
+                os.unlink(KILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    reading.read = read
+"""
+
+# Loses a worker, goes on, and then dies itself as soon as Spark has begun to write.
+DYING_DRIVER = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from rucola.errors import StoreError
+from rucola.spark.jobs import archive
+from rucola.spark.session import local_session
+from rucola.spark.snapshot import read_snapshot
+
+store, lake, kill = map(Path, sys.argv[1:])
+spark = local_session("killed", cores=2, is_short=True)
+try:
+    archive.run(spark, store, lake)
+except StoreError as error:
+    print(error)
+assert read_snapshot(lake).number == 0
+assert not kill.exists()
+
+def die():
+    while next(lake.glob("_rucola/staging/*/rows/**/*.parquet"), None) is None:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=die).start()
+archive.run(spark, store, lake)
+"""
+
+
+def assert_all_once(spark: SparkSession, lake: Path, places: list[int]) -> None:
+    rows = read_lake(spark, lake).select("commitLogOffset", "keys", "msgId").collect()
+    assert sorted(row.commitLogOffset for row in rows) == places
+    entries = read_keys(spark, lake, read_snapshot(lake).keys).select("commitLogOffset").collect()
+    assert sorted(row.commitLogOffset for row in entries) == sorted(places * 2)
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until something is so, while a process lives."""
+    begin = time.monotonic()
+    while not condition():
+        assert process.poll() is None, "it ended before"
+        assert time.monotonic() < begin + DEADLINE_S, "it never came to that"
+        time.sleep(0.05)
+
+
+def put(store: SmallStore, count: int) -> list[int]:
+    return [store.put("T", n % 3, KEYS=f"k{n}", UNIQ_KEY=f"U{store.end}") for n in range(count)]
+
+
+@pytest.mark.spark
+def test_a_worker_and_then_the_driver_are_killed(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    lake, kill = tmp_path / "lake", tmp_path / "kill"
+    places = put(small_store, 400)
+    kill.touch()
+    (tmp_path / "sitecustomize.py").write_text(f"KILL = {str(kill)!r}\n{DYING_WORKER}")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", DYING_DRIVER, str(small_store.path), str(lake), str(kill)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert "Python worker exited unexpectedly" in done.stdout
+    assert read_snapshot(lake).number == 0
+    assert not (lake / "_rucola" / "progress.json").exists()
+    assert archive.run(spark, small_store.path, lake).rows == len(places)
+    assert archive.run(spark, small_store.path, lake).rows == 0
+    assert_all_once(spark, lake, places)
+
+
+@pytest.mark.spark
+def test_an_archive_that_goes_on_for_ever_is_killed(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    """Messages keep coming; the driver is killed while its third commit is on its way."""
+    lake = tmp_path / "lake"
+    places = put(small_store, 50)
+    command = [*RUCOLA, "pipeline", "archive", "--store", str(small_store.path), "--out", str(lake), "--every", "0"]
+
+    def state() -> Snapshot:
+        return read_snapshot(lake) if lake.is_dir() else Snapshot()
+
+    def is_staging() -> bool:
+        if len(places) < 1000:  # a queue of this store takes 500
+            places.extend(put(small_store, 1))
+        return next(lake.glob("_rucola/staging/*/rows/**/*.parquet"), None) is not None
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True) as process:
+        for number in (1, 2):
+            until(lambda number=number: state().number >= number, process)  # type: ignore[misc]
+            places += put(small_store, 50)
+        until(is_staging, process)
+        process.kill()
+    archived = state().progress[str(small_store.path)].physical_offset
+    published = json.loads((lake / "_rucola" / "progress.json").read_bytes())
+    assert published[str(small_store.path)]["physical_offset"] <= archived
+    places += put(small_store, 5)
+    archive.run(spark, small_store.path, lake)
+    assert archive.run(spark, small_store.path, lake).rows == 0
+    assert_all_once(spark, lake, places)

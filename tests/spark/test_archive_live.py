@@ -1,0 +1,106 @@
+"""Archiving live brokers: queue by queue, each message once, beside stores in the same lake or apart from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cluster import Cluster, cluster
+from rucola.errors import RemotingError, StoreError
+from rucola.spark.jobs import archive
+from rucola.spark.lake import read_lake
+from rucola.spark.lookup import by_key
+from rucola.spark.snapshot import read_snapshot
+from spark.test_live import send
+
+Archiving = Callable[..., Any]
+
+
+def with_cluster(path: Path, spark: SparkSession, test: Callable[[Cluster, Archiving], Any]) -> None:
+    """Run a test on a cluster without brokers yet; archiving goes on in a thread, for it has a loop of its own."""
+
+    async def run() -> None:
+        async with cluster(path) as running:
+
+            async def archiving(**given: Any) -> archive.Summary:
+                return await asyncio.to_thread(archive.run_live, spark, running.namesrv, path / "lake", **given)
+
+            await test(running, archiving)
+
+    asyncio.run(run())
+
+
+def archived(spark: SparkSession, lake: Path) -> list[str]:
+    return sorted(row.msgId for row in read_lake(spark, lake).select("msgId").collect())
+
+
+@pytest.mark.spark
+def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+
+    async def test(running: Cluster, archiving: Archiving) -> None:
+        assert (await archiving()).rows == 0  # nobody is there yet
+        brokers = [await running.start_broker(name) for name in ("broker-a", "broker-b")]
+        for broker in brokers:
+            await running.create_topic(broker, "T")
+        sent = await send(running, "T", 10, keys=lambda n: f"k{n}")
+        sent += await send(running, "T", 3, broker="broker-b", keys=lambda n: f"k{n}")
+        first = await archiving()
+        assert [(q.broker_name, q.queue_id, q.begin_queue_offset, q.end_queue_offset) for q in first.queues] == [
+            *[("broker-a", queue_id, 0, end) for queue_id, end in enumerate([3, 3, 2, 2])],
+            *[("broker-b", queue_id, 0, 1) for queue_id in range(3)],
+        ]
+        assert first.begin_physical_offset is None
+        assert (await archiving()).rows == 0
+        sent += await send(running, "T", 2)
+        await running.create_topic(brokers[1], "Late")
+        sent += await send(running, "Late", 5, broker="broker-b")
+        second = await archiving()
+        assert second.rows_by_topic == {"Late": 5, "T": 2}
+        assert archived(spark, lake) == sorted(sent)
+        assert {each.broker_name for each in by_key(lake, ["k1"]).messages} == {"broker-a", "broker-b"}
+        progress = read_snapshot(lake).progress
+        assert progress["broker-a"].queues == {"T": {"0": 4, "1": 4, "2": 2, "3": 2}}
+        # Nothing is known of its log, so nothing may be deleted from there on the strength of this archive.
+        assert (progress["broker-a"].physical_offset, progress["broker-a"].is_live) == (0, True)
+        with pytest.raises(StoreError, match=r"was archived live into .* cannot be gone on with from its store"):
+            await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", lake, broker_name="broker-a")
+        of_store = await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", tmp_path / "other")
+        assert of_store.rows == 12
+
+    with_cluster(tmp_path, spark, test)
+
+
+@pytest.mark.spark
+def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    async def test(running: Cluster, archiving: Archiving) -> None:
+        broker = await running.start_broker("broker-a", store={"mapped_file_size_commit_log": 4096})
+        await running.create_topic(broker, "T")
+        sent = await send(running, "T", 2)
+        assert (await archiving()).rows == 2
+        sent += await send(running, "T", 100)
+        await broker.stop()
+        for begin in range(0, 3 * 4096, 4096):
+            (tmp_path / "broker-a" / "commitlog" / f"{begin:020d}").unlink()
+        await running.start_broker("broker-a", store={"mapped_file_size_commit_log": 4096})
+        with pytest.raises(StoreError, match=r"is archived in .*; the messages between are lost\. Allow the loss"):
+            await archiving()
+        summary = await archiving(fail_on_data_loss=False)
+        assert 0 < summary.rows < 100
+        rows = archived(spark, tmp_path / "lake")
+        assert rows == sorted(sent[:2] + sent[-summary.rows :])
+        assert (await archiving()).rows == 0
+
+    with_cluster(tmp_path, spark, test)
+
+
+def test_nobody_there_is_said_in_one_sentence(tmp_path: Path) -> None:
+    """Before Spark has anything to do: there is no session here."""
+    with pytest.raises(RemotingError, match=r"127\.0\.0\.1:1"):
+        archive.run_live(None, "127.0.0.1:1", tmp_path / "lake")  # type: ignore[arg-type]
+    assert not (tmp_path / "lake").exists()

@@ -1,0 +1,96 @@
+"""Compaction, and the key index that it and the archive job write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rucola.errors import StoreError
+from rucola.spark.jobs import archive, compact
+from rucola.spark.key_index import key_hash, read_keys, runs_to_merge
+from rucola.spark.lake import read_lake
+from rucola.spark.snapshot import KeyFile, read_snapshot
+from spark.small_store import SmallStore
+
+MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
+
+
+def indexed(spark: SparkSession, lake: Path) -> list[tuple[int, str, int]]:
+    """Every entry of the key index: hash, topic, physical offset."""
+    entries = read_keys(spark, lake, read_snapshot(lake).keys)
+    return sorted((row.hash, row.topic, row.commitLogOffset) for row in entries.collect())
+
+
+@pytest.mark.spark
+def test_small_files_become_one_and_nothing_else_changes(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    wanted = []
+    for n in range(3):
+        for topic, at_ms in (("T", MIDNIGHT_MS), ("T", MIDNIGHT_MS - 1), ("%RETRY%g", MIDNIGHT_MS)):
+            offset = small_store.put(topic, at_ms=at_ms, KEYS=f"é{n} both both", UNIQ_KEY=f"{topic}-{n}")
+            wanted += [(key_hash(key), topic, offset) for key in (f"é{n}", "both", f"{topic}-{n}")]
+        archive.run(spark, small_store.path, lake)
+    wanted.sort()
+    assert indexed(spark, lake) == wanted
+    before = read_lake(spark, lake).orderBy("commitLogOffset")
+    rows = before.collect()
+    assert len(rows) == 9
+    assert compact.run(spark, lake) == compact.Summary(str(lake))  # there is too little of everything
+    summary = compact.run(spark, lake, least_files=2)
+    assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
+    assert (summary.replaced_key_files, summary.key_files) == (3, 1)
+    snapshot = read_snapshot(lake)
+    assert len({(file.topic, file.date) for file in snapshot.rows}) == len(snapshot.rows) == 3
+    assert read_lake(spark, lake).orderBy("commitLogOffset").collect() == rows
+    assert indexed(spark, lake) == wanted
+    assert snapshot.progress[str(small_store.path)].physical_offset == small_store.end
+    # Whoever began before still reads the old files, until these have had their time.
+    assert before.collect() == rows
+    compact.run(spark, lake, keep_replaced_ms=0)
+    assert {str(path.relative_to(lake)) for path in lake.rglob("*.parquet")} == {
+        *(file.path for file in snapshot.rows),
+        *(file.path for file in snapshot.keys),
+    }
+
+
+def test_what_is_no_lake_is_not_made_one(tmp_path: Path) -> None:
+    """Before Spark has anything to do: there is no session here."""
+    with pytest.raises(StoreError, match="is no lake"):
+        compact.run(None, tmp_path)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def runs(*entries: int) -> list[KeyFile]:
+    """A file for each run, which is numbered from 0 on."""
+    return [KeyFile(f"{run}", run, count, 0, 0, 0) for run, count in enumerate(entries)]
+
+
+def test_runs_of_like_size_are_merged() -> None:
+    assert runs_to_merge([], 2) == frozenset()
+    assert runs_to_merge(runs(5), 2) == frozenset()
+    assert runs_to_merge(runs(*[5] * 7), 8) == frozenset()
+    assert runs_to_merge(runs(*[5] * 8, 10**7), 8) == frozenset(range(8))
+    # Nine runs of a size and seven of the next: what the nine become is the eighth.
+    assert runs_to_merge(runs(*[100_000] * 9, *[700_000] * 7, 10**8), 8) == frozenset(range(16))
+    # A run that lies in several files is one.
+    files = [KeyFile(f"{n}", 1, 100_000, 0, 0, 0) for n in range(9)]
+    assert runs_to_merge(files, 2) == frozenset()
+
+
+def test_the_number_of_runs_stays_small() -> None:
+    """Commits of any size: there are never many runs, and an entry is seldom written again."""
+    sizes: dict[int, int] = {}
+    written = 0
+    for number in range(4000):
+        sizes[number] = 1000 + number * 7919 % 30_000
+        written += sizes[number]
+        merged = runs_to_merge([KeyFile("", run, count, 0, 0, 0) for run, count in sizes.items()])
+        if merged:
+            sizes[number] = sum(sizes.pop(run) for run in merged)
+            written += sizes[number]
+        assert len(sizes) <= 32
+    assert written <= 8 * sum(sizes.values())

@@ -1,0 +1,229 @@
+"""The lake alone: commits that count once or not at all, and what readers see of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rucola.errors import ConfigError, StoreCorrupt, StoreError
+from rucola.spark import lake as lake_module
+from rucola.spark.lake import Lake, open_lake
+from rucola.spark.snapshot import Progress, read_snapshot
+
+
+def stage(lake: Lake, offsets: Iterable[int]) -> None:
+    """Put a file of one message, and one of its key, into staging for each physical offset."""
+    lake.staged_keys.mkdir(parents=True)
+    for offset in offsets:
+        directory = lake.staged_rows / f"topic=T{offset % 2}" / "date=2023-11-15"
+        directory.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"commitLogOffset": [offset]}), directory / f"part-{offset}.parquet")
+        pq.write_table(pa.table({"hash": [offset]}), lake.staged_keys / f"part-{offset}.parquet")
+
+
+def seen(root: Path) -> tuple[list[int], list[int], int]:
+    """What a reader sees now: the messages, their keys, and how far the store is archived."""
+    snapshot = read_snapshot(root)
+    rows = [
+        offset for file in snapshot.rows for offset in pq.read_table(root / file.path)["commitLogOffset"].to_pylist()
+    ]
+    keys = [value for file in snapshot.keys for value in pq.read_table(root / file.path)["hash"].to_pylist()]
+    return sorted(rows), sorted(keys), snapshot.progress["a"].physical_offset
+
+
+def published(root: Path) -> int:
+    """How far a store is told that it is archived."""
+    progress = json.loads((root / "_rucola" / "progress.json").read_bytes())
+    return int(progress["a"]["physical_offset"])
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Deadly:
+    """A function that kills at its n-th call, after doing its work or before."""
+
+    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
+        self.function, self.calls, self.after = function, calls, after
+        self.killed = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls -= 1
+        self.killed = self.calls == 0
+        if self.killed and not self.after:
+            raise Killed
+        result = self.function(*arguments, **named)
+        if self.killed:
+            raise Killed
+        return result
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        return lambda *arguments, **named: self(instance, *arguments, **named)
+
+
+BEFORE = [0, 1], [0, 1], 2
+AFTER = [1, 2, 3, 4], [1, 2, 3, 4], 5
+
+
+def first_commit(root: Path) -> None:
+    with open_lake(root) as lake:
+        stage(lake, [0, 1])
+        lake.publish({"a": Progress(2)})
+
+
+def second_commit(root: Path) -> None:
+    """Adds messages, and replaces a file of each kind."""
+    with open_lake(root) as lake:
+        stage(lake, [2, 3, 4])
+        old = lake.snapshot()
+        lake.publish({"a": Progress(5)}, [old.rows[0].path, old.keys[0].path], keep_replaced_ms=0)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (lake_module, "replace_file"),
+        (lake_module, "sync_directory"),
+        (lake_module, "_sync"),
+        (Path, "replace"),
+        (Path, "unlink"),
+    ],
+)
+def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
+) -> None:
+    """At every call that changes the disk: readers see all of the run or nothing, what the store is told is never ahead
+    of that, and the next run finishes what counted and drops what did not."""
+    for calls in range(1, 100):
+        root = tmp_path / str(calls)
+        first_commit(root)
+        deadly = Deadly(getattr(owner, name), calls, after=after)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, deadly)
+            with suppress(Killed):
+                second_commit(root)
+        left = seen(root)
+        assert left in (BEFORE, AFTER)
+        assert published(root) <= left[2]
+        with open_lake(root):
+            assert not (root / "_rucola" / "staging").exists()
+            assert seen(root) in (left, AFTER)
+            if seen(root) == BEFORE:
+                assert len(list(root.rglob("*.parquet"))) == 4
+        second_commit(root) if seen(root) == BEFORE else None
+        assert seen(root) == AFTER
+        assert published(root) == 5
+        if deadly.calls > 0:
+            break
+    assert calls > 1
+    assert deadly.calls > 0
+
+
+STATES = {
+    "the first file is staged": "stage(lake, [2]); die()",
+    "everything is staged": "stage(lake, [2, 3, 4]); die()",
+    "the commit is decided": "lake_module.Lake._move = die",
+    "the first file is in its place": "Path.replace = after(Path.replace, lambda to: to.suffix == '.parquet')",
+    "the snapshot is replaced": "Path.replace = after(Path.replace, lambda to: to.name == 'snapshot.json')",
+    "the store was told": "Path.replace = after(Path.replace, lambda to: to.name == 'progress.json')",
+}
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from rucola.spark import lake as lake_module
+from rucola.spark.lake import open_lake
+from spark.test_lake import second_commit, stage
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(replace, when):
+    def replacing(self, to):
+        replace(self, to)
+        if when(Path(to)):
+            die()
+    return replacing
+
+root = Path(sys.argv[1])
+with open_lake(root) as lake:
+    {state}
+second_commit(root)
+"""
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_kill_9_leaves_all_of_a_run_or_nothing(tmp_path: Path, state: str) -> None:
+    """The same with processes that really die: with them goes the lock, and whatever was not written yet."""
+    first_commit(tmp_path)
+    program = DYING.format(state=STATES[state])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = seen(tmp_path)
+    assert published(tmp_path) <= left[2]
+    assert left == (AFTER if state in ("the snapshot is replaced", "the store was told") else BEFORE)
+    with open_lake(tmp_path):
+        counted = state not in ("the first file is staged", "everything is staged")
+        assert seen(tmp_path) == (AFTER if counted else BEFORE)
+        assert published(tmp_path) == seen(tmp_path)[2]
+
+
+def test_replaced_files_stay_for_who_reads_them(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    with open_lake(tmp_path) as lake:
+        old = lake.snapshot().rows[0].path
+        lake.publish(replaces=[old])
+        assert (tmp_path / old).exists()
+        assert [file.path for file in lake.snapshot().replaced] == [old]
+        lake.publish()
+        assert (tmp_path / old).exists()
+        lake.publish(keep_replaced_ms=0)
+        assert not (tmp_path / old).exists()
+        assert not lake.snapshot().replaced
+
+
+def test_what_is_no_lake_is_said_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as raised:
+        read_snapshot(tmp_path)
+    assert str(raised.value) == (
+        f"{tmp_path} is no lake; give a directory into which `rucola pipeline archive` has written"
+    )
+    with open_lake(tmp_path / "lake"):
+        assert read_snapshot(tmp_path / "lake").number == 0
+    (tmp_path / "lake" / "_rucola" / "snapshot.json").write_text('{"number": "seven"}')
+    with pytest.raises(StoreCorrupt, match=r"snapshot\.json at byte 0: this cannot be read: Expected `int`"):
+        read_snapshot(tmp_path / "lake")
+
+
+def test_a_lake_has_one_writer(tmp_path: Path) -> None:
+    with open_lake(tmp_path / "lake"), pytest.raises(StoreError, match="another run"), open_lake(tmp_path / "lake"):
+        pass
+    with open_lake(tmp_path / "lake"):
+        pass
+    descriptor = os.open(tmp_path / "lake" / "_rucola" / "lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path):
+        pass
+    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path / "file"):
+        pass
+    with pytest.raises(ConfigError, match="no local path"), open_lake("s3a://bucket/lake"):
+        pass

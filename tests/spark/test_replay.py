@@ -1,0 +1,297 @@
+"""The replay job: what is selected comes to the brokers, in order, at least once, whatever is killed between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from rucola.cli.main import main
+from rucola.errors import ConfigError, InvalidExpression, RemotingError, StoreCorrupt, StoreError
+from rucola.spark.jobs import archive, replay
+from rucola.spark.ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
+from rucola.spark.resending import Pace
+from rucola.spark.selection import Selection
+from servers import RUCOLA, server
+from spark.small_store import SmallStore
+from spark.test_live import Row, read
+from spark.test_sink import broker
+
+MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
+
+
+def fill(store: SmallStore, count: int, topic: str = "T", queues: int = 3) -> None:
+    """Messages in turn to the queues of a topic, one a second, with tags and keys."""
+    for n in range(count):
+        pairs = {"TAGS": "AB"[n % 2], "KEYS": f"k{n} é{n}", "UNIQ_KEY": f"{topic}-{n:08d}", "n": str(n)}
+        store.put(topic, n % queues, b"body %d" % n, at_ms=MIDNIGHT_MS - 5000 + n * 1000, **pairs)
+
+
+def numbers(rows: list[Row]) -> list[int]:
+    return [int(row["body"].split()[1]) for row in rows]
+
+
+def by_queue(rows: list[Row]) -> list[list[Row]]:
+    """The rows of each queue, in its order."""
+
+    def queue(row: Row) -> tuple[Any, ...]:
+        return row["brokerName"], row["topic"], row["queueId"]
+
+    ordered = sorted(rows, key=lambda row: (*queue(row), row["queueOffset"]))
+    return [list(each) for _, each in groupby(ordered, key=queue)]
+
+
+@pytest.mark.spark
+def test_a_store_and_its_lake_are_replayed_alike(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    fill(small_store, 30)
+    fill(small_store, 10, "Other")
+    lake = tmp_path / "lake"
+    archive.run(spark, small_store.path, lake)
+    everything = {
+        "tags": "A || C",
+        "keys": ("k2", "é4", "T-00000006", "k7", "k14"),
+        "expression": "n <> '2' AND n < 20",
+        "starting_timestamp": MIDNIGHT_MS - 3000,
+        "ending_timestamp": MIDNIGHT_MS + 9000,
+    }
+    for selection, wanted in ((Selection(("T",)), 30), (Selection(("T",), **everything), 2)):
+        for source in (small_store.path, lake):
+            summary = replay.run(spark, source, selection=selection, topic="Copy")
+            assert summary.is_dry
+            assert (summary.rows, summary.sent, summary.missing) == (wanted, 0, 0)
+            assert {queue.topic for queue in summary.queues} == {"T"}
+    told: list[tuple[int, int]] = []
+    with broker(tmp_path / "broker", "Copy", "Other") as namesrv:
+        for number, source in enumerate((small_store.path, lake)):
+            summary = replay.run(
+                spark,
+                source,
+                name_server=namesrv,
+                ledger=tmp_path / f"ledger-{number}",
+                topic="Copy",
+                selection=Selection(("T",)),
+                progress=lambda done, total: told.append((done, total)),
+            )
+            assert (summary.rows, summary.sent, summary.acknowledged, summary.missing) == (30, 30, 30, 0)
+        rows = read(namesrv, subscribe="Copy")
+        assert len(rows) == 60
+        assert {(row["msgId"], row["body"]) for row in rows} == {(f"T-{n:08d}", b"body %d" % n) for n in range(30)}
+        for each in by_queue(rows):
+            assert numbers(each) == sorted(numbers(each)[:10]) * 2  # the store's, then the lake's, each in order
+            assert [row["properties"]["n"] for row in each] == [str(n) for n in numbers(each)]
+        (row,) = (row for row in rows[:30] if row["msgId"] == "T-00000004")
+        assert (row["tags"], row["keys"]) == ("A", ["k4", "é4"])
+        # Without a topic each message goes to its own; once all is acknowledged, nothing is sent again.
+        given = {"name_server": namesrv, "ledger": tmp_path / "own", "selection": Selection(topics=("Other",))}
+        assert replay.run(spark, small_store.path, **given).sent == 10
+        fill(small_store, 5, "Other")  # no part of it, since its end was settled
+        again = replay.run(spark, small_store.path, **given)
+        assert (again.sent, again.rows, again.acknowledged) == (0, 10, 10)
+        assert sorted(numbers(read(namesrv, subscribe="Other"))) == list(range(10))
+    assert all(0 <= done <= total == 30 for done, total in told)
+
+
+@pytest.mark.spark
+def test_a_message_that_no_broker_takes_ends_the_run(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    """What was acknowledged before it is not sent again by the next run."""
+    fill(small_store, 400, queues=1)
+    small_store.put("T", 0, b"", UNIQ_KEY="empty")
+    ledger = tmp_path / "ledger"
+    with broker(tmp_path / "broker", "T") as namesrv:
+        for _ in range(2):
+            with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
+                replay.run(spark, small_store.path, name_server=namesrv, ledger=ledger)
+            reached = Acks(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
+            assert reached.count == len(read(namesrv, subscribe="T")) == 384  # three whole requests of 128
+
+
+@pytest.mark.spark
+def test_what_cannot_be_replayed_is_said(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    small_store.put("T")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="neither a store directory nor a lake"):
+        replay.run(spark, tmp_path / "empty")
+    with pytest.raises(ConfigError, match="needs both a name server and the directory of its ledger"):
+        replay.run(spark, small_store.path, ledger=tmp_path / "ledger")
+    with pytest.raises(ConfigError, match="topic 'Nope' is not in"):
+        replay.run(spark, small_store.path, selection=Selection(topics=("Nope",)))
+    with pytest.raises(InvalidExpression, match="price >"):
+        Selection(expression="price >")
+    with pytest.raises(ConfigError, match=r"no tag; write TagA"):
+        Selection(tags="a b")
+    with pytest.raises(ConfigError, match="the first is the later time"):
+        Selection(starting_timestamp=2, ending_timestamp=1)
+    with broker(tmp_path / "broker", "T") as namesrv:
+        given: dict[str, Any] = {"name_server": namesrv, "ledger": tmp_path / "ledger"}
+        assert replay.run(spark, small_store.path, **given).sent == 1
+        with pytest.raises(ConfigError, match="ledger of another replay, whose topic is None and not 'U'"):
+            replay.run(spark, small_store.path, topic="U", **given)
+        with pytest.raises(ConfigError, match="holds other things than the ledger"):
+            replay.run(spark, small_store.path, name_server=namesrv, ledger=small_store.path)
+
+
+@pytest.mark.spark
+def test_a_replay_that_was_killed_goes_on(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    """kill -9 of the command in the middle: the next run sends the rest. Nothing is missing, and all is in order."""
+    fill(small_store, 900)
+    ledger = tmp_path / "ledger"
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+    with server("standalone", "--store", tmp_path / "broker", *ports, log=tmp_path / "log") as running:
+        namesrv, _ = running.addresses()
+        arguments = ["pipeline", "replay", "--from", str(small_store.path), "--to", "Copy"]
+        arguments += ["-n", namesrv, "--ledger", str(ledger)]
+        first = subprocess.Popen([*RUCOLA, *arguments, "--rate", "40"], stdout=subprocess.PIPE)
+        try:
+            acks = Acks(ledger)
+            deadline = time.monotonic() + 600
+            while sum(reached.count for reached in acks.refresh().values()) < 50:
+                assert first.poll() is None, "the replay ended by itself"
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            first.kill()
+            first.communicate()
+        second = CliRunner().invoke(main, [*arguments, "--json"])
+        assert second.exit_code == 0, second.output
+        summary = json.loads(second.stdout)
+        assert (summary["rows"], summary["acknowledged"], summary["missing"]) == (900, 900, 0)
+        assert 0 < summary["sent"] < 900
+        rows = read(namesrv, subscribe="Copy")
+        assert {row["msgId"] for row in rows} == {f"T-{n:08d}" for n in range(900)}
+        assert len(rows) < 1000  # what was under way when it was killed may be there twice
+        for each in by_queue(rows):
+            first_seen = list(dict.fromkeys(numbers(each)))
+            assert first_seen == sorted(first_seen)
+
+
+def senders(ledger: Path) -> set[int]:
+    """The processes that have the ledger open for sending."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink() == ledger / "senders":
+                found.add(int(link.parts[2]))
+    return found
+
+
+@pytest.mark.spark
+def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    """kill -9 of a Python worker: Spark ends the run, where it may not try again, and the next run sends the rest."""
+    fill(small_store, 300)
+    ledger, killed = tmp_path / "ledger", []
+
+    def kill(done: int, _: int) -> None:
+        if done >= 30 and not killed:
+            killed.extend(senders(ledger))
+            for worker in killed[:1]:
+                os.kill(worker, signal.SIGKILL)
+
+    with broker(tmp_path / "broker", "T") as namesrv:
+        given = {"name_server": namesrv, "ledger": ledger}
+        with pytest.raises(StoreError, match="Python worker exited unexpectedly"):
+            replay.run(spark, small_store.path, **given, rate=20, progress=kill)
+        summary = replay.run(spark, small_store.path, **given)
+        assert killed
+        assert summary.sent < 300
+        assert summary.acknowledged == 300
+        rows = read(namesrv, subscribe="T")
+        assert {row["msgId"] for row in rows} == {f"T-{n:08d}" for n in range(300)}
+        for each in by_queue(rows):
+            first_seen = list(dict.fromkeys(numbers(each)))
+            assert first_seen == sorted(first_seen)
+
+
+# -- the ledger and the pace alone --------------------------------------------------------------------------------
+
+
+def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
+    one, other = SourceQueue("broker-a", "Tä", 0), SourceQueue("broker-b", "Tä", 0)
+    with open_ledger(tmp_path / "ledger") as ledger:
+        assert ledger.read() is None
+        ledger.settle({"source": "é"})
+        growing = ledger.acks()
+        with open_for_sending(ledger.directory, "a") as (writer, before):
+            assert before.count == 0
+            writer.write([Ack(one, 100, 3), Ack(other, 50, 2, 1, "q")])
+            writer.write([Ack(one, 170, 1)])
+        assert growing.refresh()[one].physical_offset == 170
+        # A line that was being written when its task was killed counts as not written.
+        with (ledger.directory / "b.acks").open("w") as torn:
+            torn.write('{"brokerName": "broker-a", "topic": "Tä", "queueId": 0, "commitLogOff')
+        reached = growing.refresh()
+        assert (reached[one].count, reached[other].count, reached[other].unsafe, growing.count) == (4, 2, 1, 6)
+        with pytest.raises(StoreError, match="another run replays by the ledger"), open_ledger(tmp_path / "ledger"):
+            pass
+        with (
+            open_for_sending(ledger.directory, "c"),
+            pytest.raises(StoreError, match="tasks of an earlier run are still sending"),
+        ):
+            ledger.wait_for_senders(timeout_s=0)
+    with open_ledger(tmp_path / "ledger") as ledger:
+        assert ledger.read() == {"source": "é"}
+    (tmp_path / "ledger" / "d.acks").write_text("no acknowledgement\n")
+    with pytest.raises(StoreCorrupt, match="no acknowledgement of a replay"):
+        Acks(tmp_path / "ledger").refresh()
+
+
+def test_a_pace_is_never_made_up_for() -> None:
+    now, waited = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        waited.append(round(seconds, 6))
+        now[0] += seconds
+
+    pace = Pace(50, clock=lambda: now[0], sleep=sleep)
+    assert pace.chunk_rows == 5
+    for _ in range(3):
+        pace.let(5)
+    assert waited == [0.1, 0.1]
+    now[0] += 10  # brokers were slow
+    pace.let(5)
+    pace.let(5)
+    assert waited == [0.1, 0.1, 0.1]
+    unlimited = Pace(None, sleep=sleep)
+    unlimited.let(1_000_000)
+    assert waited == [0.1, 0.1, 0.1]
+    assert Pace(0.5).chunk_rows == 1
+
+
+def test_queues_are_dealt_out_evenly() -> None:
+    queues = [replay.QueueToReplay("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
+    lanes = replay.deal(queues, {}, 2)
+    assert [[queue.rows for queue in lane] for lane in lanes] == [[50, 20], [30, 20]]
+    assert len(replay.deal(queues, {}, 16)) == 4
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_dry_run_prints_what_would_be_sent(spark: SparkSession, small_store: SmallStore) -> None:
+    fill(small_store, 4, queues=2)
+    result = CliRunner().invoke(
+        main, ["pipeline", "replay", "--from", str(small_store.path), "--dry-run", "-s", "n > 0"]
+    )
+    assert result.exit_code == 0, result.output
+    head, *rows, last = result.stdout.splitlines()
+    assert head.split() == ["#Broker", "#Topic", "#QID", "#Messages", "#Bytes", "#Acknowledged"]
+    assert [row.split()[1:4] for row in rows] == [["T", "0", "1"], ["T", "1", "2"]]
+    assert last == f"3 messages of {small_store.path} would be sent to their own topics"
+
+
+def test_a_replay_needs_a_ledger(small_store: SmallStore) -> None:
+    result = CliRunner().invoke(main, ["pipeline", "replay", "--from", str(small_store.path), "-n", "127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "--namesrvAddr and --ledger are needed, or --dry-run" in result.stderr

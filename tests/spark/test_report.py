@@ -1,0 +1,135 @@
+"""The report of an audit: a page that needs nothing but itself, whatever the numbers are."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from rucola.spark import charts, report
+from rucola.spark.charts import Series
+from rucola.spark.jobs.audit import TABLES
+
+BEGIN = datetime(2023, 11, 15, 22, tzinfo=UTC)
+NOTHING: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+
+
+class Page(HTMLParser):
+    """The tags and attributes of a page, and whether each that was opened was closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+
+def tables(hours: int, topics: int) -> dict[str, list[dict[str, Any]]]:
+    """Tables with this much in them, some of it hostile."""
+    names = [f"Topic{n}" for n in range(topics)]
+    times = {"p50": 3, "p95": 40, "p99": 2500, "most": 90_000_000}
+    span = {"first": BEGIN, "last": BEGIN + timedelta(hours=hours - 1)}
+    return {
+        "topics": [
+            {"topic": name, "kind": "message", "queues": 4, "messages": 10 * hours, "bytes": 5000 * hours, **times}
+            | {"averageSize": 500.0, "largestSize": 900, "repeatedIds": 1, "repeatedBodies": 2, **span}
+            for name in names
+        ],
+        "hours": [
+            {"topic": name, "hour": BEGIN + timedelta(hours=h), "messages": 10, "bytes": 5000, **times}
+            | {"perSecond": 0.1, "peakPerSecond": 7}
+            for name in names
+            for h in range(hours)
+        ],
+        "failures": [
+            {"group": f"g{n}", "kind": "retry", "originTopic": "T", "hour": BEGIN, "messages": n, "mostTries": 1}
+            for n in range(1, 12)
+        ],
+        "sizes": [
+            {"topic": "T", "upto": 256, "messages": 5, "bytes": 900},
+            {"topic": "T", "upto": 4096, "messages": 1},
+        ],
+        "hot_keys": [{"topic": "T", "key": "<script>alert('é')</script>", "messages": 9, "rank": 1}],
+        "consumption": [{"group": "g", "topic": "T", "known": "trace", "messages": 3, **times}],
+        "lags": [
+            {"group": "g", "topic": "T", "queueId": q, "messages": q, "bytes": 9, "waitingMs": 70} for q in range(3)
+        ],
+    }
+
+
+@pytest.mark.parametrize("content", [NOTHING, tables(1, 1), tables(50, 12), tables(500, 60)])
+def test_a_page_stands_alone(content: dict[str, list[dict[str, Any]]]) -> None:
+    text = report.page(["/store & more"], content)
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not [(name, value) for name, value in page.attributes if name in ("src", "href") or name.startswith("on")]
+    assert "http" not in text
+    assert "/store &amp; more" in text
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        box = ElementTree.fromstring(drawing)
+        _, _, width, height = map(float, box.attrib["viewBox"].split())
+        for mark in box.iter("rect"):
+            x, y, w, h = (float(mark.attrib[name]) for name in ("x", "y", "width", "height"))
+            assert 0 <= x <= x + w <= width + 0.1
+            assert 0 <= y <= y + h <= height + 0.1
+
+
+def test_what_is_drawn_is_what_was_counted() -> None:
+    text = report.page(["s"], tables(50, 12))
+    assert "Stored from 2023-11-15 22:00:00 to 2023-11-17 23:00:00" in text
+    assert "15 Nov 22:00 · Topic0: 10 messages" in text
+    assert "15 Nov 22:00 · other topics: 50 messages" in text  # seven have colours of their own
+    assert "15 Nov 22:00 · g11 · retry: 11 messages" in text
+    assert "&lt;script&gt;alert(&#x27;é&#x27;)&lt;/script&gt;" in text
+    assert "g · T: 3 · 27 B · 70 ms" in text
+    assert "≤ 512 B" in text  # between the classes that have records
+    assert '<td class="number">1.0 d</td>' in text
+    # A log of months is drawn by day, and of many topics the largest are listed.
+    text = report.page(["s"], tables(500, 60))
+    assert "16 Nov 2023 · Topic0: 240 messages" in text
+    assert "And 10 more." in text
+    assert "There is no message" in report.page(["s"], NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (950, "950"), (9500, "9,500"), (12_345, "12.3k"), (1_250_000, "1.25M"), (2e9, "2G"), (0.25, "0.25")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert charts.short(value) == text
+
+
+def test_sizes_and_durations_have_units() -> None:
+    assert [charts.size_text(size) for size in (0, 1023, 1536, 5 << 20, 3 << 40)] == [
+        "0 B", "1,023 B", "1.5 KiB", "5 MiB", "3 TiB",
+    ]  # fmt: skip
+    assert [charts.duration_text(ms) for ms in (None, 0, 999, 1500, 90_000, 7_200_000, -2000)] == [
+        "–", "0 ms", "999 ms", "1.5 s", "1.5 min", "2.0 h", "-2.0 s",
+    ]  # fmt: skip
+
+
+def test_an_axis_reaches_the_largest_value() -> None:
+    for most in (1, 7, 10, 99, 100, 101, 123_456, 0.03):
+        drawing = charts.columns(["a"], [Series("s", [most])], "x")
+        ticks = re.findall(r'class="tick">([^<]*)<', drawing)
+        assert 3 <= len(ticks) <= 6
+        (height,) = (float(h) for h in re.findall(r'height="([0-9.]+)" rx', drawing))
+        assert charts.HEIGHT / 3 < height <= charts.HEIGHT - 46

@@ -1,0 +1,175 @@
+"""Searching the lake: with Spark and without, by the index and row by row, always the same messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rucola.errors import InvalidMessage, StoreError
+from rucola.message import MessageExt
+from rucola.message.record import body_crc
+from rucola.spark.jobs import archive, compact, search
+from rucola.spark.key_index import key_hash
+from rucola.spark.lake import read_lake
+from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id
+from rucola.spark.selection import Selection
+from rucola.spark.session import local_session
+from rucola.store.reader import StoreReader
+from spark.small_store import SmallStore
+
+MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
+COLLIDING = "plumless", "buckeroo"  # two words with one CRC-32
+
+
+class Searched:
+    """A lake, and the messages in it as the store had them."""
+
+    def __init__(self, lake: Path, messages: list[MessageExt]) -> None:
+        self.lake = lake
+        self.messages = messages
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """Two stores over three days and several topics, in four commits of which some are compacted."""
+    spark = local_session("tests", cores=2, is_short=True)
+    path = tmp_path_factory.mktemp("searched")
+    stores = [SmallStore(path / name) for name in ("store-a", "store-b")]
+    for round_number in range(2):
+        for n in range(40):
+            stores[n % 2].put(
+                ["T", "%RETRY%g", "é"][n % 3],
+                n % 2,
+                b"body %d" % n,
+                at_ms=MIDNIGHT_MS + (n - 20) * 3_600_000 + round_number,
+                KEYS=f"k{n % 7} {COLLIDING[n % 2]} 漢字",
+                **({"TAGS": "AB"[n % 2]} if n % 5 else {}),
+                **({"UNIQ_KEY": f"U{round_number}-{n}"} if n % 4 else {}),
+            )
+        for store in stores:
+            archive.run(spark, store.path, path / "lake", broker_name=store.path.name)
+        if round_number == 0:
+            compact.run(spark, path / "lake", least_files=2)
+    messages = []
+    for store in stores:
+        with StoreReader(store.path) as reader:
+            messages += list(reader.walk())
+    return Searched(path / "lake", messages)
+
+
+def ids(found: Found | None) -> list[tuple[str, str]]:
+    assert found is not None
+    return [(each.broker_name, each.message.offset_msg_id) for each in found.messages]
+
+
+SELECTIONS = {
+    "one key": Selection(keys=("k3",)),
+    "a key of a topic": Selection(keys=("k3",), topics=("é",)),
+    "several keys and a unique key": Selection(keys=("k1", "k2", "U0-7")),
+    "a unique key": Selection(keys=("U1-9",)),
+    "a key that shares its hash": Selection(keys=(COLLIDING[0],)),
+    "a key beyond ASCII, of a time": Selection(
+        keys=("漢字",), starting_timestamp=MIDNIGHT_MS - 3_600_000, ending_timestamp=MIDNIGHT_MS + 7_200_000
+    ),
+    "a key with a tag": Selection(keys=("k5",), tags="A || none"),
+    "a key with a filter": Selection(keys=("k5", "k6"), expression="TAGS = 'B'"),
+    "a key that none has": Selection(keys=("k33",)),
+}
+SCANS = {
+    "time": Selection(starting_timestamp=MIDNIGHT_MS - 1000, ending_timestamp=MIDNIGHT_MS + 9_000_000),
+    "tags of a topic": Selection(topics=("%RETRY%g",), tags="B"),
+    "a topic that is not there": Selection(topics=("none",)),
+}
+
+
+def expected(searched: Searched, selection: Selection) -> list[str]:
+    """The offsetMsgIds of the messages asked for, by the plain rules."""
+    begin, end = selection.starting_timestamp or 0, selection.ending_timestamp or 1 << 62
+    tags = None if selection.tags is None else selection.tags.split(" || ")
+    if selection.expression is not None:
+        tags = ["B"]
+    return sorted(
+        message.offset_msg_id
+        for message in searched.messages
+        if (selection.keys is None or {message.unique_key, *(message.keys or "").split()} & set(selection.keys))
+        and (selection.topics is None or message.topic in selection.topics)
+        and (tags is None or message.tags in tags)
+        and begin <= message.store_timestamp < end
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", [*SELECTIONS, *SCANS])
+def test_all_ways_find_the_same(spark: SparkSession, searched: Searched, name: str) -> None:
+    selection = (SELECTIONS | SCANS)[name]
+    found = search.run(spark, searched.lake, selection, most=1000)
+    assert sorted(id for _, id in ids(found)) == expected(searched, selection)
+    assert not found.is_cut
+    times = [each.message.store_timestamp for each in found.messages]
+    assert times == sorted(times, reverse=True)
+    without = search.run_without_spark(searched.lake, selection, most=1000)
+    if name in SCANS:
+        assert without is None
+    else:
+        assert without is not None
+        assert ids(without) == ids(found)
+        assert without.messages == found.messages
+        few = search.run_without_spark(searched.lake, selection, most=3)
+        assert few is not None
+        assert [each.message.store_timestamp for each in few.messages] == times[:3]
+        assert few.is_cut == (len(times) > 3)
+
+
+def test_words_collide_as_the_tests_say() -> None:
+    assert key_hash(COLLIDING[0]) == key_hash(COLLIDING[1])
+
+
+@pytest.mark.spark
+def test_a_message_comes_back_as_the_store_had_it(spark: SparkSession, searched: Searched) -> None:
+    for wanted in searched.messages[::9]:
+        found = by_offset_msg_id(searched.lake, wanted.offset_msg_id)
+        # Both stores say they are the same host, so an address is there twice; with its body it is one of them.
+        assert found is not None
+        assert found.message.offset_msg_id == wanted.offset_msg_id
+        by_spark = search.run(spark, searched.lake, Selection(), wanted.offset_msg_id.lower())
+        assert found in by_spark.messages
+        assert wanted in [each.message for each in by_spark.messages]
+        assert found.message.body_crc == body_crc(found.message.body)
+    assert by_offset_msg_id(searched.lake, searched.messages[0].offset_msg_id[:-1] + "5") is None
+    with pytest.raises(InvalidMessage, match="is no offsetMsgId"):
+        by_offset_msg_id(searched.lake, "U0-7")
+
+
+@pytest.mark.spark
+def test_no_more_files_are_read_than_the_index_says(spark: SparkSession, searched: Searched) -> None:
+    every = set(read_lake(spark, searched.lake).inputFiles())
+    one = set(search.find(spark, searched.lake, Selection(keys=("U1-9",))).inputFiles())
+    assert one < every
+    assert len(one) <= 2  # of one topic and day, for each store
+    assert search.find(spark, searched.lake, Selection(keys=("no such key",))).inputFiles() == []
+
+
+@pytest.mark.spark
+def test_a_hot_key_is_cut_at_the_newest(searched: Searched) -> None:
+    found = by_key(searched.lake, ["漢字"], topics=["T"])
+    times = sorted((each.store_timestamp for each in searched.messages if each.topic == "T"), reverse=True)
+    assert [each.message.store_timestamp for each in found.messages] == times
+    assert len(times) < MOST
+    assert not found.is_cut
+    found = by_key(searched.lake, ["漢字"], most=5, matches=lambda message: message.tags == "B")
+    times = sorted((each.store_timestamp for each in searched.messages if each.tags == "B"), reverse=True)
+    assert [each.message.store_timestamp for each in found.messages] == times[:5]
+    assert found.is_cut
+
+
+def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
+    """Before Spark has anything to do: there is no session here."""
+    for ask in (
+        lambda: search.find(None, tmp_path, Selection()),  # type: ignore[arg-type]
+        lambda: by_key(tmp_path, ["k"]),
+        lambda: by_offset_msg_id(tmp_path, "7F00000100002A9F0000000000000000"),
+    ):
+        with pytest.raises(StoreError, match="is no lake"):
+            ask()

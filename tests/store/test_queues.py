@@ -1,0 +1,118 @@
+"""ConsumeQueues, found and opened: where each ends, and what thousands of them take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rucola.store.checkpoint import Checkpoint
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
+from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
+from stores import OpenStore, config, inner
+
+PER_FILE = 3 * PAGE_SIZE // 4
+
+
+def _units(count: int) -> bytes:
+    return b"".join(pack_unit(100 * number, 100, 0) for number in range(count))
+
+
+@settings(max_examples=150, deadline=None)
+@given(count=st.integers(0, PER_FILE), written=st.sampled_from(["sparse", "with blocks", "whole", "a page more"]))
+def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
+    tmp_path_factory: pytest.TempPathFactory, count: int, written: str
+) -> None:
+    """Apache's files have holes behind the units, copies may have none, and ours have blocks that were asked for."""
+    directory = tmp_path_factory.mktemp("queues") / "T" / "0"
+    directory.mkdir(parents=True)
+    path, size = directory / file_name(0), PER_FILE * UNIT_SIZE
+    units = _units(count)
+    with path.open("wb") as file:
+        file.write(units)
+        if written == "whole":
+            file.write(bytes(size - len(units)))
+        elif written == "a page more":
+            file.write(bytes(min(PAGE_SIZE, size - len(units))))
+        file.truncate(size)
+        if written == "with blocks":
+            os.posix_fallocate(file.fileno(), 0, size)
+    queue = ConsumeQueue("T", 0, MappedFileQueue.open(directory))
+    assert (queue.min_offset, queue.max_offset) == (0, count)
+    assert count == 0 or queue.unit(count - 1) == (100 * (count - 1), 100, 0)
+    for physical_offset in (0, 100 * count // 2, 100 * count - 100, 100 * count):
+        first = queue.first_at_or_after(physical_offset)
+        assert (first, count - first) == (max(-(-physical_offset // 100), 0), queue.count_at_or_after(physical_offset))
+    queue.files.close()
+
+
+def test_idle_queues_take_no_descriptors_and_busy_ones_take_one(open_store: OpenStore, tmp_path: Path) -> None:
+    """A process has a thousand descriptors where nobody asked for more, and a broker may have ten thousand queues."""
+    names = [(f"Topic{number // 8}", number % 8) for number in range(200)]
+    sizes = {"mapped_file_size_commit_log": 1 << 16, "mapped_file_size_consume_queue": 6000}
+    store = open_store(config(tmp_path / "store", **sizes))
+    for topic, queue_id in names:
+        store.put(inner(topic, queue_id), 1)
+    for _ in range(40):
+        store.put(inner("Busy", body=bytes(8000)), 1)
+    store.close()
+    before = _descriptors()
+    store = open_store(config(tmp_path / "store", **sizes))
+    opened = _descriptors() - before
+    assert opened < 30, "the log, the index and what is in the log's last file"
+    assert store.queues() == {**dict.fromkeys(names, (0, 1)), ("Busy", 0): (0, 40)}
+    for topic, queue_id in names:
+        store.put(inner(topic, queue_id), 2)
+    store.checkpoint()
+    assert _descriptors() - before <= opened + len(names)
+    store.close()
+    assert _descriptors() == before
+
+
+def test_a_checkpoint_vouches_for_queues_when_all_have_had_their_turn(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+
+    def vouched_ms() -> tuple[int, int]:
+        point = Checkpoint(tmp_path / "store" / "checkpoint")
+        return point.physic_timestamp, point.logics_timestamp
+
+    for queue_id in range(5):
+        store.put(inner(queue_id=queue_id), 10_000 + queue_id)
+    store.reput()
+    store.checkpoint(2)
+    store.put(inner(queue_id=7), 20_000)
+    store.put(inner(queue_id=8), 20_001)
+    store.reput()
+    store.checkpoint(2)
+    assert vouched_ms() == (20_001, 0), "one of the five queues has not been flushed"
+    store.checkpoint(2)
+    assert vouched_ms() == (20_001, 10_004), "nobody has flushed the sixth"
+    store.checkpoint(1)
+    assert vouched_ms() == (20_001, 10_004)
+    store.put(inner(queue_id=9), 30_000)
+    store.checkpoint()
+    assert vouched_ms() == (30_000, 20_001), "what is not dispatched is in no queue"
+    store.reput()
+    store.checkpoint()
+    assert vouched_ms() == (30_000, 30_000)
+
+
+def test_queues_are_opened_in_the_order_of_topic_and_number(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for topic in ("b", "a", "c"):
+        for queue_id in (10, 9, 0):
+            store.put(inner(topic, queue_id), 1)
+    store.close()
+    (tmp_path / "store" / "consumequeue" / "a" / "file").touch()
+    queues = open_queues(tmp_path / "store" / "consumequeue")
+    assert list(queues) == [(topic, queue_id) for topic in "abc" for queue_id in (0, 9, 10)]
+    assert {queue.max_offset for queue in queues.values()} == {1}
+    (tmp_path / "store" / "consumequeue" / "a" / "file").unlink()
+    assert open_queues(tmp_path / "nowhere") == {}
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

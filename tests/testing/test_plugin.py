@@ -1,0 +1,174 @@
+"""The pytest plugin as its users have it: docs/testing.md runs, and what the fixtures promise holds."""
+
+from __future__ import annotations
+
+import queue
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rucola.client.sync import Message, Producer, PushConsumer
+from rucola.errors import ConfigError
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store.check import check
+from rucola.testing.rocketmq import RocketMQ
+
+pytest_plugins = ["pytester"]
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_page(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(**{f"test_program_{number}": source for number, source in enumerate(PROGRAMS, 1)})
+    result = pytester.runpytest_inprocess("-q", "-W", "error")
+    result.assert_outcomes(passed=PAGE.count("\ndef test_"))
+
+
+def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os
+        import pytest
+
+        addresses = set()
+
+        @pytest.mark.parametrize("turn", [1, 2])
+        def test_alone(rocketmq, turn):
+            assert os.environ["NAMESRV_ADDR"] == rocketmq.namesrv
+            assert rocketmq.messages("T") == []
+            rocketmq.send("T", b"body")
+            addresses.add(rocketmq.store)
+
+        def test_after():
+            assert len(addresses) == 2
+            assert "NAMESRV_ADDR" not in os.environ
+        """
+    )
+    pytester.runpytest_inprocess("-q").assert_outcomes(passed=3)
+
+
+def test_the_nearest_marker_counts(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.rocketmq(defaultTopicQueueNums=3, brokerName="module")
+
+        @pytest.mark.rocketmq(brokerName="test")
+        def test_both(rocketmq):
+            assert rocketmq.send("T", b"body").queue.broker_name == "test"
+            assert len(rocketmq.offsets("G", "T")) == 3
+        """
+    )
+    pytester.runpytest_inprocess("-q", "--strict-markers").assert_outcomes(passed=1)
+
+
+def test_a_setting_that_does_not_exist_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.rocketmq(messageDelayLevels="1s")
+        def test_misspelt(rocketmq):
+            pass
+        """
+    )
+    result = pytester.runpytest_inprocess("-q")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*no broker has a setting messageDelayLevels: write keys as in broker.conf"])
+
+
+def test_a_failure_says_what_was_there_instead(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_waits_in_vain(rocketmq):
+            rocketmq.create_topic("Orders", queues=1)
+            rocketmq.create_topic("Ordres", queues=1)
+            rocketmq.send("Orders", b"one pizza", tags="food", keys="order-1")
+            rocketmq.send("Orders", b"one beer", tags="drinks")
+            rocketmq.send("Ordres", b"one" + bytes(100))
+            rocketmq.wait_for_messages("Orders", 2, tags="food", timeout_s=0)
+        """
+    )
+    result = pytester.runpytest_inprocess("-q")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">*rocketmq.wait_for_messages(*",
+            "E*AssertionError: after 0 s topic Orders had 1 of 2 messages with tags food",
+            "E*  there is queue 0 offset 0, tags food, keys order-1: b'one pizza'",
+            "E*  with other tags: drinks (1)",
+            "E*  topic Ordres has 1",
+        ]
+    )
+
+
+def test_a_group_that_is_behind_is_described(rocketmq: RocketMQ) -> None:
+    rocketmq.create_topic("Orders", queues=2)
+    for _ in range(3):
+        rocketmq.send("Orders", b"one pizza", queue_id=1)
+    with pytest.raises(AssertionError) as failure:
+        rocketmq.wait_until_consumed("kitchen", "Orders", timeout_s=0)
+    assert str(failure.value) == ("after 0 s group kitchen had not consumed all of topic Orders:\n  queue 1: 0 of 3")
+
+
+def test_a_topic_that_is_misspelt_is_not_consumed(rocketmq: RocketMQ) -> None:
+    with pytest.raises(AssertionError, match="there is no such topic"):
+        rocketmq.wait_until_consumed("kitchen", "Ordres", timeout_s=0)
+
+
+def test_messages_come_in_the_order_of_the_log_and_beyond_one_pull(rocketmq: RocketMQ) -> None:
+    rocketmq.create_topic("Orders", queues=2)
+    bodies = [b"%d" % number for number in range(100)]
+    for number, body in enumerate(bodies):
+        rocketmq.send("Orders", body, queue_id=number % 2)
+    assert [message.body for message in rocketmq.wait_for_messages("Orders", 100)] == bodies
+
+
+def test_a_queue_that_is_not_there_is_named(rocketmq: RocketMQ) -> None:
+    rocketmq.create_topic("Orders", queues=2)
+    with pytest.raises(ConfigError, match="topic Orders has no queue 2, only 0, 1"):
+        rocketmq.send("Orders", b"one pizza", queue_id=2)
+
+
+def test_time_that_passes_in_pieces(rocketmq: RocketMQ) -> None:
+    rocketmq.send("Reminders", b"ten seconds", delay_level=3)
+    rocketmq.send("Reminders", b"a minute", delay_level=5)
+    rocketmq.advance(10)
+    assert [message.body for message in rocketmq.wait_for_messages("Reminders")] == [b"ten seconds"]
+    assert len(rocketmq.messages(SCHEDULE_TOPIC)) == 2
+    rocketmq.advance(50)
+    assert [message.body for message in rocketmq.wait_for_messages("Reminders", 2)] == [b"ten seconds", b"a minute"]
+
+
+def test_clients_outlive_hours_that_pass_for_the_broker_alone(rocketmq: RocketMQ) -> None:
+    consumed: queue.Queue[bytes] = queue.Queue()
+    with Producer("shop") as producer, PushConsumer("kitchen") as kitchen:
+        kitchen.subscribe("Orders")
+        kitchen.listen(lambda message: consumed.put(message.body))
+        producer.send(Message("Orders", b"before"))
+        assert consumed.get(timeout=30) == b"before"
+        rocketmq.advance(3 * 60 * 60)
+        producer.send(Message("Orders", b"after"))
+        assert consumed.get(timeout=30) == b"after"
+
+
+def test_afterwards_the_port_is_free_and_the_store_is_sound(tmp_path: Path) -> None:
+    with RocketMQ(tmp_path) as rocketmq:
+        rocketmq.send("Orders", b"one pizza")
+        ports = [int(address.rpartition(":")[2]) for address in (rocketmq.namesrv, rocketmq.broker)]
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    assert check(rocketmq.store) == []
+
+
+def test_runs_that_need_no_broker_load_none() -> None:
+    program = "import sys, rucola.testing.plugin\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert [name for name in loaded if name.startswith("rucola.")] == ["rucola.testing", "rucola.testing.plugin"]
