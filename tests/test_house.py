@@ -20,7 +20,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "rucola"
 
-GROUND = {"errors", "fastjson", "files", "settings"}  # modules beside the rooms, which every room may use
+GROUND = {"errors", "fastjson", "files", "rates", "settings"}  # modules beside the rooms, which every room may use
 MAY_IMPORT = {
     "message": set[str](),
     "protocol": {"message"},

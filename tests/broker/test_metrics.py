@@ -79,10 +79,13 @@ def test_what_came_and_what_was_done(tmp_path: Path) -> None:
         assert value(samples, "rocketmq_group_get_latency_by_storetime", **of_group) >= 0
         assert value(samples, "rocketmq_group_diff", group="g", topic="T", countOfOnlineConsumers="0", msgModel="") == 3
         runtime = {name: values for name, values in samples.items() if name.startswith("rocketmq_brokeruntime_")}
-        assert len(runtime) == 26
+        assert len(runtime) == 33
         ((labels, count),) = runtime["rocketmq_brokeruntime_putmessage_times_total"]
         assert (labels["brokerIP"], labels["brokerHost"], labels["des"]) == (broker.address, "broker-a", "V4_9_8")
         assert count == 5
+        ((_, free),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_free"]
+        ((_, total),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_total"]
+        assert 0 < free <= total
 
     play(tmp_path, act)
 
@@ -91,12 +94,16 @@ def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
     async def act(running: Cluster, broker: Broker) -> None:
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
+            await producer.instance.beat()
+            assert value(await scrape(broker), "rocketmq_producer_count", **OF_BROKER, group="p") == 1
         consumer = PushConsumer("g", running.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("T")
         async with consumer:
             message = await anext(consumer.messages())
             await consumer.reconsume_later(message, -1)
+        async with consumer:  # which has told how far it is
             samples = await scrape(broker)
+            assert value(samples, "rocketmq_send_back_nums", **OF_BROKER, topic="T", group="g") == 1
             ((labels, count),) = samples["rocketmq_group_count"]
             assert (labels["localaddr"], labels["group"], count) == (consumer.instance.client_id, "g", 1)
             assert labels["caddr"].startswith(f"{HOST}:")

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from rucola.broker.stats import SAMPLE_INTERVAL_MS, BrokerStats
+from rucola.broker.stats import BrokerStats
 from rucola.protocol.stats import (
     BROKER_GET_NUMS,
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,
     GROUP_GET_SIZE,
+    SNDBCK_PUT_NUMS,
     TOPIC_PUT_NUMS,
     TOPIC_PUT_SIZE,
     BrokerStatsData,
 )
+from rucola.rates import SAMPLE_INTERVAL_MS
 
 BEGIN_MS = 1_795_217_554_000
 MINUTE_MS = 60_000
@@ -93,6 +95,15 @@ def test_windows_forget_what_is_older_than_they_are() -> None:
     assert stats.put_nums.sum == 7200, "the total forgets nothing"
 
 
+def test_what_was_sent_back_is_counted_by_the_minute() -> None:
+    stats = BrokerStats(BEGIN_MS, "cluster")
+    stats.sent_back("g", "T")
+    stats.sent_back("g", "T")
+    assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", BEGIN_MS + 2000).stats_minute.sum == 2
+    now_ms = run(stats, BEGIN_MS, 2 * MINUTE_MS)
+    assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", now_ms).stats_minute.sum == 0
+
+
 def test_rates_of_ten_seconds_a_minute_and_an_hour() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     now_ms = run(stats, BEGIN_MS, HOUR_MS, per_sample=20)
@@ -121,9 +132,13 @@ def test_topics_and_groups_are_forgotten() -> None:
         stats.put(topic, 1, 1)
         for group in ("g", "h"):
             stats.got(group, topic, 1, 1)
+            stats.sent_back(group, topic)
     stats.forget_group("h")
     assert stats.view(GROUP_GET_NUMS, "U@h", BEGIN_MS) is None
+    assert stats.view(SNDBCK_PUT_NUMS, "U@h", BEGIN_MS) is None
     stats.forget_topic("T")
     assert stats.view(TOPIC_PUT_NUMS, "T", BEGIN_MS) is None
     assert stats.view(GROUP_GET_NUMS, "T@g", BEGIN_MS) is None
+    assert stats.view(SNDBCK_PUT_NUMS, "T@g", BEGIN_MS) is None
     assert stats.view(GROUP_GET_NUMS, "U@g", BEGIN_MS) is not None
+    assert stats.view(SNDBCK_PUT_NUMS, "U@g", BEGIN_MS) is not None

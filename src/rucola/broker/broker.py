@@ -42,7 +42,7 @@ from rucola.broker.processors.transaction import TransactionProcessor
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
 from rucola.broker.state import BrokerState
-from rucola.broker.stats import SAMPLE_INTERVAL_MS, BrokerStats
+from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
@@ -53,6 +53,7 @@ from rucola.broker.transactions import Transactions
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
@@ -275,7 +276,8 @@ class Broker:
                 from rucola.broker.metrics import BrokerCollector, MetricsServer  # here, since their client is an extra
             except ModuleNotFoundError as error:
                 raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
-            collector = BrokerCollector(config, store, topics, offsets, clients, stats, runtime.figures, clock)
+            root = self.store_config.store_path_root_dir
+            collector = BrokerCollector(config, store, topics, offsets, clients, stats, runtime.figures, clock, root)
             metrics = MetricsServer(
                 config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port, collector
             )

@@ -10,27 +10,31 @@ All are gauges, and 0 stands for a topic or group that exists and has nothing.
     rocketmq_producer_offset                         cluster broker topic            messages that ever came
     rocketmq_topic_retry_offset                      cluster broker topic            the same of %RETRY% topics
     rocketmq_topic_dlq_offset                        cluster broker group            the same of %DLQ% topics
+    rocketmq_producer_count                          cluster broker group            clients of a producer group
     rocketmq_consumer_tps, _message_size             cluster broker topic group      messages and bytes read a second
     rocketmq_consumer_offset                         cluster broker topic group      messages that the group has done
+    rocketmq_send_back_nums                          cluster broker topic group      given back in the last minute
     rocketmq_group_get_latency_by_storetime          cluster broker topic group      ms since the next one was stored
     rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     messages before it
     rocketmq_group_count                             caddr localaddr group           clients of the group
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The last are figures of GET_BROKER_RUNTIME_INFO. Rates are of the last minute. rocketmq_group_count names the addresses
-and ids of the clients, as the exporter does.
+The last are figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count
+names the addresses and ids of the clients, as the exporter does.
 
 Switched on by `metricsExporterType=PROM`; `metricsPromExporterPort` and `metricsPromExporterHost` say where. These keys
-are those of RocketMQ 5, whose metrics have other names; the exporter's are those that dashboards for 4 know. Figures
-that only an exporter has (of clients from inside) or only Apache's broker (of its thread pools and latencies) are left
-out.
+are those of RocketMQ 5, whose metrics have other names; the exporter's are those that dashboards for 4 know. What
+clients know of themselves they tell themselves, see `rucola.client.metrics`; figures that only Apache's broker has (of
+its thread pools and latencies) are left out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -49,6 +53,7 @@ from rucola.protocol.stats import (
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,
     GROUP_GET_SIZE,
+    SNDBCK_PUT_NUMS,
     TOPIC_PUT_NUMS,
     TOPIC_PUT_SIZE,
     group_key,
@@ -61,6 +66,10 @@ MAX_REQUEST_SIZE = 16 * 1024
 _RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
     "msgGetTotalTodayNow": "msg_gettotal_today_now",
+    "msgPutTotalTodayMorning": "msg_puttotal_todaymorning",
+    "msgGetTotalTodayMorning": "msg_gettotal_todaymorning",
+    "msgPutTotalYesterdayMorning": "msg_puttotal_yesterdaymorning",
+    "msgGetTotalYesterdayMorning": "msg_gettotal_yesterdaymorning",
     "dispatchBehindBytes": "dispatch_behind_bytes",
     "putMessageSizeTotal": "put_message_size_total",
     "putMessageAverageSize": "put_message_average_size",
@@ -90,7 +99,7 @@ _OF_MEMBERS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
 
 
 class BrokerCollector(Collector):
-    """Puts the metrics together. `figures` are those of GET_BROKER_RUNTIME_INFO."""
+    """Puts the metrics together. `figures` are those of GET_BROKER_RUNTIME_INFO, `directory` is the store's."""
 
     def __init__(
         self,
@@ -102,6 +111,7 @@ class BrokerCollector(Collector):
         stats: BrokerStats,
         figures: Callable[[], dict[str, str]],
         clock: Callable[[], int],
+        directory: str | Path,
     ) -> None:
         self._config = config
         self._store = store
@@ -111,6 +121,7 @@ class BrokerCollector(Collector):
         self._stats = stats
         self._figures = figures
         self._clock = clock
+        self._directory = directory
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Everything, now."""
@@ -123,6 +134,11 @@ class BrokerCollector(Collector):
         """What was counted under a name, a second in the last minute."""
         data = self._stats.view(name, key, self._clock())
         return data.stats_minute.tps if data is not None else 0.0
+
+    def _minute(self, name: str, key: str) -> int:
+        """What was counted under a name in the last minute."""
+        data = self._stats.view(name, key, self._clock())
+        return data.stats_minute.sum if data is not None else 0
 
     def _broker(self) -> Iterator[GaugeMetricFamily]:
         config = self._config
@@ -143,9 +159,15 @@ class BrokerCollector(Collector):
             figures["bootTimestamp"],
             figures["brokerVersion"],
         )
-        values = {name: figures[key] for key, name in _RUNTIME.items()}
+        values: dict[str, str | int] = {name: figures[key] for key, name in _RUNTIME.items()}
         for key, name in _RUNTIME_RATES.items():
             values |= {f"{name}{seconds}": rate for seconds, rate in zip(_WINDOWS_S, figures[key].split(), strict=True)}
+        disk = shutil.disk_usage(self._directory)
+        values |= {
+            "commitlogdir_capacity_total": disk.total,
+            "commitlogdir_capacity_free": disk.free,
+            "remain_howmanydata_toflush": self._store.max_physical_offset - self._store.flushed_physical_offset,
+        }
         for name, value in values.items():
             family = GaugeMetricFamily(f"rocketmq_brokeruntime_{name}", name, labels=names)
             family.add_metric(labels, float(value))
@@ -169,13 +191,21 @@ class BrokerCollector(Collector):
                 came.add_metric((*own, topic), count)
             tps.add_metric((*own, topic), self._tps(TOPIC_PUT_NUMS, topic))
             size.add_metric((*own, topic), self._tps(TOPIC_PUT_SIZE, topic))
-        yield from (came, retried, dead, tps, size)
+        yield from (came, retried, dead, tps, size, self._producers())
+
+    def _producers(self) -> GaugeMetricFamily:
+        labels = ("cluster", "broker", "group")
+        family = GaugeMetricFamily("rocketmq_producer_count", "clients of the producer group", labels=labels)
+        for name, clients in self._clients.producers.items():
+            family.add_metric((self._config.broker_cluster_name, self._config.broker_name, name), len(clients))
+        return family
 
     def _of_groups(self) -> Iterator[GaugeMetricFamily]:
         own = self._config.broker_cluster_name, self._config.broker_name
         tps = GaugeMetricFamily("rocketmq_consumer_tps", "messages read a second", labels=_BY_GROUP)
         size = GaugeMetricFamily("rocketmq_consumer_message_size", "bytes read a second", labels=_BY_GROUP)
         done = GaugeMetricFamily("rocketmq_consumer_offset", "messages that the group has done", labels=_BY_GROUP)
+        returned = GaugeMetricFamily("rocketmq_send_back_nums", "given back in the last minute", labels=_BY_GROUP)
         latency = GaugeMetricFamily(
             "rocketmq_group_get_latency_by_storetime", "ms since the next message was stored", labels=_BY_GROUP
         )
@@ -191,13 +221,14 @@ class BrokerCollector(Collector):
             tps.add_metric(labels, self._tps(GROUP_GET_NUMS, counted))
             size.add_metric(labels, self._tps(GROUP_GET_SIZE, counted))
             done.add_metric(labels, sum(committed.values()))
+            returned.add_metric(labels, self._minute(SNDBCK_PUT_NUMS, counted))
             latency.add_metric(labels, max((self._latency_ms(topic, *at) for at in committed.items()), default=0))
             ahead = sum(max(0, self._store.max_offset(topic, number) - at) for number, at in committed.items())
             members = self._clients.consumers.get(group)
             count, model = (len(members.members), members.message_model) if members is not None else (0, "")
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
             diffs[prefix].add_metric((group, topic, str(count), model), ahead)
-        yield from (tps, size, done, latency, *diffs.values(), self._members())
+        yield from (tps, size, done, returned, latency, *diffs.values(), self._members())
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """How long ago the message was stored that the group has to do next; 0 where there is none."""

@@ -87,5 +87,6 @@ class SendBackProcessor:
         status = self._state.store.put(renewed(message), now_ms).status
         if status is not PutMessageStatus.PUT_OK:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=self._state.store.refuses_writes or status.name)
+        self._state.stats.sent_back(header.group, pairs[properties.RETRY_TOPIC])
         self._on_put()
         return command.response(ResponseCode.SUCCESS)

@@ -1,0 +1,89 @@
+"""Rates: how much was counted in the last minute, hour and day. Pure; the time is passed in.
+
+A statistic is a total that only grows, and what it was at moments past. The moments are kept in three rows:
+
+    minute   every 10 s, the last 6 and the one before
+    hour     every 10 min, the last 6 and the one before
+    day      every hour, the last 24 and the one before
+
+A window is the difference between the total now and the oldest moment of its row, so it covers the last minute, hour
+or day once the statistic has lived that long, and all its life before. To count is an addition; `sample` is wound
+every SAMPLE_INTERVAL_MS.
+
+Answers to `StatsItem` of Apache RocketMQ 4.9.8. Deliberate difference: windows end now, not at the last sample.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+SAMPLE_INTERVAL_MS = 10_000
+_SAMPLES_PER_TEN_MINUTES = 60
+_SAMPLES_PER_HOUR = 360
+
+_Moment = tuple[int, int, int]
+"""(milliseconds, sum, times)"""
+
+
+class Window(NamedTuple):
+    """What was counted in a window of time: `sum`, in so many `times`, and `tps` a second."""
+
+    sum: int
+    times: int
+    tps: float
+
+    @property
+    def avgpt(self) -> float:
+        """How much each time; 0 where nothing was counted."""
+        return self.sum / self.times if self.times else 0.0
+
+
+class StatsItem:
+    """One statistic. `sum` is what was counted, `times` how often."""
+
+    __slots__ = ("_day", "_hour", "_minute", "sum", "times")
+
+    def __init__(self, now_ms: int) -> None:
+        self.sum = 0
+        self.times = 0
+        begin = (now_ms, 0, 0)
+        self._minute: deque[_Moment] = deque([begin], maxlen=7)
+        self._hour: deque[_Moment] = deque([begin], maxlen=7)
+        self._day: deque[_Moment] = deque([begin], maxlen=25)
+
+    def add(self, value: int) -> None:
+        self.sum += value
+        self.times += 1
+
+    def sample(self, now_ms: int, number: int) -> None:
+        """Note what the total is now, in the rows whose turn it is at the sample of this number."""
+        moment = (now_ms, self.sum, self.times)
+        self._minute.append(moment)
+        if number % _SAMPLES_PER_TEN_MINUTES == 0:
+            self._hour.append(moment)
+        if number % _SAMPLES_PER_HOUR == 0:
+            self._day.append(moment)
+
+    def minute(self, now_ms: int) -> Window:
+        """The last minute."""
+        return self._since(self._minute[0], now_ms)
+
+    def hour(self, now_ms: int) -> Window:
+        """The last hour."""
+        return self._since(self._hour[0], now_ms)
+
+    def day(self, now_ms: int) -> Window:
+        """The last day."""
+        return self._since(self._day[0], now_ms)
+
+    def rates(self, now_ms: int) -> tuple[float, float, float]:
+        """How many a second in the last 10 seconds, minute and hour."""
+        minute = self._minute
+        last = next((moment for moment in reversed(minute) if now_ms - moment[0] >= SAMPLE_INTERVAL_MS), minute[0])
+        return self._since(last, now_ms).tps, self.minute(now_ms).tps, self.hour(now_ms).tps
+
+    def _since(self, moment: _Moment, now_ms: int) -> Window:
+        begin_ms, begin_sum, begin_times = moment
+        counted, elapsed_ms = self.sum - begin_sum, now_ms - begin_ms
+        return Window(counted, self.times - begin_times, counted * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0)
