@@ -91,6 +91,9 @@ def test_what_goes_on_inside(tmp_path: Path) -> None:
         )
         assert all(held.last_pull_timestamp > 0 for held in places.values())
         assert info.properties["consumerGroup"] == "c"
+        assert set(info.status_table) == {"T", "%RETRY%c"}
+        assert info.status_table["T"].consume_ok_tps > 0
+        assert info.status_table["T"].pull_tps > 0
 
         status = await scene.admin.get_consume_status("T", "c")
         assert sum(status[scene.client_id].values()) == 10

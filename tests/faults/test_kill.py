@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from rucola import store as store_room
-from rucola.client.producer import Producer, SendStatus
+from rucola.client.parcel import SendStatus
+from rucola.client.producer import Producer
 from rucola.errors import RemotingError
 from rucola.message import MessageInner
 from rucola.message.record import Message, decode

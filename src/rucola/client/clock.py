@@ -1,4 +1,4 @@
-"""The two clocks of a client, in milliseconds."""
+"""The clocks of a client, in milliseconds."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def now_ms() -> int:
 def clock_ms() -> int:
     """Of a clock that only goes forward: for how long something took or lasts."""
     return time.monotonic_ns() // 1_000_000
+
+
+def timer_ms() -> float:
+    """As `clock_ms`, with fractions: for what may take less than a millisecond."""
+    return time.monotonic() * 1000

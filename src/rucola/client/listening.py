@@ -15,42 +15,47 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 from rucola.client.background import Background
-from rucola.client.clock import clock_ms
+from rucola.client.clock import timer_ms
 from rucola.client.consume_options import ConsumeOptions
 from rucola.client.line import Line
 from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.client.own_queue import Delivery
 from rucola.client.returns import EXPIRED_DELAY_LEVEL, Returns
+from rucola.client.stats import ConsumeCounts
 from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
 
 
 class InHand:
-    """What the application has in hand, in the order in which it got it."""
+    """What the application has in hand, in the order in which it got it. Counts what becomes of it."""
 
-    def __init__(self, returns: Returns, timeout_ms: float) -> None:
+    def __init__(self, returns: Returns, counts: ConsumeCounts, timeout_ms: float) -> None:
         self._returns = returns
+        self._counts = counts
         self._timeout_ms = timeout_ms
-        self._since_ms: dict[Delivery, int] = {}
+        self._since_ms: dict[Delivery, float] = {}
 
     def take(self, delivery: Delivery) -> None:
         """The application gets this."""
-        self._since_ms[delivery] = clock_ms()
+        self._since_ms[delivery] = timer_ms()
+        self._counts.taken(delivery.own.queue.topic, len(delivery.messages))
 
-    def leave(self, delivery: Delivery) -> None:
-        """The application is through with it, well or not."""
-        self._since_ms.pop(delivery, None)
+    def leave(self, delivery: Delivery, done: int | None) -> None:
+        """The application is through with it: so many of its messages are done; None where it did not say."""
+        since_ms = self._since_ms.pop(delivery, None)
+        if since_ms is not None:
+            self._counts.left(delivery.own.queue.topic, len(delivery.messages), done, timer_ms() - since_ms)
 
     async def watch(self) -> None:
         """Give back what is in hand for too long, for ever."""
         while True:
-            delivery, since_ms = next(iter(self._since_ms.items()), (None, clock_ms()))
-            left_ms = since_ms + self._timeout_ms - clock_ms()
+            delivery, since_ms = next(iter(self._since_ms.items()), (None, timer_ms()))
+            left_ms = since_ms + self._timeout_ms - timer_ms()
             if delivery is None or left_ms > 0:
                 await asyncio.sleep(left_ms / 1000)
                 continue
-            self.leave(delivery)
+            self.leave(delivery, 0)
             logger.warning(
                 "%s: messages from offset %d on were not consumed in %d s: they go back to the broker",
                 delivery.own.queue, delivery.messages[0].queue_offset, self._timeout_ms / 1000,
@@ -95,24 +100,38 @@ class Listening:
 
     async def _deliver_to(self, call: Call) -> None:
         while (delivery := await self._line.take(call.max_count)) is not None:
+            failure: Exception | None = None
+            done = 0
             self._in_hand.take(delivery)
             try:
                 await self.call(call, delivery.messages)
+                done = len(delivery.messages)
             except ReconsumeLater as later:
-                delivery.done(delivery.messages[: max(0, later.ack_index + 1)])
-                await self._returns.take_back(delivery, later.delay_level)
-            except SuspendCurrentQueueAMoment as moment:
-                await self._returns.take_back(delivery, suspend_ms=moment.suspend_ms)
+                failure = later
+                done = min(max(0, later.ack_index + 1), len(delivery.messages))
             except Exception as error:
+                failure = error
+            finally:
+                self._in_hand.leave(delivery, done)
+            if failure is None:
+                delivery.done()
+                self._line.leave(delivery)
+            else:
+                await self._give_back(delivery, failure)
+
+    async def _give_back(self, delivery: Delivery, failure: Exception) -> None:
+        """The listener has failed on a delivery, or says that it comes again."""
+        match failure:
+            case ReconsumeLater():
+                delivery.done(delivery.messages[: max(0, failure.ack_index + 1)])
+                await self._returns.take_back(delivery, failure.delay_level)
+            case SuspendCurrentQueueAMoment():
+                await self._returns.take_back(delivery, suspend_ms=failure.suspend_ms)
+            case _:
                 first = delivery.messages[0]
                 logger.warning(
                     "group %s: the listener failed on message %s of topic %s, tried %d times before, and %d after it",
                     self._group, first.msg_id, first.topic, first.reconsume_times, len(delivery.messages) - 1,
-                    exc_info=error,
+                    exc_info=failure,
                 )  # fmt: skip
                 await self._returns.take_back(delivery)
-            else:
-                delivery.done()
-                self._line.leave(delivery)
-            finally:
-                self._in_hand.leave(delivery)

@@ -2,7 +2,7 @@
 
     RESET_CONSUMER_CLIENT_OFFSET (220)     begin anew at these offsets, and commit them
     GET_CONSUMER_STATUS_FROM_CLIENT (221)  the offsets it would commit now
-    GET_CONSUMER_RUNNING_INFO (307)        its settings, subscriptions and queues
+    GET_CONSUMER_RUNNING_INFO (307)        its settings, subscriptions, queues and rates
     CONSUME_MESSAGE_DIRECTLY (309)         give this message to its listener now, and tell what came of it
 
 A message that is consumed directly counts for no offset. Answers to `ClientRemotingProcessor` of Apache RocketMQ 4.9.8.
@@ -25,6 +25,7 @@ from rucola.protocol.connections import (
     ConsumeMessageDirectlyRequestHeader,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
+    ConsumeStatus,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     ProcessQueueInfo,
@@ -50,6 +51,9 @@ class OperatedConsumer(Protocol):
 
     def held(self) -> dict[MessageQueue, ProcessQueueInfo]:
         """What it holds of each of its queues."""
+
+    def status(self) -> dict[str, ConsumeStatus]:
+        """How fast it consumes each topic."""
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Begin anew in those of the queues that it has."""
@@ -97,6 +101,7 @@ class OperatorRequests:
         info = ConsumerRunningInfo(
             mq_table=consumer.held(),
             properties=consumer.settings(),
+            status_table=consumer.status(),
             subscription_set=consumer.consumer_data().subscription_data_set,
         )
         return command.response(ResponseCode.SUCCESS, body=encode_running_info(info))

@@ -1,29 +1,31 @@
 """Producer: from a message to its place in a queue.
 
-    check        body and its size, before anything is sent; a unique key, unless the message has one
-    compress     a body of 4 KiB or more, by zlib, and only for the wire: the message keeps its own body
+    pack         check body and size before anything is sent; a unique key, unless the message has one; a body of
+                 4 KiB or more is compressed by zlib, and only for the wire: the message keeps its own, see `parcel`
     choose       the next write queue of the topic's route, in turn
     send         SEND_MESSAGE_V2 to the queue's master, or SEND_BATCH_MESSAGE for several at once
     try again    on another broker where there is one, when the first could not take it
 
 Tried again are failed connections and timeouts, while time is left, and those answers that another broker or a later
 moment may change (`RETRY_CODES`); any other answer is a BrokerError at once. A message that is tried again may be
-stored twice, with one unique key. Sending to a chosen queue tries that queue only, once.
+stored twice, with one unique key. Sending to a chosen queue tries that queue only, once. A message that was stored, but
+for which its broker does not vouch (`SendStatus`), is stored on another broker as well where that is asked for.
 
 Three ways, by what they cost on the client's side: `send` one by one, `send_many` with many requests under way in
 one connection, `send_batch` with many messages in one request.
 
 Answers to `DefaultMQProducer` and `DefaultMQProducerImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a second
 try on the same broker waits a moment instead of following at once; a batch above the size limit is split; a refusal
-that another broker would repeat does not count against the broker, and of `send_many` only failures count.
+that another broker would repeat does not count against the broker, and of `send_many` only failures count; what is
+stored without a broker's word goes to each other broker at most once, and never again to one that has it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
-from enum import Enum
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -31,37 +33,32 @@ import msgspec
 from rucola.client.clock import clock_ms, now_ms
 from rucola.client.faults import BrokerFaults, Turns
 from rucola.client.instance import ClientInstance, GroupClient
+from rucola.client.parcel import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, Parcel, SendResult, pack, pack_batch
 from rucola.client.replies import reply_message, request_message
-from rucola.client.route import BORROWED_QUEUE_NUMS
 from rucola.client.selectors import MessageQueueSelector
+from rucola.client.stats import ProducerStats, SendCounts
 from rucola.errors import (
     BrokerError,
     InvalidMessage,
     MQError,
-    RemoteProtocolError,
     RemotingConnectError,
     RemotingError,
     RemotingTimeout,
     SendFailed,
 )
 from rucola.message import Message, MessageExt, properties
-from rucola.message.batch import encode_batch
-from rucola.message.compression import CompressionType, compress
-from rucola.message.ids import unique_id
-from rucola.message.topics import AUTO_CREATE_TOPIC, NOT_ALLOWED_SEND_TOPICS, RETRY_PREFIX, check_topic
+from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, check_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_ONEWAY, RemotingCommand
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.reply import REPLY_MESSAGE_FLAG
-from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.remoting.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_MS = 3000
 RETRY_TIMES = 2
 RETRY_PAUSE_MS = 100
 """How long the second try on the same broker waits; the third waits twice as long."""
-COMPRESS_THRESHOLD = 4096
-MAX_MESSAGE_SIZE = 4 * 1024 * 1024
 IN_FLIGHT = 64
 
 Choice: TypeAlias = MessageQueue | MessageQueueSelector | None
@@ -78,80 +75,6 @@ RETRY_CODES = frozenset(
     }
 )
 """Answers after which another broker may still take the message."""
-
-
-class SendStatus(Enum):
-    """What the broker vouches for. In every case the message is stored; the last three say what it still lacks."""
-
-    SEND_OK = int(ResponseCode.SUCCESS)
-    FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
-    FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
-    SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
-
-
-_STATUS_OF_CODE = {status.value: status for status in SendStatus}
-
-
-class SendResult(msgspec.Struct, frozen=True):
-    """Where a message came to lie. `msg_id` is its unique key, `offset_msg_id` its address in the broker's log."""
-
-    status: SendStatus
-    msg_id: str
-    offset_msg_id: str
-    queue: MessageQueue
-    queue_offset: int
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether the broker vouches for it without reservation."""
-        return self.status is SendStatus.SEND_OK
-
-
-class _Parcel(msgspec.Struct, frozen=True):
-    """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages."""
-
-    code: RequestCode
-    topic: str
-    body: bytes
-    sys_flag: int
-    flag: int
-    properties: str
-    unique_keys: tuple[str, ...]
-
-    def command(self, group: str, queue: MessageQueue) -> RemotingCommand:
-        header = SendMessageRequestHeaderV2(
-            producer_group=group,
-            topic=self.topic,
-            default_topic=AUTO_CREATE_TOPIC,
-            default_topic_queue_nums=BORROWED_QUEUE_NUMS,
-            queue_id=queue.queue_id,
-            sys_flag=self.sys_flag,
-            born_timestamp=now_ms(),
-            flag=self.flag,
-            properties=self.properties,
-            batch="true" if self.code is RequestCode.SEND_BATCH_MESSAGE else "false",
-        )
-        return RemotingCommand.request(self.code, header, self.body)
-
-    def results(self, answer: RemotingCommand, queue: MessageQueue, address: str) -> list[SendResult]:
-        """One result a message. BrokerError for an answer that says it was not stored."""
-        status = _STATUS_OF_CODE.get(answer.code)
-        if status is None:
-            raise BrokerError(answer.code, answer.remark, address)
-        header = answer.decode_header(SendMessageResponseHeader)
-        if header.queue_id != queue.queue_id:
-            queue = MessageQueue(queue.topic, queue.broker_name, header.queue_id)
-        if len(self.unique_keys) == 1:
-            return [SendResult(status, self.unique_keys[0], header.msg_id, queue, header.queue_offset)]
-        offset_msg_ids = header.msg_id.split(",")
-        if len(offset_msg_ids) != len(self.unique_keys):
-            raise RemoteProtocolError(
-                f"{address} answered {len(offset_msg_ids)} message ids to a batch of {len(self.unique_keys)}"
-            )
-        return [
-            SendResult(status, unique_key, offset_msg_id, queue, header.queue_offset + index)
-            for index, (unique_key, offset_msg_id) in enumerate(zip(self.unique_keys, offset_msg_ids, strict=True))
-        ]
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -186,10 +109,11 @@ class SendTrace(Protocol):
 class _Posted(msgspec.Struct, frozen=True):
     """A parcel under way. Without an `answer` it could not even be posted, and `failure` says why."""
 
-    parcel: _Parcel
+    parcel: Parcel
     queue: MessageQueue
     deadline: float
     begin_ms: int
+    counted_ms: float
     command: RemotingCommand | None = None
     connection: Connection | None = None
     answer: asyncio.Future[RemotingCommand] | None = None
@@ -206,8 +130,9 @@ class Producer(GroupClient):
     """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
 
     `retry_times` counts the tries after the first; `compress_threshold` and `max_message_size` are bytes of body;
-    with `latency_fault_tolerance` brokers that are slow or fail are passed over for a while, see `faults`; `trace` is
-    told of what was stored.
+    with `retry_another_broker_when_not_store_ok` a message goes to another broker as well where the first stored it,
+    but does not vouch for it; with `latency_fault_tolerance` brokers that are slow or fail are passed over for a while,
+    see `faults`; `trace` is told of what was stored.
     """
 
     def __init__(
@@ -219,6 +144,7 @@ class Producer(GroupClient):
         retry_times: int = RETRY_TIMES,
         compress_threshold: int = COMPRESS_THRESHOLD,
         max_message_size: int = MAX_MESSAGE_SIZE,
+        retry_another_broker_when_not_store_ok: bool = False,
         latency_fault_tolerance: bool = False,
         trace: SendTrace | None = None,
     ) -> None:
@@ -226,8 +152,10 @@ class Producer(GroupClient):
         self.retry_times = retry_times
         self.compress_threshold = compress_threshold
         self.max_message_size = max_message_size
+        self.retry_another_broker_when_not_store_ok = retry_another_broker_when_not_store_ok
         self.trace = trace
         self._topics_of_requests: set[str] = set()
+        self._counts: dict[str, SendCounts] = {}
         self._turns = Turns(BrokerFaults() if latency_fault_tolerance else None)
 
     async def _join(self) -> None:
@@ -242,6 +170,10 @@ class Producer(GroupClient):
         check_topic(topic)
         return (await self.instance.routes.find_for_sending(topic)).write_queues
 
+    def stats(self) -> dict[str, ProducerStats]:
+        """What was counted since the producer was made, by topic, see `rucola.client.stats`."""
+        return {topic: counts.view() for topic, counts in list(self._counts.items())}
+
     async def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send one message and wait until it is stored. `timeout_ms` is for all tries together.
 
@@ -251,16 +183,17 @@ class Producer(GroupClient):
         """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         chosen = await self._chosen(message.topic, queue)
-        return (await self._deliver(self._parcel(message, chosen), chosen, deadline, []))[0]
+        return (await self._deliver(self._pack(message, chosen), chosen, deadline))[0]
 
     async def send_oneway(self, message: Message, queue: Choice = None) -> None:
         """Send one message and wait for nothing. Whether it arrives, nobody says."""
         chosen = await self._chosen(message.topic, queue)
-        parcel = self._parcel(message, chosen)
+        parcel = self._pack(message, chosen)
         queue = chosen or await self._next_queue(parcel.topic)
         command = parcel.command(self.group, queue)
         command.flag |= FLAG_ONEWAY
         await self.instance.remoting.invoke_oneway(await self.instance.master_address(queue), command)
+        self._counts_of(parcel.topic).oneway()
 
     async def send_batch(
         self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
@@ -271,12 +204,13 @@ class Producer(GroupClient):
         then leaves open which of them were stored. InvalidMessage as for `send`, and for messages that cannot
         share a request (several topics, a delay, the retry topic).
         """
+        self._must_be_open()
         batch = list(messages)
         chosen = await self._chosen(batch[0].topic, queue) if batch else None
         results: list[SendResult] = []
-        for parcel in self._batch_parcels(batch, chosen):
+        for parcel in pack_batch(batch, chosen, max_message_size=self.max_message_size):
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-            results += await self._deliver(parcel, chosen, deadline, [])
+            results += await self._deliver(parcel, chosen, deadline)
         return results
 
     async def send_many(
@@ -295,12 +229,13 @@ class Producer(GroupClient):
             async for message in _each(messages):
                 if len(window) >= in_flight:
                     yield await self._settle(window.popleft())
-                window.append(await self._post(self._parcel(message), timeout_ms))
+                window.append(await self._post(self._pack(message), timeout_ms))
             while window:
                 yield await self._settle(window.popleft())
         finally:
             for posted in window:
                 posted.forget()
+                self._counts_of(posted.parcel.topic).failed(1, posted.counted_ms)
 
     async def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
         """Send a message and wait for the reply of whoever consumes it; `timeout_ms` is for both.
@@ -337,111 +272,95 @@ class Producer(GroupClient):
     async def _chosen(self, topic: str, choice: Choice) -> MessageQueue | None:
         return choice(await self.queues(topic)) if callable(choice) else choice
 
-    # From messages to parcels.
-
-    def _parcel(self, message: Message, chosen: MessageQueue | None = None) -> _Parcel:
-        unique_key = self._prepare(message, chosen)
-        body, sys_flag = message.body, 0
-        if len(body) >= self.compress_threshold:
-            body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
-        joined = properties.join(message.properties).decode()
-        is_reply = message.properties.get(properties.MSG_TYPE) == REPLY_MESSAGE_FLAG
-        code = RequestCode.SEND_REPLY_MESSAGE_V2 if is_reply else RequestCode.SEND_MESSAGE_V2
-        return _Parcel(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,))
-
-    def _batch_parcels(self, messages: list[Message], chosen: MessageQueue | None = None) -> list[_Parcel]:
-        """The requests for a batch, all checked and encoded before the first is sent."""
-        if not messages:
-            return []
-        first = messages[0]
-        wait = first.properties.get(properties.WAIT)
-        parcels: list[_Parcel] = []
-        bodies: list[bytes] = []
-        keys: list[str] = []
-        size = 0
-
-        def close_parcel() -> None:
-            joined = properties.join({properties.WAIT: wait} if wait else {}).decode()
-            parcels.append(
-                _Parcel(RequestCode.SEND_BATCH_MESSAGE, first.topic, b"".join(bodies), 0, 0, joined, tuple(keys))
-            )
-
-        for message in messages:
-            _check_batched(message, first, wait)
-            unique_key = self._prepare(message, chosen)
-            encoded = encode_batch((message,))
-            if len(encoded) > self.max_message_size:
-                raise InvalidMessage(
-                    f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; "
-                    f"{self.max_message_size} are allowed"
-                )
-            if size + len(encoded) > self.max_message_size:
-                close_parcel()
-                bodies, keys, size = [], [], 0
-            bodies.append(encoded)
-            keys.append(unique_key)
-            size += len(encoded)
-        close_parcel()
-        return parcels
-
-    def _prepare(self, message: Message, chosen: MessageQueue | None) -> str:
-        """Check what can be checked here, and return the unique key, made where there is none."""
+    def _pack(self, message: Message, chosen: MessageQueue | None = None) -> Parcel:
         self._must_be_open()
-        body = message.body
-        if not isinstance(body, (bytes, bytearray, memoryview)):
-            raise InvalidMessage(
-                f"the body of a message for topic {message.topic} is {type(body).__name__}; it must be bytes"
-            )
-        size = len(body)
-        if not size:
-            raise InvalidMessage(f"a message for topic {message.topic} has an empty body; no broker takes one")
-        if size > self.max_message_size:
-            raise InvalidMessage(
-                f"a message for topic {message.topic} has a body of {size} bytes; {self.max_message_size} are allowed"
-            )
-        if chosen is not None and chosen.topic != message.topic:
-            raise InvalidMessage(f"a message for topic {message.topic} cannot go to {chosen}, a queue of another topic")
-        unique_key = message.properties.get(properties.UNIQ_KEY)
-        if unique_key is None:
-            unique_key = message.properties[properties.UNIQ_KEY] = unique_id()
-        return unique_key
+        return pack(message, chosen, compress_threshold=self.compress_threshold, max_message_size=self.max_message_size)
 
     # From parcels to results.
 
-    async def _deliver(
+    async def _deliver(self, parcel: Parcel, chosen: MessageQueue | None, deadline: float) -> list[SendResult]:
+        """Send, and count how that went."""
+        counts, count = self._counts_of(parcel.topic), len(parcel.unique_keys)
+        begin_ms = counts.begin(count)
+        try:
+            results = await self._send(parcel, chosen, deadline, [])
+        except BaseException:
+            counts.failed(count, begin_ms)
+            raise
+        counts.stored(count, begin_ms, store_ok=results[0].is_ok)
+        return results
+
+    def _counts_of(self, topic: str) -> SendCounts:
+        counts = self._counts.get(topic)
+        if counts is None:
+            counts = self._counts[topic] = SendCounts()
+        return counts
+
+    async def _send(
         self,
-        parcel: _Parcel,
+        parcel: Parcel,
         chosen: MessageQueue | None,
         deadline: float,
         attempts: list[tuple[MessageQueue, RemotingError]],
     ) -> list[SendResult]:
         """Send until a broker has stored it, time or tries run out; `attempts` are tries made before."""
-        clock = asyncio.get_running_loop().time
         while True:
             if attempts:
                 await self._before_retry(parcel.topic, attempts, deadline)
             last = attempts[-1][0].broker_name if attempts else None
             queue = chosen or await self._next_queue(parcel.topic, last, deadline)
-            tried_ms = clock_ms()
             try:
-                address = await self.instance.master_address(queue)
-                await self._connection(address, deadline)
-                left_ms = max(0.0, (deadline - clock()) * 1000)
-                begin_ms = now_ms()
-                answer = await self.instance.remoting.invoke(address, parcel.command(self.group, queue), left_ms)
-                results = self._results(parcel, answer, queue, address, begin_ms)
+                results = await self._try(parcel, queue, deadline)
             except RemotingError as error:
-                if _may_retry(error):
-                    self._turns.answered(queue.broker_name, tried_ms, clock_ms(), failed=True)
                 if chosen is not None or not _may_retry(error):
                     raise
                 attempts.append((queue, error))
             else:
-                self._turns.answered(queue.broker_name, tried_ms, clock_ms())
-                return results
+                return results if chosen else await self._vouched_for(parcel, results, deadline, len(attempts))
+
+    async def _try(self, parcel: Parcel, queue: MessageQueue, deadline: float) -> list[SendResult]:
+        """Send once."""
+        tried_ms = clock_ms()
+        try:
+            address = await self.instance.master_address(queue)
+            await self._connection(address, deadline)
+            left_ms = max(0.0, (deadline - asyncio.get_running_loop().time()) * 1000)
+            begin_ms = now_ms()
+            answer = await self.instance.remoting.invoke(address, parcel.command(self.group, queue), left_ms)
+            results = self._results(parcel, answer, queue, address, begin_ms)
+        except RemotingError as error:
+            if _may_retry(error):
+                self._turns.answered(queue.broker_name, tried_ms, clock_ms(), failed=True)
+            raise
+        self._turns.answered(queue.broker_name, tried_ms, clock_ms())
+        return results
+
+    async def _vouched_for(
+        self, parcel: Parcel, results: list[SendResult], deadline: float, failed_tries: int
+    ) -> list[SendResult]:
+        """The results where their broker vouches for them; else, where that is asked for, those of one that does.
+
+        It is stored by then, so what goes wrong with other brokers is no error; the last results are the answer.
+        """
+        tried: set[str] = set()
+        for _ in range(failed_tries, self.retry_times):
+            if results[0].is_ok or not self.retry_another_broker_when_not_store_ok:
+                break
+            tried.add(results[0].queue.broker_name)
+            route = self.instance.routes.known(parcel.topic)
+            queues = [queue for queue in route.write_queues if queue.broker_name not in tried] if route else []
+            if not queues:
+                break
+            queue = self._turns.next(queues, clock_ms())
+            tried.add(queue.broker_name)
+            try:
+                results = await self._try(parcel, queue, deadline)
+            except RemotingError as error:
+                logger.info("%s of %s is not stored on another broker: %s", results[0].msg_id, parcel.topic, error)
+        return results
 
     def _results(
-        self, parcel: _Parcel, answer: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
+        self, parcel: Parcel, answer: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
     ) -> list[SendResult]:
         """What the answer says of the parcel's messages, told to the trace as well."""
         results = parcel.results(answer, queue, address)
@@ -507,18 +426,35 @@ class Producer(GroupClient):
         async with asyncio.timeout_at(deadline):
             return await self.instance.remoting.connect(address)
 
-    async def _post(self, parcel: _Parcel, timeout_ms: float) -> _Posted:
+    async def _post(self, parcel: Parcel, timeout_ms: float) -> _Posted:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        queue = await self._next_queue(parcel.topic, None, deadline)
+        counts = self._counts_of(parcel.topic)
+        counted_ms = counts.begin(1)
         try:
-            address = await self.instance.master_address(queue)
-            connection = await self._connection(address, deadline)
-        except RemotingError as failure:
-            return _Posted(parcel, queue, deadline, now_ms(), failure=failure)
+            queue = await self._next_queue(parcel.topic, None, deadline)
+            try:
+                address = await self.instance.master_address(queue)
+                connection = await self._connection(address, deadline)
+            except RemotingError as failure:
+                return _Posted(parcel, queue, deadline, now_ms(), counted_ms, failure=failure)
+        except BaseException:
+            counts.failed(1, counted_ms)
+            raise
         command = parcel.command(self.group, queue)
-        return _Posted(parcel, queue, deadline, now_ms(), command, connection, connection.post(command))
+        return _Posted(parcel, queue, deadline, now_ms(), counted_ms, command, connection, connection.post(command))
 
     async def _settle(self, posted: _Posted) -> SendResult:
+        """The result of a posted parcel, counted."""
+        counts = self._counts_of(posted.parcel.topic)
+        try:
+            result = await self._settled(posted)
+        except BaseException:
+            counts.failed(1, posted.counted_ms)
+            raise
+        counts.stored(1, posted.counted_ms, store_ok=result.is_ok)
+        return result
+
+    async def _settled(self, posted: _Posted) -> SendResult:
         """The result of a posted parcel, after more tries where the first failed."""
         failure = posted.failure
         if posted.answer is not None and posted.connection is not None:
@@ -527,7 +463,8 @@ class Producer(GroupClient):
                     async with asyncio.timeout_at(posted.deadline):
                         await posted.answer
                 answer, address = posted.answer.result(), posted.connection.peer
-                return self._results(posted.parcel, answer, posted.queue, address, posted.begin_ms)[0]
+                results = self._results(posted.parcel, answer, posted.queue, address, posted.begin_ms)
+                return (await self._vouched_for(posted.parcel, results, posted.deadline, 0))[0]
             except TimeoutError:
                 failure = RemotingTimeout(f"{posted.connection.peer} gave no answer in time")
             except RemotingError as error:
@@ -538,7 +475,7 @@ class Producer(GroupClient):
         if not _may_retry(failure):
             raise failure
         self._turns.answered(posted.queue.broker_name, clock_ms(), clock_ms(), failed=True)
-        return (await self._deliver(posted.parcel, None, posted.deadline, [(posted.queue, failure)]))[0]
+        return (await self._send(posted.parcel, None, posted.deadline, [(posted.queue, failure)]))[0]
 
 
 async def _each(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[Message]:
@@ -548,17 +485,6 @@ async def _each(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIt
     else:
         for message in messages:
             yield message
-
-
-def _check_batched(message: Message, first: Message, wait: str | None) -> None:
-    if message.topic != first.topic:
-        raise InvalidMessage(f"a batch has one topic: found {first.topic} and {message.topic}")
-    if message.properties.get(properties.WAIT) != wait:
-        raise InvalidMessage(f"the messages of a batch for {first.topic} differ in their property {properties.WAIT}")
-    if message.delay_level > 0:
-        raise InvalidMessage(f"a message for {message.topic} with a delay level cannot go in a batch: send it alone")
-    if message.topic.startswith(RETRY_PREFIX):
-        raise InvalidMessage(f"messages for {message.topic} cannot go in a batch: send them one by one")
 
 
 def _may_retry(error: RemotingError) -> bool:

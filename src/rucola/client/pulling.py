@@ -14,11 +14,12 @@ import logging
 from collections.abc import Mapping
 
 from rucola.client.background import Background
-from rucola.client.clock import now_ms
+from rucola.client.clock import now_ms, timer_ms
 from rucola.client.line import Line
 from rucola.client.offsets import Offsets
 from rucola.client.own_queue import OwnQueue
 from rucola.client.pull import PullConsumer, PullResult, PullStatus
+from rucola.client.stats import ConsumeCounts
 from rucola.errors import BrokerError, MQError
 from rucola.message import MessageExt, properties
 from rucola.message.topics import retry_topic
@@ -43,6 +44,7 @@ class Pulling:
         line: Line,
         offsets: Offsets,
         background: Background,
+        counts: ConsumeCounts,
         batch_size: int,
     ) -> None:
         self._pulls = pulls
@@ -51,6 +53,7 @@ class Pulling:
         self._line = line
         self._offsets = offsets
         self._background = background
+        self._counts = counts
         self._batch_size = batch_size
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -93,6 +96,7 @@ class Pulling:
                 await own.room.wait()
                 continue
             own.pulled_ms = now_ms()
+            begin_ms = timer_ms()
             try:
                 result = await self._pulls.pull(
                     queue,
@@ -108,6 +112,8 @@ class Pulling:
                     logger.warning("group %s: pull of %s failed: %s", self._pulls.group, queue, error)
                 await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
                 continue
+            if result.status is PullStatus.FOUND:
+                self._counts.pulled(queue.topic, len(result.messages), timer_ms() - begin_ms)
             await self._goes_on.wait()
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 await self._correct(own, result)

@@ -44,6 +44,7 @@ from rucola.client.pulling import Pulling
 from rucola.client.returns import Returns
 from rucola.client.route import TopicRoute
 from rucola.client.share import Beginning, Share
+from rucola.client.stats import ConsumeCounts, ConsumerStats
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import MessageExt
 from rucola.message.topics import check_topic, retry_topic
@@ -52,10 +53,12 @@ from rucola.protocol.connections import (
     CR_SUCCESS,
     CR_THROW_EXCEPTION,
     ConsumeMessageDirectlyResult,
+    ConsumeStatus,
     ProcessQueueInfo,
 )
 from rucola.protocol.heartbeat import SUB_ALL, ConsumerData, SubscriptionData, subscription
 from rucola.protocol.queue import MessageQueue
+from rucola.rates import SAMPLE_INTERVAL_MS
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +101,15 @@ class PushConsumer(GroupClient):
             offsets = LocalOffsets(self.options.offsets_root, self.instance.client_id, group)
         else:
             self.subscribe(self._retry_topic)
+        self._counts = ConsumeCounts()
         self._pulling = Pulling(
-            self._pulls, self._subscriptions, self._line, offsets, self._background, self.options.pull_batch_size
+            self._pulls,
+            self._subscriptions,
+            self._line,
+            offsets,
+            self._background,
+            self._counts,
+            self.options.pull_batch_size,
         )
         self._share = Share(
             group,
@@ -114,7 +124,7 @@ class PushConsumer(GroupClient):
             self._background,
         )
         self._returns = Returns(group, self.instance, self._line, self._background, self.options)
-        self._in_hand = InHand(self._returns, self.options.consume_timeout_ms)
+        self._in_hand = InHand(self._returns, self._counts, self.options.consume_timeout_ms)
         self._listening = Listening(group, self._line, self._in_hand, self._returns, self.options)
 
     # What an application calls.
@@ -200,7 +210,7 @@ class PushConsumer(GroupClient):
     def ack(self, message: MessageExt) -> None:
         """The message, which an iteration gave out, is done. Once more, or after it was given back: no effect."""
         if (delivery := self._in_iterations.pop(id(message), None)) is not None:
-            self._in_hand.leave(delivery)
+            self._in_hand.leave(delivery, 1)
             delivery.done()
             self._line.leave(delivery)
 
@@ -210,8 +220,16 @@ class PushConsumer(GroupClient):
         `delay_level` 0 lets the broker choose, longer each time; -1 sends it to the dead letter queue at once.
         """
         if (delivery := self._in_iterations.pop(id(message), None)) is not None:
-            self._in_hand.leave(delivery)
+            self._in_hand.leave(delivery, 0)
             await self._returns.take_back(delivery, delay_level)
+
+    def stats(self) -> dict[str, ConsumerStats]:
+        """What was counted since the consumer was made, by topic, see `rucola.client.stats`."""
+        held = self._share.held()
+        return {
+            topic: self._counts.view(topic, *held.get(topic, (0, 0)))
+            for topic in dict.fromkeys([*self._counts.topics(), *held])
+        }
 
     # Coming and going.
 
@@ -225,6 +243,7 @@ class PushConsumer(GroupClient):
         await self.instance.beat()
         await self._share.open()
         self._background.start(self._keep_persisting(), f"offsets of {self.group}")
+        self._background.start(self._keep_sampling(), f"statistics of {self.group}")
         if not self.options.orderly:
             self._background.start(self._in_hand.watch(), f"timeouts of {self.group}")
         if self._locks is not None:
@@ -251,7 +270,7 @@ class PushConsumer(GroupClient):
     def _left_in_hand(self, message: MessageExt) -> None:
         """An iteration ended without a word about the message that it had."""
         if (delivery := self._in_iterations.pop(id(message), None)) is not None:
-            self._in_hand.leave(delivery)
+            self._in_hand.leave(delivery, None)
             if self.options.orderly:
                 self._line.put_back(delivery, delivery.not_done)
                 self._line.come_back(delivery.own)
@@ -268,6 +287,11 @@ class PushConsumer(GroupClient):
         while True:
             await asyncio.sleep(PERSIST_INTERVAL_MS / 1000)
             await self._share.commit()
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_INTERVAL_MS / 1000)
+            self._counts.sample()
 
     # What the instance asks and tells.
 
@@ -314,6 +338,10 @@ class PushConsumer(GroupClient):
         """What is held of each own queue."""
         age_ms = self._locks.age_ms if self._locks is not None else lambda queue: None
         return {queue: own.info(age_ms(queue)) for queue, own in sorted(self._share.queues.items())}
+
+    def status(self) -> dict[str, ConsumeStatus]:
+        """How fast each subscribed topic is consumed."""
+        return {topic: self._counts.status(topic) for topic in self._subscriptions}
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Begin anew at these offsets in those of the queues that are own, and commit them.

@@ -124,6 +124,14 @@ class Share:
         self._due = asyncio.Event()
         self._rebalanced = asyncio.Event()
 
+    def held(self) -> dict[str, tuple[int, int]]:
+        """How many messages of each topic are held, and how many bytes. May be asked from any thread."""
+        held: dict[str, tuple[int, int]] = {}
+        for own in list(self.queues.values()):
+            count, size = held.get(own.queue.topic, (0, 0))
+            held[own.queue.topic] = count + len(own.progress), size + own.progress.size
+        return held
+
     def rebalance_soon(self) -> None:
         """Something has changed: work out the share anew."""
         self._due.set()

@@ -26,8 +26,10 @@ from rucola.client import pull as pull_module
 from rucola.client import push as push_module
 from rucola.client import transaction as transaction_module
 from rucola.client.instance import GroupClient
-from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, Choice, SendResult
+from rucola.client.parcel import SendResult
+from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, Choice
 from rucola.client.pull import PULL_BATCH_SIZE, PullResult
+from rucola.client.stats import ConsumerStats, ProducerStats
 from rucola.client.transaction import LocalTransactionState, TransactionSendResult
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt
@@ -91,6 +93,11 @@ class _Blocking(Generic[C]):
         self.close()
 
     @property
+    def asyncio_client(self) -> C:
+        """The client that is driven from here."""
+        return self._client
+
+    @property
     def group(self) -> str:
         return self._client.group
 
@@ -139,6 +146,10 @@ class Producer(_Blocking[producer_module.Producer]):
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues that `send` chooses from."""
         return self._run(self._client.queues(topic))
+
+    def stats(self) -> dict[str, ProducerStats]:
+        """What was counted since the producer was made, by topic."""
+        return self._client.stats()
 
     def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send one message and wait until it is stored."""
@@ -262,6 +273,10 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def queues(self) -> frozenset[MessageQueue]:
         """This member's share at the moment."""
         return self._call(lambda: self._client.queues)
+
+    def stats(self) -> dict[str, ConsumerStats]:
+        """What was counted since the consumer was made, by topic."""
+        return self._client.stats()
 
     def listen(self, listener: Callable[[MessageExt], Any]) -> None:
         """Call `listener` with each message; one that raises gives the message back."""

@@ -27,7 +27,8 @@ from typing import Any, TypeAlias
 
 from rucola.client.background import Background
 from rucola.client.listener import call
-from rucola.client.producer import SEND_TIMEOUT_MS, Producer, SendResult, SendStatus
+from rucola.client.parcel import SendResult, SendStatus
+from rucola.client.producer import SEND_TIMEOUT_MS, Producer
 from rucola.errors import BrokerError, InvalidMessage, RemotingError, TopicNotFound
 from rucola.message import Message, MessageExt, properties, sysflag
 from rucola.message.ids import parse_offset_msg_id

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
-from rucola.client.producer import COMPRESS_THRESHOLD
+from rucola.client.parcel import COMPRESS_THRESHOLD
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
 from rucola.spark.ledger import Ack, Reached, SourceQueue, open_for_sending

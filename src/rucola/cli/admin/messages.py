@@ -25,7 +25,7 @@ from rucola.cli.admin.sending import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.client import Message, Producer, PullConsumer
-from rucola.client.producer import SendResult
+from rucola.client.parcel import SendResult
 from rucola.client.pull import PullStatus
 from rucola.errors import BrokerError, ConfigError, RemotingError, TopicNotFound
 

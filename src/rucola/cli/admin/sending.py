@@ -15,7 +15,7 @@ from rucola.admin import AdminClient, MessageQueue
 from rucola.cli.admin.command import ask, command, no_such_queue, rounds, topic_option
 from rucola.cli.output import print_json, print_table
 from rucola.client import Message, Producer
-from rucola.client.producer import SendResult
+from rucola.client.parcel import SendResult
 from rucola.client.trace import MessageTrace
 from rucola.errors import MQError
 

@@ -1,0 +1,143 @@
+"""`retry_another_broker_when_not_store_ok`: what its broker does not vouch for is stored on another one as well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import cluster
+from rucola.client import Producer, SendResult, SendStatus
+from rucola.message import Message
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.send import SendMessageResponseHeader
+from rucola.remoting.connection import Connection, Reply
+
+LACKING = [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE]
+OK, LATE, REFUSED = ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.MESSAGE_ILLEGAL
+
+Way = Callable[[Producer, Message], Awaitable[SendResult]]
+
+
+async def alone(producer: Producer, message: Message) -> SendResult:
+    return await producer.send(message)
+
+
+async def in_a_batch(producer: Producer, message: Message) -> SendResult:
+    return (await producer.send_batch([message]))[0]
+
+
+async def in_a_stream(producer: Producer, message: Message) -> SendResult:
+    (result,) = [result async for result in producer.send_many([message])]
+    return result
+
+
+async def to_a_chosen_queue(producer: Producer, message: Message) -> SendResult:
+    return await producer.send(message, (await producer.queues("T"))[0])
+
+
+class Brokers:
+    """Brokers with one queue of topic T each, and how each answers a send; `asked` says in which order."""
+
+    def __init__(self, codes: dict[str, ResponseCode]) -> None:
+        self.codes = codes
+        self.asked: list[str] = []
+
+    @asynccontextmanager
+    async def serving(self, path: Path, *, retry_another: bool = True) -> AsyncIterator[Producer]:
+        async with cluster(path) as running:
+            for name in self.codes:
+                answer = self._answer(name)
+                await running.scripted_broker(
+                    name, "T", {RequestCode.SEND_MESSAGE_V2: answer, RequestCode.SEND_BATCH_MESSAGE: answer}
+                )
+            async with Producer("g", running.namesrv, retry_another_broker_when_not_store_ok=retry_another) as producer:
+                yield producer
+
+    def _answer(self, name: str) -> Callable[[Connection, RemotingCommand], Reply]:
+        def answer(connection: Connection, command: RemotingCommand) -> Reply:
+            self.asked.append(name)
+            header = SendMessageResponseHeader(msg_id="7F00000100002A9F" + 16 * "0", queue_id=0, queue_offset=0)
+            return command.response(self.codes[name], header)
+
+        return answer
+
+
+def play(brokers: Brokers, path: Path, act: Callable[[Producer], Awaitable[None]], *, retry: bool = True) -> None:
+    async def run() -> None:
+        async with brokers.serving(path, retry_another=retry) as producer:
+            await act(producer)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", LACKING)
+@pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
+def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way) -> None:
+    brokers = Brokers({"broker-a": code, "broker-b": OK})
+
+    async def act(producer: Producer) -> None:
+        results = [await way(producer, Message("T", b"x")) for _ in range(4)]
+        assert {(result.status, result.queue.broker_name) for result in results} == {(SendStatus.SEND_OK, "broker-b")}
+        assert 1 <= brokers.asked.count("broker-a") <= 4
+        assert brokers.asked.count("broker-b") == 4
+        stats = producer.stats()["T"]
+        assert (stats.sent, stats.not_store_ok, stats.failed, stats.in_flight) == (4, 0, 0, 0)
+
+    play(brokers, tmp_path, act)
+
+
+@pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
+def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Way) -> None:
+    brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
+
+    async def act(producer: Producer) -> None:
+        assert (await way(producer, Message("T", b"x"))).status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert len(brokers.asked) == 1
+        assert producer.stats()["T"].not_store_ok == 1
+
+    play(brokers, tmp_path, act, retry=False)
+
+
+def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
+    brokers = Brokers({"broker-a": LATE, "broker-b": OK})
+
+    async def act(producer: Producer) -> None:
+        result = await to_a_chosen_queue(producer, Message("T", b"x"))
+        assert (result.status, result.queue.broker_name) == (SendStatus.FLUSH_DISK_TIMEOUT, "broker-a")
+        assert brokers.asked == ["broker-a"]
+
+    play(brokers, tmp_path, act)
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd"])
+def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Path, names: str) -> None:
+    brokers = Brokers({f"broker-{name}": LATE for name in names})
+
+    async def act(producer: Producer) -> None:
+        result = await producer.send(Message("T", b"x"))
+        assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert len(brokers.asked) == len(set(brokers.asked)) == min(len(names), 1 + producer.retry_times)
+        assert result.queue.broker_name == brokers.asked[-1]
+
+    play(brokers, tmp_path, act)
+
+
+def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
+    """Whichever broker is asked first: the one that has it says so in the end."""
+    brokers = Brokers({"broker-a": LATE, "broker-b": REFUSED})
+
+    async def act(producer: Producer) -> None:
+        while brokers.asked[-2:] != ["broker-a", "broker-b"]:
+            try:
+                result = await producer.send(Message("T", b"x"))
+            except Exception:
+                assert brokers.asked[-1] == "broker-b", "which was asked first"
+            else:
+                assert (result.status, result.queue.broker_name) == (SendStatus.FLUSH_DISK_TIMEOUT, "broker-a")
+
+    play(brokers, tmp_path, act)
