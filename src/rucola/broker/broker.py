@@ -19,7 +19,7 @@ from types import TracebackType
 
 from rucola.broker.cleaning import AskDisk, Cleaning, disk_usage
 from rucola.broker.clients import Clients
-from rucola.broker.clockwork import Alarm, Clockwork, Reput
+from rucola.broker.clockwork import Alarm, Clockwork, Reput, in_thread
 from rucola.broker.config import BrokerConfig, MetricsExporterType
 from rucola.broker.congestion import TICK_MS, Congestion
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
@@ -175,18 +175,18 @@ class Broker:
         timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
 
         async def persist_offsets() -> None:
-            await asyncio.to_thread(offsets.persisting())
+            await in_thread(offsets.persisting())
 
         async def persist_filters() -> None:
-            await asyncio.to_thread(filters.persisting(clock()))
+            await in_thread(filters.persisting(clock()))
 
         async def persist_deliveries() -> bool:
             offsets, progress = delayed.offsets(), timed.progress()
             flushed = await flush.until(store.max_physical_offset, self.store_config.sync_flush_timeout)
             if not flushed or store.failure is not None:
                 return False
-            await asyncio.to_thread(delayed.persist, offsets)
-            await asyncio.to_thread(timed.persist, progress)
+            await in_thread(delayed.persist, offsets)
+            await in_thread(timed.persist, progress)
             return True
 
         async def make_ready_for_cleaning() -> bool:
@@ -251,7 +251,7 @@ class Broker:
         clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
         congestion = Congestion(config, processors, lambda: time.monotonic_ns() // 1_000_000)
         clockwork.every(TICK_MS, "watch for congestion", congestion.tick)
-        clockwork.every(100, "touch pages ahead", lambda: congestion.touch(asyncio.to_thread(store.warm)))
+        clockwork.every(100, "touch pages ahead", lambda: congestion.touch(in_thread(store.warm)))
         clockwork.every(1000, "checkpoint", flush.checkpoint)
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", persist_offsets)
         clockwork.every(10_000, "persist consumer filters", persist_filters)

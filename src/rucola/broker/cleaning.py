@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from rucola.broker.clockwork import in_thread
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
@@ -54,7 +55,7 @@ class Cleaning:
 
     async def look(self) -> None:
         """Tell the store the time, the hour and how full its disks are; a round of retention begins with that."""
-        disks = await asyncio.to_thread(self._disks)
+        disks = await in_thread(self._disks)
         now_ms = self._clock()
         self._store.begin_cleaning(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
 
@@ -62,7 +63,7 @@ class Cleaning:
         """One round, from the look to the last file that goes. Raises OSError."""
         await self.look()
         while await self._make_ready() and self._store.expire(self._clock()):
-            await asyncio.to_thread(self._store.delete_expired)
+            await in_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)
 
     def _disks(self) -> list[DiskUsage]:

@@ -22,13 +22,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DISPATCH_DELAY_S = 0.005
+
+
+async def in_thread(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a thread; whoever is cancelled meanwhile waits until it has returned.
+
+    So nothing of a step goes on after the clockwork has stopped, and writes a file that is written at the end as well.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 class Reput:
@@ -126,7 +142,7 @@ class Clockwork:
         self._tasks.append(asyncio.create_task(self._run(interval_ms / 1000, name, step), name=name))
 
     async def stop(self) -> None:
-        """Stop all steps; one that is under way is cancelled where it waits."""
+        """Stop all steps; one that is under way is cancelled where it waits, unless that is for a thread."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from rucola.broker.clients import Clients
+from rucola.broker.clockwork import in_thread
 from rucola.broker.flush import Flush
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.transactions import Transactions
@@ -62,4 +63,4 @@ class TransactionCheck:
         flushed = await self._flush.until(self._store.max_physical_offset, timeout_ms)
         if flushed and self._store.failure is None:
             self._transactions.commit(progress)
-            await asyncio.to_thread(self._offsets.persisting())
+            await in_thread(self._offsets.persisting())
