@@ -52,6 +52,26 @@ def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: p
     pytester.runpytest_inprocess("-q").assert_outcomes(passed=3)
 
 
+def test_no_module_of_rucola_is_rewritten(pytester: pytest.Pytester) -> None:
+    """pytest would rewrite all of them, since one is a plugin, and take twice the time for the import."""
+    pytester.makepyfile(
+        """
+        import sys
+        from importlib.machinery import SourceFileLoader
+
+        import rucola.client
+
+        def test_loaders(rocketmq):
+            names = [name for name in sys.modules if name.startswith("rucola.")]
+            of_its_own = {"rucola.testing", "rucola.testing.plugin"}
+            rewritten = {name for name in names if type(sys.modules[name].__loader__) is not SourceFileLoader}
+            assert len(names) > 50
+            assert rewritten <= of_its_own
+        """
+    )
+    pytester.runpytest_subprocess("-q").assert_outcomes(passed=1)
+
+
 def test_the_nearest_marker_counts(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
