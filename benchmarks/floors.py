@@ -1,11 +1,12 @@
-"""Requests to the broker and to the floor below it, by turns, so that both see the same machine.
+"""What is measured and the floor below it, by turns, so that both see the same machine.
 
-The floor is an echo server with requests and answers of exactly the broker's sizes. It is asked by the same load
-generator in the same rounds.
+Of requests to the broker the floor is an echo server with requests and answers of exactly the broker's sizes. It is
+asked by the same load generator in the same rounds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,3 +61,15 @@ def beside_echo(
             for server, runs in ((floor, pairs.echo), (broker, pairs.broker)):
                 runs.append(drive(server, frames, count, connections=connections, in_flight=in_flight))
     return pairs
+
+
+def in_turns(acts: Sequence[Callable[[], None]], rounds: int) -> list[float]:
+    """The median seconds of each act, done in turns after one round to warm up."""
+    seconds: list[list[float]] = []
+    for _ in range(rounds + 1):
+        seconds.append([])
+        for act in acts:
+            begin = time.perf_counter()
+            act()
+            seconds[-1].append(time.perf_counter() - begin)
+    return [median(float, column) for column in zip(*seconds[1:], strict=True)]

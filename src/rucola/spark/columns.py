@@ -185,9 +185,9 @@ class Records:
     def body_crcs(self) -> Array:
         """Return the CRC of each body as it lies on disk, cut to 31 bits as records hold it."""
         log = memoryview(self.log)  # type: ignore[arg-type]  # an array is a buffer
-        begin, end = self.places["body"].tolist(), (self.places["topic"] - 1).tolist()
-        crcs = [crc32(log[i:j]) for i, j in zip(begin, end, strict=True)]
-        return np.array(crcs, np.uint32) & np.uint32(0x7FFFFFFF)
+        ranges = map(slice, self.places["body"].tolist(), (self.places["topic"] - 1).tolist())
+        crcs = np.fromiter(map(crc32, map(log.__getitem__, ranges)), np.uint32, len(self))
+        return crcs & np.uint32(0x7FFFFFFF)
 
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:
         """Return the bodies, decompressed, and for each row whose body cannot be decompressed why not.

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log2
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,8 +36,9 @@ from rucola.spark.places import Log, Place, Queue, Ranges, is_chosen, shares
 from rucola.store.reader import StoreReader
 from rucola.store.scan import Stop
 
-TARGET_SIZE: Final = 64 * 1024 * 1024
-"""Bytes in a partition, at most, unless the log is huge: a task's start-up is lost in the time to read them."""
+TARGET_SIZE: Final = 128 * 1024 * 1024
+"""Bytes in a partition, about, unless the log is huge. A task costs Spark some thirty milliseconds to start, which is
+little beside the time to read so many."""
 
 CLOCK_SLACK_MS: Final = 10 * 60 * 1000
 """How far the broker's clock may have been set back before messages are missed by time."""
@@ -246,7 +248,8 @@ def _indexed(
 def _count(size: int, options: Options) -> int:
     """Return into how many stretches `size` bytes of one store should be cut."""
     wanted = -(-options.min_partitions // len(options.stores))
-    return max(wanted, min(-(-size // TARGET_SIZE), _SLICES), 1)
+    # Cores mostly are a power of two; so many stretches of one size keep them all at work to the end.
+    return max(wanted, min(1 << round(log2(max(size / TARGET_SIZE, 1))), _SLICES))
 
 
 def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: Options) -> Iterator[Stretch]:

@@ -131,24 +131,41 @@ def _along_the_log(reader: StoreReader, stretch: Stretch, _: Options, damaged: _
     while offset < stretch.end:
         file = _file_of(reader, offset)
         log = reader.buffer(file)
-        position, end = offset - file.begin, min(stretch.end - file.begin, file.size)
-        positions: list[int] = []
-        whole = True
-        while whole and position < end and len(positions) < columns.BATCH_ROWS:
-            size, magic = FRAME.unpack_from(log, position) if position + FRAME.size <= file.size else (0, 0)
-            whole = magic == MESSAGE_MAGIC and MIN_RECORD_SIZE <= size <= file.size - position
-            if whole:
-                positions.append(position)
-                position += size
+        end = min(stretch.end - file.begin, file.size)
+        positions, position = _chain(log, offset - file.begin, end)
         if positions:
             begins = np.array(positions, np.int64)
             yield Found(file, begins, np.diff(begins, append=position))
         offset = file.begin + position
+        whole = position >= end or len(positions) == columns.BATCH_ROWS
+        size, magic = FRAME.unpack_from(log, position) if not whole and position + FRAME.size <= file.size else (0, 0)
         if not whole and magic == BLANK_MAGIC and size == file.size - position:
             offset = file.begin + file.size
         elif not whole:
             damaged.report(file, [Damage(offset, "neither a record nor a blank begins here")])
             offset = planning.next_record(reader, offset + 1) or stretch.end
+
+
+def _chain(log: memoryview, position: int, end: int) -> tuple[list[int], int]:
+    """Return where records of a file begin, from `position` to `end` at most a batch, and where the last one ends.
+
+    That is before `end` where no record begins there. This is the one step over single records of which a read has no
+    other way: it is kept to what finds the next.
+    """
+    positions: list[int] = []
+    found, unpack = positions.append, FRAME.unpack_from
+    last = min(end, len(log) - FRAME.size + 1)
+    for _ in range(columns.BATCH_ROWS):
+        if position >= last:
+            break
+        size, magic = unpack(log, position)
+        if magic != MESSAGE_MAGIC or size < MIN_RECORD_SIZE:
+            break
+        found(position)
+        position += size
+    if position > len(log):
+        position = positions.pop()
+    return positions, position
 
 
 def _by_units(reader: StoreReader, stretch: Stretch, chosen: Options, damaged: _Damaged) -> Iterator[Found]:
