@@ -7,13 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from cluster import SMALL_FILES, Cluster, cluster
 from filled import NOW_MS, TOPIC, ask, fill
-from rucola.admin import PAGE, AdminClient
+from rucola.admin import PAGE, AdminClient, KeyQueryResult
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.broker.processors.query import QueryProcessor
+from rucola.cli.main import main
 from rucola.client import Message, Producer
 from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
@@ -170,12 +172,12 @@ def test_no_index_at_all(tmp_path: Path) -> None:
 # A broker of Apache's, which knows whole seconds only: our own store, asked as one would ask Apache's.
 
 
-def ask_apache(path: Path, times_ms: list[int]) -> tuple[list[int], bool]:
-    """The queue offsets of what a query finds, and whether it is cut."""
+def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple[KeyQueryResult, str, Result]:
+    """What a query for BB finds at a broker, the broker's address, and what `queryMsgByKey` says of it."""
     store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES)
-    fill(path.parent, [("k", f"U{number}", time_ms) for number, time_ms in enumerate(times_ms)], path.name)
+    fill(path.parent, [(keys, f"U{number}", time_ms) for number, time_ms in enumerate(times_ms)], path.name)
 
-    async def asking() -> tuple[list[int], bool]:
+    async def asking() -> tuple[KeyQueryResult, str, Result]:
         with MessageStore(store_config) as store:
             answering = QueryProcessor(BrokerConfig(bind_address="127.0.0.1"), store)
 
@@ -185,24 +187,41 @@ def ask_apache(path: Path, times_ms: list[int]) -> tuple[list[int], bool]:
 
             async with cluster(path) as running:
                 processors = {RequestCode.QUERY_MESSAGE: query_message}
-                await running.scripted_broker("broker-a", TOPIC, processors)  # type: ignore[arg-type]
+                broker = await running.scripted_broker("broker-a", TOPIC, processors)  # type: ignore[arg-type]
                 async with AdminClient(running.namesrv) as admin:
-                    found = await admin.query_message_by_key(TOPIC, "k", max_count=1000)
+                    found = await admin.query_message_by_key(TOPIC, "BB", max_count=1000)
                     assert found.searchable == {}, "it does not tell"
-                    return [message.queue_offset for message in found.messages], found.is_cut
+                command = ["admin", "queryMsgByKey", "-n", running.namesrv, "-t", TOPIC, "-k", "BB", "-m", "1000"]
+                return found, f"127.0.0.1:{broker.port}", await asyncio.to_thread(CliRunner().invoke, main, command)
 
     return asyncio.run(asking())
 
 
 def test_apaches_pages_follow_each_other_by_time(tmp_path: Path) -> None:
     times_ms = [NOW_MS + 100 * number for number in range(3 * PAGE + 5)]
-    assert ask_apache(tmp_path / "a", times_ms) == (list(reversed(range(len(times_ms)))), False)
+    found, _, said = ask_apache(tmp_path / "a", times_ms)
+    assert [message.queue_offset for message in found.messages] == list(reversed(range(len(times_ms))))
+    assert (found.is_cut, found.crowded) == (False, {})
+    assert (said.exit_code, said.stderr) == (0, "")
 
 
 def test_a_second_with_more_than_a_page_of_apaches_is_told(tmp_path: Path) -> None:
-    """What is older is found, but the answer is cut."""
+    """What is older is found, but the answer is cut, and says which second, and what would help."""
     times_ms = [NOW_MS, *(PAGE + 10) * [NOW_MS + 5000], NOW_MS + 9000]
-    offsets, is_cut = ask_apache(tmp_path / "a", times_ms)
-    assert is_cut
+    found, address, said = ask_apache(tmp_path / "a", times_ms)
+    offsets = [message.queue_offset for message in found.messages]
+    assert (found.is_cut, found.crowded) == (True, {address: [(NOW_MS + 5000) // 1000 * 1000]})
     assert (offsets[0], offsets[-1]) == (len(times_ms) - 1, 0)
     assert len(offsets) >= PAGE
+    (line,) = said.stderr.splitlines()
+    assert line.startswith(f"there are at least {len(offsets)}: {address} gives no more")
+    assert f"-b {address} -k maxMsgsNumBatch" in line
+    assert said.exit_code == 0
+
+
+def test_a_second_crowded_with_strangers_is_told_where_nothing_is_found(tmp_path: Path) -> None:
+    """All that the index gives are messages with another key of the same hash."""
+    found, address, said = ask_apache(tmp_path / "a", (PAGE + 10) * [NOW_MS], keys="Aa")
+    assert (found.messages, found.is_cut, list(found.crowded)) == ([], True, [address])
+    assert said.exit_code == 0
+    assert "there are at least 0" in said.stderr

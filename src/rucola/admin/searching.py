@@ -8,8 +8,8 @@ asks has enough:
     a Rucola broker     is asked for what lies before the oldest record of the answer, by its physical offset. Nothing
                         is lost or repeated, whatever comes in meanwhile.
     an Apache broker    is asked for what is as old as the oldest record or older. Times in the index are whole seconds:
-                        an answer that is filled by one second and adds nothing new is stepped over, and then `is_cut`
-                        tells that messages of that second may be missing.
+                        an answer that is filled by one second and adds nothing new is stepped over, and then `crowded`
+                        tells that messages of that second may be missing. Only a larger `maxMsgsNumBatch` finds them.
 
 **Time windows** are of store times, both ends included, and exact. The index is asked for `CLOCK_SLACK_MS` more on both
 sides, since its own times are whole seconds, and false where a broker's clock was set back.
@@ -59,13 +59,15 @@ CLOCK_SLACK_MS = 24 * 60 * 60 * 1000
 class KeyQueryResult:
     """The messages that have a key, and how far the answer can be trusted.
 
-    `is_cut` says that there may be more messages than these. `failures` names the brokers that gave no answer and why;
-    the messages that they hold are missing. `searchable` has the store times of the first and the last message in the
-    index of each broker that tells them; 0 where it is empty.
+    `is_cut` says that there may be more messages than these. `crowded` has, by the address of a broker that cannot page
+    within one second, the seconds, in milliseconds, of which it may not have given all. `failures` names the brokers
+    that gave no answer and why; the messages that they hold are missing. `searchable` has the store times of the first
+    and the last message in the index of each broker that tells them; 0 where it is empty.
     """
 
     messages: list[MessageExt]
     is_cut: bool = False
+    crowded: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[str, MQError] = field(default_factory=dict)
     searchable: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -73,14 +75,14 @@ class KeyQueryResult:
 class KeyQuery:
     """A query by key under way: iterate for its messages, newest first, as far as wanted.
 
-    `is_cut`, `failures` and `searchable` are those of KeyQueryResult, for what was asked so far. An iteration raises
+    `crowded`, `failures` and `searchable` are those of KeyQueryResult, for what was asked so far. An iteration raises
     the first failure when no broker answered.
     """
 
     def __init__(
         self, admin: SearchAdmin, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool = False
     ) -> None:
-        self.is_cut = False
+        self.crowded: dict[str, list[int]] = {}
         self.failures: dict[str, MQError] = {}
         self.searchable: dict[str, tuple[int, int]] = {}
         self._admin = admin
@@ -132,7 +134,7 @@ class KeyQuery:
                 continue
             end_ms = min(message.store_timestamp for message in page)
             if not fresh:
-                self.is_cut = True
+                self.crowded.setdefault(address, []).append(end_ms // 1000 * 1000)
                 end_ms -= 1000
 
     async def _ask(
@@ -174,7 +176,7 @@ class KeyQuery:
                     break
                 messages.append(message)
         messages.sort(key=store_time, reverse=True)
-        return KeyQueryResult(messages, is_cut or self.is_cut, self.failures, self.searchable)
+        return KeyQueryResult(messages, is_cut or bool(self.crowded), self.crowded, self.failures, self.searchable)
 
 
 class SearchAdmin(ClusterAdmin, TopicAdmin):

@@ -80,13 +80,13 @@ def query_msg_by_key(
     else:
         rows = [(each.msg_id, each.queue_id, each.queue_offset, *origins.cells(each)) for each in result.messages]
         print_table(("#Message ID", "#QID", "#Offset", *origins.columns), rows)
-    if result.is_cut:
+    if result.is_cut and len(result.messages) == max_count:
         click.echo(
             f"these are the newest {len(result.messages)}, there may be more: ask for more with -m, or for older ones "
             f"with --until {result.messages[-1].store_timestamp}",
             err=True,
         )
-    _report_failures(result)
+    _report_missing(result)
 
 
 @command("queryMsgById")
@@ -240,7 +240,7 @@ def query_msg_by_unique_key(
         _print_result_json(result, origins)
     elif result.messages:
         click.echo("\n\n".join(message_text(each) + origins.text(each) for each in result.messages))
-    _report_failures(result)
+    _report_missing(result)
 
 
 def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: str, ids: list[str]) -> None:
@@ -332,6 +332,7 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
         {
             "messages": [message_json(message) | origins.json(message) for message in result.messages],
             "cut": result.is_cut,
+            "crowded": result.crowded,
             "searchable": {
                 address: {"beginTimestamp": begin_ms, "endTimestamp": end_ms}
                 for address, (begin_ms, end_ms) in result.searchable.items()
@@ -341,8 +342,16 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
     )
 
 
-def _report_failures(result: KeyQueryResult) -> None:
-    """Say what is missing, and where nothing was found, where that was looked for; exit code 1 for a missing part."""
+def _report_missing(result: KeyQueryResult) -> None:
+    """Say what is missing, and where nothing was found, where that was looked for; exit code 1 for a missing broker."""
+    for address, times_ms in sorted(result.crowded.items()):
+        others = f" and {len(times_ms) - 1} more" if len(times_ms) > 1 else ""
+        click.echo(
+            f"there are at least {len(result.messages)}: {address} gives no more than maxMsgsNumBatch messages of one "
+            f"second, and has more of {time_text(times_ms[0])}{others}; let it give more with updateBrokerConfig "
+            f"-b {address} -k maxMsgsNumBatch -v 10000, and ask again",
+            err=True,
+        )
     for address, error in result.failures.items():
         click.echo(f"the messages of {address} are missing: {error}", err=True)
     if result.failures:
