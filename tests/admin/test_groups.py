@@ -17,7 +17,10 @@ from rucola.message import Message
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.group import QueryCorrectionOffsetBody, QueryCorrectionOffsetRequestHeader
+from rucola.protocol.group import QueryCorrectionOffsetBody, QueryCorrectionOffsetRequestHeader, encode_offset_table
+from rucola.protocol.offset import OffsetResponseHeader
+from rucola.protocol.queue import MessageQueue
+from rucola.remoting.connection import Connection, Processor, Reply
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -243,3 +246,29 @@ def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
         assert await corrections("slower", "new") == {queue.queue_id: 2, other.queue_id: 0}
 
     play(tmp_path, act)
+
+
+def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path) -> None:
+    """It takes the question for a reset to the end that may not go forward, and answers where its clients stay."""
+    queue = MessageQueue("T", "broker-a", 0)
+
+    def end(offset: int) -> Callable[[Connection, RemotingCommand], Reply]:
+        return lambda connection, command: command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=offset))
+
+    def reset(connection: Connection, command: RemotingCommand) -> Reply:
+        assert command.ext_fields["timestamp"] == "-1"
+        assert command.ext_fields["isForce"] == "false"
+        return command.response(ResponseCode.SUCCESS, body=encode_offset_table({queue: 7}))
+
+    async def run() -> None:
+        async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+            processors: dict[int, Processor] = {
+                RequestCode.GET_MIN_OFFSET: end(0),
+                RequestCode.GET_MAX_OFFSET: end(9),
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset,
+            }
+            await running.scripted_broker("broker-a", "T", processors)
+            with pytest.raises(ConfigError, match="stop all clients of group g, run this once more and start them"):
+                await admin.reset_offset("g", queue, 3)
+
+    asyncio.run(run())

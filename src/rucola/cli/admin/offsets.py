@@ -78,7 +78,10 @@ def reset_offset(
     queue_offset: int,
     yes: bool,
 ) -> None:
-    """Let a group go on at an offset of one queue. Its clients need no restart, unless the broker is one of RocketMQ 4.
+    """Let a group go on at an offset of one queue. Its clients need no restart.
+
+    At a broker of RocketMQ 4, which tells clients times only, all clients of the group must be stopped first, whatever
+    their language; where one runs, that is said, and the group goes on where it is.
 
     \b
     Examples:
