@@ -254,7 +254,7 @@ class GroupAdmin(Asking):
             return ResetResult({queue: queue_offset}, online=False)
         if decode_offset_table(answer.body) != {queue: queue_offset}:
             raise ConfigError(
-                f"broker {queue.broker_name} is one of RocketMQ 4, which cannot move running clients to an offset: stop "
+                f"broker {queue.broker_name} is of RocketMQ 4, which cannot move running clients to an offset: stop "
                 f"all clients of group {group}, run this once more and start them again, or use resetOffsetByTime"
             )
         return ResetResult({queue: queue_offset}, online=True)
