@@ -25,7 +25,7 @@ from rucola.protocol.command import Header, RemotingCommand, SerializeType
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
@@ -383,6 +383,22 @@ def test_heartbeat_that_is_no_json_is_refused(tmp_path: Path) -> None:
         answer = await peer.ask(RequestCode.HEART_BEAT, body=b"{nonsense")
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "character" in (answer.remark or "")
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize("says", ["true", "TRUE", "1"])
+def test_batch_is_taken_apart_whose_header_alone_says_that_it_is_one(tmp_path: Path, says: str) -> None:
+    async def talk(peer: Peer) -> None:
+        body = encode_batch([Message("T", b"one"), Message("T", b"two")])
+        for number, code in enumerate((RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)):
+            header = send_header(batch=says)
+            if code == RequestCode.SEND_MESSAGE:
+                header = SendMessageRequestHeader(**{name: getattr(header, name) for name in header.__struct_fields__})
+            answer = await peer.ask(code, header, body)
+            assert (answer.code, answer.ext_fields["queueOffset"]) == (ResponseCode.SUCCESS, str(2 * number))
+        assert (await peer.ask(RequestCode.SEND_MESSAGE_V2, send_header(batch="0"), b"three")).code == 0
+        assert [m.body for m in decode_many((await peer.pull()).body)] == [b"one", b"two", b"one", b"two", b"three"]
 
     with_broker(tmp_path, talk)
 

@@ -1,15 +1,18 @@
-"""The client, installed from its registry for this run, and a server as a user starts it."""
+"""The clients, installed, and servers as a user starts them."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from e2e.javascript import PROGRAMS, AliOns
+from e2e.programs import PROGRAMS, Client
+from rucola.store.check import check
 from servers import server
 
 
@@ -17,7 +20,7 @@ from servers import server
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the programs and, beside them, the client that the lock names."""
     directory = tmp_path_factory.mktemp("ali_ons") / "programs"
-    shutil.copytree(PROGRAMS, directory, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(PROGRAMS / "ali_ons", directory, ignore=shutil.ignore_patterns("node_modules"))
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.fail("node and npm are not on PATH: run .ci/setup node, or install nodejs and npm by hand")
     command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"]
@@ -27,13 +30,27 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def ali_ons(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AliOns]:
-    """The client and a server with SQL filters and short delays: level 2 is two seconds, all others are one."""
-    path = tmp_path_factory.mktemp("e2e")
+@contextmanager
+def standalone(path: Path) -> Iterator[tuple[str, str]]:
+    """The addresses of a server with SQL filters and short delays: level 2 is two seconds, all others are one."""
     conf = "messageDelayLevel=1s 2s 1s 1s\nenablePropertyFilter=true\n"
     (path / "broker.conf").write_text(conf, encoding="utf-8")
     options = ("--namesrv-port", "0", "--broker-port", "0", "-c", path / "broker.conf")
     with server("standalone", "--store", path / "store", *options, log=path / "log") as running:
-        yield AliOns(installed, *running.addresses(), path)
+        yield running.addresses()
         assert running.stop() == 0
+    assert check(path / "store") == []
+
+
+@pytest.fixture(scope="module")
+def ali_ons(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    path = tmp_path_factory.mktemp("e2e")
+    with standalone(path) as addresses:
+        yield Client("node", installed, *addresses, path)
+
+
+@pytest.fixture(scope="module")
+def cpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    path = tmp_path_factory.mktemp("e2e_cpp")
+    with standalone(path) as addresses:
+        yield Client(sys.executable, PROGRAMS / "cpp", *addresses, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,36 +11,12 @@ from typing import Any
 
 import pytest
 
-from e2e.javascript import AliOns
+from e2e.programs import QUEUES, Client, bodies, numbered
 from rucola.admin import AdminClient
 from rucola.message import MessageExt
 from rucola.message.topics import dlq_topic, retry_topic
-from rucola.protocol.topic import TopicConfig
 from rucola.testing.rocketmq import RocketMQ
 from servers import server
-
-QUEUES = 4
-
-
-def create_topic(ali_ons: AliOns, queues: int = QUEUES) -> str:
-    """A new topic; this client does not let the broker make it."""
-    topic = f"T{uuid.uuid4().hex}"
-
-    async def create() -> None:
-        async with AdminClient(ali_ons.namesrv) as admin:
-            config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
-            await admin.create_and_update_topic_config(ali_ons.broker, config)
-
-    asyncio.run(create())
-    return topic
-
-
-def numbered(topic: str, count: int, begin: int = 0, **more: Any) -> list[dict[str, Any]]:
-    return [{"topic": topic, "body": f"message {number}", **more} for number in range(begin, begin + count)]
-
-
-def bodies(messages: list[dict[str, Any]]) -> list[str]:
-    return [message["body"] for message in messages]
 
 
 def covers(queues: set[int]) -> Callable[[list[list[int]]], bool]:
@@ -49,8 +24,8 @@ def covers(queues: set[int]) -> Callable[[list[list[int]]], bool]:
     return lambda shares: bool(shares) and set(shares[-1]) == queues
 
 
-def test_what_is_sent_is_consumed(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_what_is_sent_is_consumed(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     large = {"body": "größer " * 2000, "tags": "标签", "keys": ["k1", "k2"], "properties": {"färbe": "grün"}}
     messages = [*numbered(topic, 10), {"topic": topic, **large}]
     sent = ali_ons.send(messages)
@@ -66,8 +41,8 @@ def test_what_is_sent_is_consumed(ali_ons: AliOns) -> None:
     assert (came["tags"], came["keys"], came["properties"]["färbe"]) == ("标签", "k1 k2", "grün")
 
 
-def test_a_message_is_found_by_the_id_and_key_that_it_was_sent_with(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_a_message_is_found_by_the_id_and_key_that_it_was_sent_with(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     (answer,) = ali_ons.send([{"topic": topic, "body": "one pizza", "keys": ["order-1"]}])
 
     async def find() -> tuple[MessageExt, list[MessageExt]]:
@@ -80,13 +55,13 @@ def test_a_message_is_found_by_the_id_and_key_that_it_was_sent_with(ali_ons: Ali
     assert [message.offset_msg_id for message in by_key] == [answer["msgId"]]
 
 
-def test_an_unknown_topic_is_refused(ali_ons: AliOns) -> None:
+def test_an_unknown_topic_is_refused(ali_ons: Client) -> None:
     (answer,) = ali_ons.send(numbered("NobodyMadeThis", 1))
     assert "NobodyMadeThis" in answer["error"]
 
 
-def test_tags(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons, queues=1)
+def test_tags(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic(queues=1)
     tags = ["TagA", "TagB", "标签", "TagB", "TagA"]
     ali_ons.send([{"topic": topic, "body": f"{number} {tag}", "tags": tag} for number, tag in enumerate(tags)])
     with ali_ons.program("consumer", group=f"G{topic}", topic=topic, expression="TagA || 标签") as consumer:
@@ -94,8 +69,8 @@ def test_tags(ali_ons: AliOns) -> None:
     assert bodies(received) == ["0 TagA", "2 标签", "4 TagA"]
 
 
-def test_properties_by_sql(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons, queues=1)
+def test_properties_by_sql(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic(queues=1)
     ali_ons.send(
         [
             {"topic": topic, "body": body, "tags": "T", "properties": {"price": price, "where": where}}
@@ -113,8 +88,8 @@ def test_properties_by_sql(ali_ons: AliOns) -> None:
     assert bodies(received) == ["dear here", "last"]
 
 
-def test_what_fails_comes_again_with_its_own_topic(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_what_fails_comes_again_with_its_own_topic(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     (answer,) = ali_ons.send(numbered(topic, 1, keys=["k"]))
     with ali_ons.program("consumer", group=f"G{topic}", topic=topic, failures=2) as consumer:
         tries = consumer.wait("message", 3)
@@ -123,8 +98,8 @@ def test_what_fails_comes_again_with_its_own_topic(ali_ons: AliOns) -> None:
     assert [message.get("originMessageId") for message in tries] == [None, answer["msgId"], answer["msgId"]]
 
 
-def test_what_keeps_failing_ends_as_a_dead_letter(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_what_keeps_failing_ends_as_a_dead_letter(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     group = f"G{topic}"
     ali_ons.send(numbered(topic, 1))
     with ali_ons.program("consumer", group=group, topic=topic, failures=99, maxReconsumeTimes=1) as consumer:
@@ -139,8 +114,8 @@ def test_what_keeps_failing_ends_as_a_dead_letter(ali_ons: AliOns) -> None:
 @pytest.mark.parametrize(
     "wish", [{"delayLevel": 2}, {"properties": {"TIMER_DELAY_MS": "2000"}}], ids=["level", "timer"]
 )
-def test_a_delayed_message_comes_when_it_is_due_and_not_before(ali_ons: AliOns, wish: dict[str, Any]) -> None:
-    topic = create_topic(ali_ons)
+def test_a_delayed_message_comes_when_it_is_due_and_not_before(ali_ons: Client, wish: dict[str, Any]) -> None:
+    topic = ali_ons.create_topic()
     ali_ons.send(numbered(topic, 1, **wish) + numbered(topic, 1, begin=1))
     with ali_ons.program("consumer", group=f"G{topic}", topic=topic) as consumer:
         received = consumer.wait("message", 2)
@@ -155,8 +130,8 @@ def sharding_keys(count: int) -> list[str]:
     return [name for name in names if int.from_bytes(hashlib.md5(name.encode()).digest()[:4], "big") % QUEUES][:count]
 
 
-def test_messages_with_one_sharding_key_keep_their_order(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_messages_with_one_sharding_key_keep_their_order(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     keys = sharding_keys(5)
     messages = [{"topic": topic, "body": f"{key} {step:02}", "shardingKey": key} for step in range(20) for key in keys]
     with (
@@ -175,8 +150,8 @@ def test_messages_with_one_sharding_key_keep_their_order(ali_ons: AliOns) -> Non
             assert [body for body in bodies(received) if body.startswith(key + " ")] == wanted
 
 
-def test_every_consumer_gets_a_broadcast(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_every_consumer_gets_a_broadcast(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     messages = numbered(topic, 8)
     with (
         ali_ons.program("consumer", group=f"G{topic}", topic=topic, broadcast=True) as one,
@@ -188,8 +163,8 @@ def test_every_consumer_gets_a_broadcast(ali_ons: AliOns) -> None:
             assert sorted(bodies(received)) == sorted(message["body"] for message in messages)
 
 
-def test_consumers_share_the_queues_as_they_come_leave_and_crash(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_consumers_share_the_queues_as_they_come_leave_and_crash(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     everything = set(range(QUEUES))
     sent = iter(range(0, 1000, QUEUES * 3))
 
@@ -215,8 +190,8 @@ def test_consumers_share_the_queues_as_they_come_leave_and_crash(ali_ons: AliOns
                 all_come(first)
 
 
-def test_a_group_goes_on_where_it_was(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_a_group_goes_on_where_it_was(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     group = f"G{topic}"
     for begin in (0, 10):
         messages = numbered(topic, 10, begin)
@@ -227,8 +202,8 @@ def test_a_group_goes_on_where_it_was(ali_ons: AliOns) -> None:
         assert sorted(bodies(received)) == sorted(message["body"] for message in messages)
 
 
-def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: AliOns) -> None:
-    topic = create_topic(ali_ons)
+def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: Client) -> None:
+    topic = ali_ons.create_topic()
     with ali_ons.program("consumer", group=f"G{topic}", topic=topic) as consumer:
         consumer.wait("queues", covers(set(range(QUEUES))))
 
@@ -247,9 +222,9 @@ def test_clients_outlive_a_restart_of_the_server(installed: Path, tmp_path: Path
             options = ("--namesrv-port", ports[0], "--broker-port", ports[1])
             with server("standalone", "--store", store, *options, log=tmp_path / "log") as running:
                 if turn == 0:
-                    ali_ons = AliOns(installed, *running.addresses(), tmp_path)
+                    ali_ons = Client("node", installed, *running.addresses(), tmp_path)
                     ports = tuple(address.rpartition(":")[2] for address in running.addresses())
-                    topic = create_topic(ali_ons)
+                    topic = ali_ons.create_topic()
                     consumer = stack.enter_context(ali_ons.program("consumer", group="G", topic=topic))
                     producer = stack.enter_context(ali_ons.program("producer", group="P"))
                 for message in numbered(topic, 5, begin=turn * 5):
@@ -260,6 +235,8 @@ def test_clients_outlive_a_restart_of_the_server(installed: Path, tmp_path: Path
 
 def test_the_fixture_for_tests_serves_this_client_too(installed: Path, tmp_path: Path, rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("Orders")
-    (sent,) = AliOns(installed, rocketmq.namesrv, rocketmq.broker, tmp_path).send(numbered("Orders", 1, tags="food"))
+    (sent,) = Client("node", installed, rocketmq.namesrv, rocketmq.broker, tmp_path).send(
+        numbered("Orders", 1, tags="food")
+    )
     (message,) = rocketmq.wait_for_messages("Orders", tags="food")
     assert (message.body, message.offset_msg_id) == (b"message 0", sent["msgId"])

@@ -1,5 +1,7 @@
 """Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320).
 
+A batch comes under its own code, or under one of the others with `batch` set in its header, as older clients send it.
+
 The way of a message: check the topic (making it where a default topic may be inherited from), the queue, the
 permissions and the sizes; turn the property string into the stored one (without WAIT, with CLUSTER); put the record;
 answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits until the record is on disk, unless
@@ -12,7 +14,8 @@ its own waits (see `broker.delay` and `broker.timer`), half of a transaction is 
 
 Answers to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate differences:
 a remark says what was wrong with this message, where Apache lists what may have been; a message that a client sends
-to its dead letter topic by way of `%RETRY%group` goes there at once, where Apache delays it once more.
+to its dead letter topic by way of `%RETRY%group` goes there at once, where Apache delays it once more; `batch` may be
+"1", as the C++ client 1.x writes it, whose batches Apache stores as one message that nobody can read.
 """
 
 from __future__ import annotations
@@ -115,13 +118,17 @@ class SendProcessor:
         }
 
     def send_message(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self.admit(connection, command, command.decode_header(SendMessageRequestHeader), self._put)
+        return self._send(connection, command, command.decode_header(SendMessageRequestHeader))
 
     def send_message_v2(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self.admit(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put)
+        return self._send(connection, command, command.decode_header(SendMessageRequestHeaderV2))
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> Reply:
         return self.admit(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put_batch)
+
+    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
+        is_batch = header.batch != "false" and (is_true(header.batch) or header.batch == "1")
+        return self.admit(connection, command, header, self._put_batch if is_batch else self._put)
 
     def admit(
         self,

@@ -1,37 +1,52 @@
-"""Programs in JavaScript: processes of node that say on stdout, a JSON object a line, what happens to them."""
+"""Clients that others wrote, in programs of their own: processes that say on stdout what happens, a JSON object a line.
+
+`ali_ons/` has those in JavaScript, `cpp/` those around the C++ client.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = Path(__file__).parent / "ali_ons"
+from rucola.admin import AdminClient
+from rucola.protocol.topic import TopicConfig
+
+PROGRAMS = Path(__file__).parent
+QUEUES = 4
+"""How many a topic has by default."""
 PATIENCE_S = 30
 """How long a test waits for what must come. Nothing takes nearly so long; only a failure is as late as this."""
+
+
+_printed = threading.Condition()
+"""Is told of every line of every program."""
 
 
 class Program:
     """A running program and the lines that it has printed so far."""
 
-    def __init__(self, source: Path, arguments: dict[str, Any], log: Path) -> None:
+    def __init__(self, interpreter: str, source: Path, arguments: dict[str, Any], log: Path) -> None:
         self._log = log
+        environment = {**os.environ, "HOME": str(log.parent)}  # where the C++ client keeps offsets and logs
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                ["node", source, json.dumps(arguments)],
+                [interpreter, source, json.dumps(arguments)], env=environment,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8",
             )  # fmt: skip
         self._lines: list[dict[str, Any]] = []
-        self._printed = threading.Condition()
         self._has_ended = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def tell(self, line: dict[str, Any]) -> None:
+    def tell(self, line: object) -> None:
         """Write one line to its stdin."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(line) + "\n")
@@ -39,7 +54,7 @@ class Program:
 
     def lines(self, what: str) -> list[Any]:
         """What it has printed under a name so far."""
-        with self._printed:
+        with _printed:
             return [line[what] for line in self._lines if what in line]
 
     def wait(self, what: str, condition: int | Callable[[list[Any]], bool]) -> list[Any]:
@@ -49,8 +64,8 @@ class Program:
             there = [line[what] for line in self._lines if what in line]
             return len(there) >= condition if isinstance(condition, int) else condition(there)
 
-        with self._printed:
-            if not self._printed.wait_for(lambda: is_enough() or self._has_ended, PATIENCE_S) or not is_enough():
+        with _printed:
+            if not _printed.wait_for(lambda: is_enough() or self._has_ended, PATIENCE_S) or not is_enough():
                 raise AssertionError(f"still waiting for {what}:\n{self._lines}\n{self._log.read_text()}")
         return self.lines(what)
 
@@ -74,36 +89,63 @@ class Program:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                with self._printed:
+                with _printed:
                     self._lines.append(json.loads(line))
-                    self._printed.notify_all()
-        with self._printed:
+                    _printed.notify_all()
+        with _printed:
             self._has_ended = True
-            self._printed.notify_all()
+            _printed.notify_all()
 
 
-class AliOns:
-    """The client, installed, and the servers that its programs are to talk to."""
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until lines of whichever programs make it true."""
+    with _printed:
+        assert _printed.wait_for(condition, PATIENCE_S)
 
-    def __init__(self, directory: Path, namesrv: str, broker: str, logs: Path) -> None:
+
+class Client:
+    """A client, installed, and the servers that its programs are to talk to."""
+
+    def __init__(self, interpreter: str, programs: Path, namesrv: str, broker: str, logs: Path) -> None:
         self.namesrv = namesrv
         self.broker = broker
-        self._directory = directory
+        self._interpreter = interpreter
+        self._programs = programs
         self._logs = logs
 
     @contextmanager
     def program(self, name: str, **arguments: Any) -> Iterator[Program]:
         """A program that is gone afterwards, whatever happens."""
-        log = self._logs / f"{name}.log"
-        running = Program(self._directory / f"{name}.js", {"namesrv": self.namesrv, **arguments}, log)
+        (source,) = self._programs.glob(f"{name}.*")
+        running = Program(self._interpreter, source, {"namesrv": self.namesrv, **arguments}, self._logs / f"{name}.log")
         try:
             yield running
         finally:
             running.kill()
 
-    def send(self, messages: list[dict[str, Any]], group: str = "producers") -> list[dict[str, Any]]:
+    def send(self, lines: Sequence[object], group: str = "producers") -> list[dict[str, Any]]:
         """Send messages one after the other; what the client says of each."""
         with self.program("producer", group=group) as producer:
-            for message in messages:
-                producer.tell(message)
+            for line in lines:
+                producer.tell(line)
             return producer.finish()
+
+    def create_topic(self, queues: int = QUEUES) -> str:
+        """A new topic, made by an operator."""
+        topic = f"T{uuid.uuid4().hex}"
+
+        async def create() -> None:
+            async with AdminClient(self.namesrv) as admin:
+                config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+                await admin.create_and_update_topic_config(self.broker, config)
+
+        asyncio.run(create())
+        return topic
+
+
+def numbered(topic: str, count: int, begin: int = 0, **more: Any) -> list[dict[str, Any]]:
+    return [{"topic": topic, "body": f"message {number}", **more} for number in range(begin, begin + count)]
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["body"] for message in messages]
