@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import resource
+import socket
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
+from broker.test_broker import Peer, pull_header, with_broker
 from rucola.message.record import decode_many
+from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pull import PullMessageResponseHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig
 
 KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]
 TEXTS = """
@@ -158,3 +164,94 @@ def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: 
         assert [message.body for message in rest] == [b"%d" % number for number in range(32, 40)]
 
     with_broker(tmp_path, talk)
+
+
+FIELD = r"(missing required field `\w+`|at `\$\.\w+`)"
+
+
+def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) -> None:
+    """For every code that has a header: which request it was, and which of its fields."""
+
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        named = []
+        for code in KEEPS_RUNNING:
+            for fields in ({}, dict.fromkeys(PLAUSIBLE, "x")):
+                answer = await ask(peer, code, fields)
+                if answer is not None and (answer.remark or "").startswith("header of "):
+                    assert re.fullmatch(rf"header of {code.name} {code.value}: .*{FIELD}", answer.remark or "")
+                    named.append(code)
+        assert len(set(named)) > 30
+        assert len(named) > 45
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"topic": "x" * 128}, "has 128 characters; 127 are allowed"),
+        ({"topic": "No Such"}, "'No Such' holds other characters"),
+        ({"topic": "../T"}, "holds other characters"),
+        ({"topic": ""}, "is blank"),
+        ({"read_queue_nums": -1}, "readQueueNums is -1; 0 to 65536 are allowed"),
+        ({"write_queue_nums": 10**9}, "writeQueueNums is 1000000000; 0 to 65536 are allowed"),
+        ({"perm": 99}, "perm is 99; 0 to 15 are allowed"),
+    ],
+)
+def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+    async def talk(peer: Peer) -> None:
+        header = CreateTopicRequestHeader(
+            **{"topic": "T", "read_queue_nums": 1, "write_queue_nums": 1, "perm": 6} | fields
+        )
+        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert why in (answer.remark or "")
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (SubscriptionGroupConfig(group_name="x" * 256), "has 256 characters; 255 are allowed"),
+        (SubscriptionGroupConfig(group_name="No Such"), "'No Such' holds other characters"),
+        (SubscriptionGroupConfig(group_name=""), "is blank"),
+        (SubscriptionGroupConfig(group_name="g", retry_queue_nums=10**9), "retryQueueNums is 1000000000; 0 to 65536"),
+    ],
+)
+def test_groups_that_cannot_be(tmp_path: Path, config: SubscriptionGroupConfig, why: str) -> None:
+    async def talk(peer: Peer) -> None:
+        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert why in (answer.remark or "")
+
+    with_broker(tmp_path, talk)
+
+
+def test_a_consumer_that_reads_no_answers_takes_little_memory(tmp_path: Path) -> None:
+    """It asks for 250 MB at once, takes none of it, and goes."""
+
+    async def talk(peer: Peer) -> None:
+        for _ in range(64):
+            await peer.send(bytes(4000))
+        host, port = peer.broker.address.rsplit(":", 1)
+        before = resident_bytes()
+        with socket.create_connection((host, int(port))) as lazy:
+            lazy.setblocking(False)
+            loop = asyncio.get_running_loop()
+            pull = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header(max_msg_nums=64))
+            await loop.sock_sendall(lazy, pull.encode() * 1000)
+            await loop.sock_recv(lazy, 1)  # the first answers have come
+            for _ in range(20):
+                assert (await peer.pull(max_msg_nums=64)).code == ResponseCode.SUCCESS
+                assert resident_bytes() - before < 40 << 20
+        assert (await peer.pull()).code == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, talk)
+
+
+def resident_bytes() -> int:
+    """How much memory this process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 
 from rucola import fastjson
+from rucola.broker.processors.topic import MAX_QUEUE_NUMS, check_range
 from rucola.broker.state import BrokerState
 from rucola.message.topics import check_group
 from rucola.protocol.body import decode_body, encode_body
@@ -78,6 +79,7 @@ class GroupProcessor:
     def update_and_create_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Reply:
         group = decode_body(SubscriptionGroupConfig, command.body)
         check_group(group.group_name)
+        check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
         self._state.groups.put(group, self._state.clock())
         return command.response(ResponseCode.SUCCESS)
 

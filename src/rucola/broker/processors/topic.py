@@ -5,7 +5,8 @@ QUERY_CONSUME_QUEUE (321).
 
 Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a topic that was deleted
 leaves its ConsumeQueues until their messages expire. Made again before that, it goes on at the queue offsets where it
-ended, so what groups have committed on it keeps its meaning.
+ended, so what groups have committed on it keeps its meaning. And numbers of queues and permissions that cannot be meant
+are refused, since every look at a topic goes over its queues.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from rucola.remoting.connection import Answer, Connection, Processor, Reply
 MAX_UNITS = 1000
 """The most units in one answer to QUERY_CONSUME_QUEUE."""
 
+MAX_QUEUE_NUMS = 65_536
+MAX_PERM = 15
+"""Read, write, inherit, and the priority that Apache's brokers know by name only."""
+
 
 class TopicProcessor:
     """Answers from the tables and the store."""
@@ -56,6 +61,9 @@ class TopicProcessor:
         check_topic(header.topic)
         if is_system_topic(header.topic):
             raise InvalidMessage(f"The topic[{header.topic}] is conflict with system topic.")
+        check_range("readQueueNums", header.read_queue_nums, MAX_QUEUE_NUMS)
+        check_range("writeQueueNums", header.write_queue_nums, MAX_QUEUE_NUMS)
+        check_range("perm", header.perm, MAX_PERM)
         self._state.topics.put(
             TopicConfig(
                 topic_name=header.topic,
@@ -124,3 +132,9 @@ class TopicProcessor:
             for physical_offset, size, code in units
         ]
         return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+
+
+def check_range(name: str, value: int, greatest: int) -> None:
+    """InvalidMessage unless the value is 0 to `greatest`."""
+    if not 0 <= value <= greatest:
+        raise InvalidMessage(f"{name} is {value}; 0 to {greatest} are allowed")
