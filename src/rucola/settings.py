@@ -53,6 +53,14 @@ def parse(text: str) -> dict[str, str]:
     return properties
 
 
+def read(path: Path) -> dict[str, str]:
+    """As `parse`, from a file. ConfigError where it cannot be read or is no text."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
 def render(properties: Mapping[str, str]) -> str:
     """One `key=value` a line, as Apache's servers report their configuration."""
     return "".join(f"{key}={value}\n" for key, value in properties.items())

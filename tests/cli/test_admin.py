@@ -61,9 +61,18 @@ def test_all_groups(cluster: GoldenCluster) -> None:
 
 def test_a_group_that_nobody_knows(cluster: GoldenCluster) -> None:
     result = cluster.admin("consumerProgress -g nobody")
-    assert result.exit_code == 0
-    assert "nobody" in result.stderr
-    assert cluster.json("consumerProgress -g nobody")["queues"] == []
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: there is no consumer group nobody: no broker has settings, offsets or clients of it\n"
+    )
+
+
+def test_a_group_that_has_committed_nothing(cluster: GoldenCluster) -> None:
+    cluster.done("updateSubGroup -c DefaultCluster -g Fresh")
+    result = cluster.admin("consumerProgress -g Fresh")
+    assert (result.exit_code, result.stderr) == (0, "group Fresh has committed no offset\n")
+    assert cluster.json("consumerProgress -g Fresh")["queues"] == []
+    cluster.done("deleteSubGroup -c DefaultCluster -g Fresh --yes")
 
 
 def test_messages_by_key_and_by_unique_key(cluster: GoldenCluster, golden: Path) -> None:

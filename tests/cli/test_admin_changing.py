@@ -57,7 +57,8 @@ def test_a_group_leaves_its_topics_and_offsets_with_it(cluster: GoldenCluster) -
     assert "%RETRY%G_g_lite" in cluster.json("topicList")
     cluster.done("deleteSubGroup -c DefaultCluster -g G_g_lite -r true --yes")
     assert "%RETRY%G_g_lite" not in cluster.json("topicList")
-    assert cluster.json("consumerProgress -g G_g_lite")["queues"] == []
+    assert "there is no consumer group G_g_lite" in cluster.admin("consumerProgress -g G_g_lite").stderr
+    assert cluster.admin("deleteSubGroup -c DefaultCluster -g G_g_lite --yes").exit_code == 1, "it is gone"
 
 
 def test_offsets_of_a_group_that_is_away(cluster: GoldenCluster) -> None:

@@ -129,6 +129,77 @@ def test_an_unknown_topic(cluster: GoldenCluster, command: str) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cloneGroupOffset -s NoSuchGroup -d h -t GA --yes",
+        "consumerConnection -g NoSuchGroup",
+        "consumerProgress -g NoSuchGroup",
+        "consumerStatus -g NoSuchGroup",
+        "deleteSubGroup -c DefaultCluster -g NoSuchGroup --yes",
+        "dlqList -g NoSuchGroup",
+        "exportDlq -g NoSuchGroup -o unwritten",
+        "getConsumerConfig -g NoSuchGroup",
+        "printDlq -g NoSuchGroup",
+        "producerConnection -g NoSuchGroup -t GA",
+        "redriveDlq -g NoSuchGroup --yes",
+        "resetOffset -g NoSuchGroup -t GA -b broker-a -q 0 -o 0 --yes",
+        "resetOffsetByTime -g NoSuchGroup -t GA -s now --yes",
+        "skipAccumulatedMessage -g NoSuchGroup -t GA --yes",
+    ],
+)
+def test_an_unknown_group(cluster: GoldenCluster, command: str) -> None:
+    result = cluster.admin(command)
+    says(result, "NoSuchGroup")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("updateTopic -c NoCluster -t T", "there is no cluster NoCluster; the name server knows DefaultCluster"),
+        ("deleteTopic -c NoCluster -t GA --yes", "cluster NoCluster has no topic GA"),
+        ("brokerStatus -c NoCluster", "there is no cluster NoCluster"),
+        ("wipeWritePerm -b no-broker --yes", "there is no broker no-broker"),
+        ("queryMsgByOffset -t GA -b no-broker -i 0 -o 0", "no-broker"),
+        ("queryMsgByOffset -t GA -b broker-a -i 0 -o 99999999999999999999", "has no message at offset"),
+        ("queryMsgByOffset -t GA -b broker-a -i 99 -o 0", "queueId[99]"),
+        ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 99999999999999999999 --yes", "has no place at offset"),
+        ("updateTopic -c DefaultCluster -t T -r 1000000000", "readQueueNums is 1000000000; 0 to 65536"),
+        ("updateSubGroup -c DefaultCluster -g g -q 1000000000", "retryQueueNums is 1000000000; 0 to 65536"),
+        ("brokerStatus -b localhost", "'localhost' is no address: write host:port"),
+        ("brokerStatus -b localhost:99999", "'localhost:99999' is no address: write host:port"),
+        ("brokerStatus -b ..:10911", "'..:10911' is no address: write host:port"),
+        ("brokerStatus -b :10911", "':10911' is no address: write host:port"),
+    ],
+)
+def test_names_and_numbers_that_are_not_there(cluster: GoldenCluster, command: str, what: str) -> None:
+    says(cluster.admin(command), what)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("printMsg -t GA -b {} -e {}", "-b -e"),
+        ("printMsgByQueue -t GA -a broker-a -i 0 -p true -b {} -e {}", "-b -e"),
+        ("consumeMessage -t GA -s {} -e {}", "-s -e"),
+        ("queryMsgByKey -t GA -k k --since {} --until {}", "-b -e"),
+        ("printDlq -g G_g_retry -b {} -e {}", "-b -e"),
+        ("redriveDlq -g G_g_retry -b {} -e {} --yes", "-b -e"),
+    ],
+)
+def test_times_the_wrong_way_round(cluster: GoldenCluster, command: str, options: str) -> None:
+    begin, end = options.split()
+    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000: nothing lies between")
+
+
+@pytest.mark.parametrize("command", ["clusterList", "clusterRT -a 1", "startMonitoring"])
+def test_an_interval_of_nothing_would_never_rest(cluster: GoldenCluster, command: str) -> None:
+    result = cluster.admin(f"{command} -i 0")
+    assert result.exit_code == 2
+    assert "-i" in result.stderr
+
+
 @pytest.mark.parametrize("time", ["yesterday", "2013-01-01", "2013-13-01#00:00:00:000", "-5"])
 @pytest.mark.parametrize(
     "command",

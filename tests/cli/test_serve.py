@@ -150,6 +150,13 @@ def test_a_value_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> N
     assert "listenPort=many" in line
 
 
+def test_a_name_server_that_is_no_address(tmp_path: Path) -> None:
+    result = run("broker", "-n", "localhost:9876;nonsense", "-c", "/dev/null")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line == "Error: /dev/null: namesrvAddr: 'nonsense' is no address: write host:port"
+
+
 def test_keys_without_a_use_are_told(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("sendMessageThreadPoolNums=16\n")

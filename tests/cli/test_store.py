@@ -133,6 +133,26 @@ def test_grep_in_a_window_of_time(store: Path) -> None:
     assert found == [row for row in dumped if begin <= row["storeTimestamp"] < end]
 
 
+def test_places_and_files_that_cannot_be(store: Path, tmp_path: Path) -> None:
+    """A file where a directory has to go, and a configuration that is no text: one line, no traceback."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)))
+    for arguments in (
+        ["repair", str(store), "--out", str(file / "copy")],
+        ["rebuild", str(store), "--out", str(file / "derived")],
+        ["stat", str(store), "-c", str(file)],
+        ["check", str(store), "-c", str(file)],
+    ):
+        result = CliRunner().invoke(main, ["store", *arguments])
+        assert isinstance(result.exception, SystemExit), arguments
+        assert result.exit_code == 1
+        (line,) = result.stderr.splitlines()
+        assert str(file) in line
+    result = CliRunner().invoke(main, ["store", "grep", str(store), "-b", "2000", "-e", "1000"])
+    assert result.exit_code == 2
+    assert "nothing lies between" in result.stderr
+
+
 def test_rebuild_in_place_needs_the_brokers_delay_levels(store: Path, conf: Path) -> None:
     shutil.rmtree(store / "index")
     result = run("rebuild", store, "-c", conf)

@@ -11,7 +11,7 @@ from rucola.errors import BrokerError, RemotingConnectError, RemotingError
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting import client as client_module
-from rucola.remoting.client import RemotingClient
+from rucola.remoting.client import RemotingClient, host_and_port
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
 
@@ -195,3 +195,29 @@ def test_a_server_takes_its_address_before_it_serves_and_frees_it_afterwards() -
 def test_an_address_that_cannot_be_had_is_an_error_of_ours(host: str, port: int) -> None:
     with pytest.raises(RemotingError, match=f"cannot listen on {host}:{port}"):
         RemotingServer(host, port, {}).bind()
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("localhost:9876", ("localhost", 9876)), ("[::1]:1", ("::1", 1)), ("10.0.0.7:65535", ("10.0.0.7", 65_535))],
+)
+def test_addresses(address: str, parts: tuple[str, int]) -> None:
+    assert host_and_port(address) == parts
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "localhost:", ":9876", "h:x", "h:-1", "h:65536", "h:\u0661", "h: 1"]
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(RemotingConnectError, match="is no address: write host:port"):
+        host_and_port(address)
+
+
+def test_a_name_that_no_host_can_have() -> None:
+    async def run() -> None:
+        client = RemotingClient()
+        with pytest.raises(RemotingConnectError, match="is no address"):
+            await client.connect(f"{64 * 'x'}:9876")
+        await client.close()
+
+    asyncio.run(run())

@@ -124,7 +124,11 @@ class DeadLetterAdmin(MessageAdmin):
         stats = DeadLetterStats(group, 0, 0, 0, 0)
         oldest = []
         async with PullConsumer(REDRIVE_GROUP, self.namesrv) as consumer:
-            for queue, ends in (await self.examine_topic_stats(topic)).items():
+            try:
+                places = await self.examine_topic_stats(topic)
+            except TopicNotFound:
+                raise _no_dead_letters(group) from None
+            for queue, ends in places.items():
                 if ends.min_offset == ends.max_offset:
                     continue
                 begin = await _redriven_until(consumer, queue)
@@ -209,7 +213,7 @@ class DeadLetterAdmin(MessageAdmin):
         try:
             queues = await self.fetch_subscribe_message_queues(topic)
         except TopicNotFound:
-            raise TopicNotFound(f"group {group} has no dead letters: there is no topic {topic}") from None
+            raise _no_dead_letters(group) from None
         if not queues:
             raise ConfigError(f"topic {topic} may not be read: `updateTopicPerm -t {topic} -p 6` permits it")
         return queues
@@ -366,3 +370,7 @@ def _copy(message: MessageExt, topic: str, *, keeps_origin: bool) -> Message:
     copied[properties.UNIQ_KEY] = message.msg_id
     copied[REDRIVEN_FROM] = message.offset_msg_id
     return Message(topic, message.body, properties=copied, flag=message.flag)
+
+
+def _no_dead_letters(group: str) -> TopicNotFound:
+    return TopicNotFound(f"group {group} has no dead letters: there is no topic {dlq_topic(group)}")

@@ -81,6 +81,15 @@ class GroupAdmin(Asking):
         answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return decode_body(SubscriptionGroupWrapper, answer.body).subscription_group_table
 
+    async def check_group_exists(self, group: str) -> None:
+        """ConfigError where no broker knows the group: it has no settings, no offsets and no clients."""
+        for address in addresses_of((await self.examine_cluster_info()).broker_addr_table.values()):
+            if group in await self.examine_subscription_group_config(address):
+                return
+        if (await self.examine_consume_stats(group)).offset_table or await self.find_consumer_connection(group):
+            return
+        raise ConfigError(f"there is no consumer group {group}: no broker has settings, offsets or clients of it")
+
     async def delete_subscription_group(self, address: str, group: str, *, remove_offset: bool = False) -> None:
         """Delete the group on one broker, and its offsets where that is asked for."""
         header = DeleteSubscriptionGroupRequestHeader(group_name=group, remove_offset=str(remove_offset).lower())
@@ -298,7 +307,10 @@ class GroupAdmin(Asking):
         await self._ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     async def clone_group_offset(self, source: str, destination: str, topic: str, *, offline: bool = False) -> None:
-        """Give one group the offsets of another on a topic. `offline`: even where the other has left the topic."""
+        """Give one group the offsets of another on a topic. `offline`: even where the other has left the topic.
+
+        Where the other has none, the broker does nothing, and says that it did.
+        """
         header = CloneGroupOffsetRequestHeader(
             src_group=source, dest_group=destination, topic=topic, offline=str(offline).lower()
         )

@@ -19,9 +19,11 @@ from enum import Enum
 from typing import Any
 
 from rucola import settings
+from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.host import encode_host
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
+from rucola.remoting.client import host_and_port
 from rucola.store.config import StoreConfig
 
 
@@ -127,6 +129,11 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     cannot be read.
     """
     broker = settings.fill(BrokerConfig, properties, **_of(BrokerConfig, defaults))
+    for address in broker.namesrv_addresses:
+        try:
+            host_and_port(address)
+        except RemotingConnectError as error:
+            raise ConfigError(f"namesrvAddr: {error}") from None
     store = settings.fill(StoreConfig, properties, **_of(StoreConfig, defaults))
     return broker, store, settings.unknown((BrokerConfig, StoreConfig), properties)
 

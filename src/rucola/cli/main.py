@@ -4,11 +4,12 @@ The table below is all that is loaded for `rucola --help`; a command's module is
 so that a broker starts without Spark and a query without the store.
 
 Exit codes: 0 done; 1 it could not be done, or a check found something, with one clear line on stderr; 2 the command
-line itself was wrong. An MQError is never shown as a traceback.
+line itself was wrong. An MQError is never shown as a traceback, nor is what the system refuses.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +58,10 @@ class Commands(click.Group):
             raise click.ClickException(f"{error}\n{advice(error)}".rstrip()) from None
         except MQError as error:
             raise click.ClickException(str(error)) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever read the output has gone, of which click knows
+            raise click.ClickException(f"{error.filename or 'the system says'}: {error.strerror or error}") from None
 
 
 def advice(error: StoreCorrupt) -> str:

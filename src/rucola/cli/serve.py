@@ -139,12 +139,7 @@ async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: 
 
 def read_properties(config_file: Path | None) -> dict[str, str]:
     """The keys and values of a configuration file; none where no file is named. ConfigError where it is no text."""
-    if config_file is None:
-        return {}
-    try:
-        return settings.parse(config_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {config_file}: {error}") from None
+    return {} if config_file is None else settings.read(config_file)
 
 
 def broker_settings(properties: dict[str, str], config_file: Path | None) -> tuple[BrokerConfig, StoreConfig]:

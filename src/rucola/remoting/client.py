@@ -102,21 +102,29 @@ class RemotingClient:
             task.exception()  # looked at, since whoever asked for the connection may have been cancelled meanwhile
 
     async def _open(self, address: str) -> Connection:
-        host, _, port = address.rpartition(":")
+        host, port = host_and_port(address)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(
                         self._processors, self._buffer, self._max_frame_size, False, None, self._on_close
                     ),
-                    host.strip("[]"),
-                    int(port),
+                    host,
+                    port,
                 )
         except TimeoutError:
             raise RemotingConnectError(f"cannot connect to {address}: no answer in {CONNECT_TIMEOUT_MS} ms") from None
-        except (ValueError, OverflowError):
+        except ValueError:  # a name that no host can have
             raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
         except OSError as error:
             raise RemotingConnectError(f"cannot connect to {address}: {error.strerror or error}") from None
         self._connections[address] = connection
         return connection
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of `host:port`, or `[host]:port`. RemotingConnectError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise RemotingConnectError(f"{address!r} is no address: write host:port")
+    return host.strip("[]"), int(port)

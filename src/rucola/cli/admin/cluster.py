@@ -14,6 +14,7 @@ from rucola.cli.admin.command import (
     cluster_option,
     command,
     confirm,
+    interval_option,
     one_of,
     rounds,
     targets,
@@ -25,7 +26,7 @@ from rucola.errors import ConfigError, MQError
 
 @command("clusterList")
 @click.option("-m", "--moreStats", "more", is_flag=True, help="How much came and went yesterday and today.")
-@click.option("-i", "--interval", type=click.FloatRange(0), help="Again after so many seconds, until interrupted.")
+@interval_option
 def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float | None) -> None:
     """All brokers, with their version and load where they tell.
 

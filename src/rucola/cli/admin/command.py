@@ -58,6 +58,9 @@ topic_option = click.option("-t", "--topic", required=True, help="Topic name.")
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking first.")
 broker_option = click.option("-b", "--brokerAddr", "address", help="One broker, host:port.")
 cluster_option = click.option("-c", "--clusterName", "cluster", help="Every master of this cluster.")
+interval_option = click.option(
+    "-i", "--interval", type=click.FloatRange(0, min_open=True), help="Again after so many seconds, until interrupted."
+)
 begin_option = click.option("-b", "--beginTimestamp", "--since", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
 end_option = click.option("-e", "--endTimestamp", "--until", "end", help=f"Stored then or before: {TIME_FORMAT}.")
 
@@ -113,9 +116,13 @@ def time_of(text: str, option: str) -> int:
 
 
 def times_of(begin: str | None, end: str | None, options: str = "-b -e") -> tuple[int | None, int | None]:
-    """Two points in time as `time_of` reads them, None for what is not given; `options` are their names."""
+    """Two points in time as `time_of` reads them, None for what is not given; `options` are their names.
+
+    ConfigError where the first comes after the second.
+    """
     begin_name, end_name = options.split()
-    return (
-        None if begin is None else time_of(begin, begin_name),
-        None if end is None else time_of(end, end_name),
-    )
+    begin_ms = None if begin is None else time_of(begin, begin_name)
+    end_ms = None if end is None else time_of(end, end_name)
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        raise ConfigError(f"{begin_name} {begin} is after {end_name} {end}: nothing lies between")
+    return begin_ms, end_ms

@@ -70,6 +70,8 @@ def consumer_progress(
 
     async def question(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str], dict[MessageQueue, int]]:
         stats = await client.examine_consume_stats(name, topic)
+        if not stats.offset_table:
+            await client.check_group_exists(name)
         owners = await _owners(client, name) if with_clients else {}
         topics = sorted({queue.topic for queue in stats.offset_table}) if with_delay else []
         return stats, owners, await client.examine_consume_delays(name, topics)
@@ -490,6 +492,9 @@ def delete_sub_group(
 
     async def delete(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
+        leftovers = {retry_topic(group), dlq_topic(group)} & set(await client.fetch_all_topic_list())
+        if cluster is None or not leftovers:  # which a run that was broken off may have left
+            await client.check_group_exists(group)
         for one in addresses:
             await client.delete_subscription_group(one, group, remove_offset=remove_offset)
         if cluster is not None:

@@ -16,8 +16,14 @@ DEFAULT_INTERVAL_S = 60.0
 
 
 @command("startMonitoring")
-@click.option("-i", "--interval", type=click.FloatRange(0), default=DEFAULT_INTERVAL_S, show_default=True,
-              help="Seconds between two rounds.")  # fmt: skip
+@click.option(
+    "-i",
+    "--interval",
+    type=click.FloatRange(0, min_open=True),
+    default=DEFAULT_INTERVAL_S,
+    show_default=True,
+    help="Seconds between two rounds.",
+)
 @click.option("--once", is_flag=True, help="One round only.")
 def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bool) -> None:
     """Look at all groups, round after round until interrupted; with --json one JSON object a line.

@@ -16,6 +16,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.output import print_json, print_table, time_text
+from rucola.errors import ConfigError
 
 group_option = click.option("-g", "--group", required=True, help="Consumer group.")
 force_option = click.option(
@@ -134,7 +135,14 @@ def clone_group_offset(
       rucola admin cloneGroupOffset -s billing -d billing2 -t Orders --yes
     """
     confirm(yes, f"give group {destination} the offsets of group {source} on topic {topic}")
-    ask(namesrv_addr, lambda client: client.clone_group_offset(source, destination, topic, offline=offline))
+
+    async def clone(client: AdminClient) -> None:
+        await client.examine_topic_route(topic)
+        if all(queue.topic != topic for queue in (await client.examine_consume_stats(source)).offset_table):
+            raise ConfigError(f"group {source} has committed no offset on topic {topic}, so there is none to give")
+        await client.clone_group_offset(source, destination, topic, offline=offline)
+
+    ask(namesrv_addr, clone)
     if as_json:
         print_json({"srcGroup": source, "destGroup": destination, "topic": topic})
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.admin.command import ask, command, no_such_queue, rounds, topic_option
+from rucola.cli.admin.command import ask, command, interval_option, no_such_queue, rounds, topic_option
 from rucola.cli.output import print_json, print_table
 from rucola.client import Message, Producer
 from rucola.client.parcel import SendResult
@@ -167,7 +167,7 @@ def send_msg_status(namesrv_addr: str, as_json: bool, broker_name: str, size: in
 @click.option("-c", "--cluster", help="One cluster; without it, all.")
 @click.option("-p", "--printAsTlog", "as_log", type=bool, default=False, help="One line a broker, with | (true|false).")
 @click.option("-m", "--machineRoom", "room", default="noname", show_default=True, help="With -p: the machine room.")
-@click.option("-i", "--interval", type=click.FloatRange(0), help="Again after so many seconds, until interrupted.")
+@interval_option
 def cluster_rt(
     namesrv_addr: str,
     as_json: bool,

@@ -40,7 +40,7 @@ config_option = click.option(
 
 def index_slots(config_file: Path | None) -> int:
     """maxHashSlotNum of a broker.conf; 0 where it is not said."""
-    given = settings.parse(config_file.read_text(encoding="utf-8")) if config_file else {}
+    given = settings.read(config_file) if config_file else {}
     return settings.fill(StoreConfig, given).max_hash_slot_num if "maxHashSlotNum" in given else 0
 
 
@@ -49,7 +49,7 @@ def settings_of(directory: Path, config_file: Path | None, *, broken: bool = Fal
 
     An index that shows nothing is an error unless it may be `broken`.
     """
-    given = settings.parse(config_file.read_text(encoding="utf-8")) if config_file else {}
+    given = settings.read(config_file) if config_file else {}
     try:
         found = found_settings(directory)
     except StoreCorrupt as error:

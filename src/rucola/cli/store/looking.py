@@ -184,6 +184,8 @@ def grep(
     """
     if table and as_json:
         raise click.UsageError("--table and --json exclude each other")
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise click.UsageError("-b is not before -e: nothing lies between")
     question = Question(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
         question.end_ms = end_ms
