@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,8 @@ class Program:
 
     def __init__(self, interpreter: str, source: Path, arguments: dict[str, Any], log: Path) -> None:
         self._log = log
-        environment = {**os.environ, "HOME": str(log.parent)}  # where the C++ client keeps offsets and logs
+        # Where the C++ client keeps offsets and logs; two that make the same directory there stumble over each other.
+        environment = {**os.environ, "HOME": tempfile.mkdtemp(dir=log.parent)}
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [interpreter, source, json.dumps(arguments)], env=environment,
