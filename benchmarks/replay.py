@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import frames
-from figures import Figure
+from figures import Figure, median
 from floors import Options, in_turns
 from load import answer_to
 from rucola.client import Message, MessageQueue, Producer
@@ -36,6 +37,7 @@ def measure(options: Options) -> list[Figure]:
             queues = _messages(folder / "store")
             with standalone(folder / "broker") as broker:
                 numbers = itertools.count()
+                rates: list[float] = []
 
                 def replay_all() -> None:
                     target = f"{TOPIC}Replayed{next(numbers)}"
@@ -50,6 +52,7 @@ def measure(options: Options) -> list[Figure]:
                     if done.acknowledged != count:
                         raise RuntimeError(f"of {count} messages {done.acknowledged} were acknowledged")
                     check_stored(broker, target, count, QUEUES)
+                    rates.append(_rate(folder / target))
 
                 def send_all() -> None:
                     target = f"{TOPIC}Sent{next(numbers)}"
@@ -68,9 +71,16 @@ def measure(options: Options) -> list[Figure]:
             floor=count / send_s,
             floor_is="the plain Producer sending the same messages, in batches of the same size",
             more_is_better=True,
-            more={"messages": count},
+            more={"messages": count, "messages/s_while_sending": median(float, rates)},
         )
     ]
+
+
+def _rate(ledger: Path) -> float:
+    """Messages a second from the first acknowledgement to the last; before that, queues are counted and dealt out."""
+    acks = [json.loads(line) for path in ledger.glob("*.acks") for line in path.read_text().splitlines()]
+    times = [ack["time"] for ack in acks]
+    return sum(ack["count"] for ack in acks) / (max(times) - min(times)) * 1000
 
 
 def _messages(store: Path) -> dict[int, list[tuple[bytes, dict[str, str]]]]:

@@ -88,6 +88,15 @@ def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
         assert sorted(row["msgId"] for row in late) == sorted(
             row["msgId"] for row in rows if row["storeTimestamp"] >= moment
         )
+        times = json.dumps({"T": {"broker-a": dict.fromkeys("0123", round(moment.timestamp() * 1000))}})
+        later = await reading(subscribe="T", startingOffsetsByTimestamp=times)
+        assert sorted(row["msgId"] for row in later) == sorted(
+            row["msgId"] for row in rows if row["storeTimestamp"] >= moment or row["brokerName"] == "broker-b"
+        )
+        earlier = await reading(subscribe="T", endingOffsetsByTimestamp=times)
+        assert sorted(row["msgId"] for row in earlier) == sorted(
+            row["msgId"] for row in rows if row["storeTimestamp"] < moment or row["brokerName"] == "broker-b"
+        )
 
     with_cluster(tmp_path, test)
 

@@ -74,6 +74,13 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         ({"consumerGroup": "a b"}, "consumerGroup"),
         ({"subscribe": "A", "endingOffsets": '{"A":{"b":{"0":-2}}}'}, "-2 is no queue offset"),
         ({"startingOffsets": '{"A":{"b":{"0":1}}}'}, "need subscribe"),
+        ({"startingOffsetsByTimestamp": '{"A":{"b":{"0":1}}}'}, "need subscribe"),
+        ({"subscribe": "A", "startingOffsetsByTimestamp": "now"}, "it must be JSON such as"),
+        ({"subscribe": "A", "endingOffsetsByTimestamp": '{"A":{"b":{"0":-1}}}'}, "-1 is no time in milliseconds"),
+        (
+            {"subscribe": "A", "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"A":{"b":{"0":1}}}'},
+            "startingOffsets and startingOffsetsByTimestamp contradict each other",
+        ),
         ({"subscribe": "A", "startingCommitLogOffset": "0"}, "cannot be used with topics"),
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "later than"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp"),

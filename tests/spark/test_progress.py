@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.progress import tasks_told
+from rucola.spark.session import LaterSession
 
 
 @pytest.mark.spark
@@ -29,7 +30,9 @@ def test_tasks_are_counted_while_they_run(spark: SparkSession, tmp_path: Path) -
         if done:
             Path(one_is_done).touch()
 
-    with tasks_told(spark, progress):
+    session = LaterSession("tests")
+    session.get()
+    with tasks_told(session, progress):
         assert spark.sparkContext.parallelize(range(2), 2).mapPartitions(work).count() == 2
     assert (1, 2) in told
     assert all(done <= total for done, total in told)

@@ -209,6 +209,26 @@ def test_partitions_are_near_equal_and_small(g1: Path, choice: dict[str, str]) -
     assert all(len(pickle.dumps(stretch)) < 2000 for stretch in stretches)
 
 
+def test_queues_begin_and_end_at_times(small_store: SmallStore) -> None:
+    """Eight messages a millisecond, two to each of four queues; the first of a time begins or ends a queue."""
+    places = [small_store.put("T", n % 4, at_ms=1_700_000_000_000 + n // 8) for n in range(80)]
+    given = {"subscribe": "T", "brokerName": "b"}
+
+    def found(**times: dict[str, int]) -> list[int]:
+        options = {name: json.dumps({"T": {"b": each}}) for name, each in times.items()}
+        return offsets(read(small_store.path, **given, **options))
+
+    begin, end = 1_700_000_000_003, 1_700_000_000_007
+    assert found(startingOffsetsByTimestamp={str(n): begin for n in range(4)}) == places[24:]
+    assert found(endingOffsetsByTimestamp={str(n): end for n in range(4)}) == places[:56]
+    both = found(startingOffsetsByTimestamp={"0": begin}, endingOffsetsByTimestamp={"0": end, "1": 0, "2": 0, "3": 0})
+    assert both == places[24:56:4]
+    late = found(startingOffsetsByTimestamp={"0": 2_000_000_000_000, "1": 0})
+    assert late == [place for n, place in enumerate(places) if n % 4]
+    with pytest.raises(ConfigError, match="times name queue 7 of topic 'T' on b, which this read has not"):
+        found(startingOffsetsByTimestamp={"7": 0})
+
+
 def test_large_logs_are_cut_at_the_target_size(small_store: SmallStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "TARGET_SIZE", 5000)
     places = [small_store.put(body=bytes(600)) for _ in range(60)]

@@ -94,6 +94,30 @@ def test_rows_become_messages(spark: SparkSession, small_store: SmallStore, tmp_
 
 
 @pytest.mark.spark
+def test_messages_are_held_back(spark: SparkSession, tmp_path: Path) -> None:
+    later = "4102444800000"  # 2100
+    rows = [("by level", 18, None), ("by time", None, {"TIMER_DELIVER_MS": later}), ("at once", 0, {})]
+    schema = "body string, delayLevel int, properties map<string,string>"
+    with broker(tmp_path, "T", "Copy") as namesrv:
+        write(spark.createDataFrame(rows, schema), namesrv, topic="T")
+        (row,) = read(namesrv, subscribe="T")
+        assert row["body"] == b"at once"
+        store = spark.read.format("rocketmq").options(
+            storePath=str(tmp_path / "broker-a"),
+            includeSystemTopics="true",
+            subscribePattern="SCHEDULE.*|rmq_sys_wheel.*",
+        )
+        waiting = {bytes(row.body): row for row in store.load().collect()}
+        assert waiting.keys() == {b"by level", b"by time"}
+        assert waiting[b"by level"].properties["DELAY"] == "18"
+        assert waiting[b"by time"].properties["TIMER_DELIVER_MS"] == later
+        assert {row.properties["REAL_TOPIC"] for row in waiting.values()} == {"T"}
+        # Whatever was held back once, comes at once where it is written again.
+        write(store.load(), namesrv, topic="Copy")
+        assert {row["body"] for row in read(namesrv, subscribe="Copy")} == {b"by level", b"by time"}
+
+
+@pytest.mark.spark
 def test_a_task_that_fails_gives_an_account(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 300, numPartitions=1).selectExpr("if(id < 250, cast(id as string), null) AS body")
 

@@ -102,6 +102,15 @@ def test_a_stream_begins_at_a_time(small_store: SmallStore) -> None:
         assert Query(**given).run() == places[5:]
 
 
+def test_a_stream_begins_where_queues_have_a_time(small_store: SmallStore) -> None:
+    places = [small_store.put("T", n % 2, at_ms=1_700_000_000_000 + n) for n in range(8)]
+    given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T"}
+    times = json.dumps({"T": {"b": {"0": 1_700_000_000_003, "1": 1_700_000_000_003}}})
+    assert Query(**given, startingOffsetsByTimestamp=times).run() == places[3:]
+    with pytest.raises(ConfigError, match="endingOffsetsByTimestamp is for batches"):
+        Query(**given, endingOffsetsByTimestamp=times)
+
+
 def test_queues_that_come_later_are_read_from_their_beginning(small_store: SmallStore) -> None:
     small_store.put("T", 0)
     query = Query(storePath=str(small_store.path), subscribePattern="T|U")

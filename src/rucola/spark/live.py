@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from rucola.client import MessageQueue, PullConsumer, PullStatus
-from rucola.errors import ConfigError, RemoteProtocolError, StoreError, TopicNotFound
-from rucola.message.record import FRAME, MIN_RECORD_SIZE
+from rucola.errors import ConfigError, RemoteProtocolError, RemotingError, StoreError, TopicNotFound
+from rucola.message.record import FRAME, MIN_RECORD_SIZE, peek
 from rucola.spark import columns
 from rucola.spark.columns import Damage
 from rucola.spark.options import CorruptRecords, Options
@@ -123,6 +123,28 @@ class LiveSource:
                     later[place] = max(begin, first), end
         return later
 
+    def at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
+        return asyncio.run(self._at_times(times, bounds))
+
+    async def _at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
+        """Look at messages themselves, since what a broker says is the nearest, which may be the one before."""
+        async with _consumer(self._options) as consumer:
+            for topic in sorted({queue.topic for queue in times}):
+                await consumer.queues(topic)
+
+            async def first(queue: Queue) -> int:
+                begin, end = bounds[queue]
+                while begin < end:
+                    middle = (begin + end) // 2
+                    if await _stored(consumer, queue, middle) < times[queue]:
+                        begin = middle + 1
+                    else:
+                        end = middle
+                return begin
+
+            found = await asyncio.gather(*map(first, times))
+        return dict(zip(times, found, strict=True))
+
     def limit(self, ranges: Ranges, count: int) -> Ranges:
         return shares(ranges, count)
 
@@ -141,13 +163,21 @@ def read(pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.Rec
             runner.run(consumer.close())
 
 
+async def _stored(consumer: PullConsumer, queue: Queue, queue_offset: int) -> int:
+    """Return when a message was stored. Raises StoreError where it is gone."""
+    result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
+    if not result.records:
+        raise StoreError(f"offset {queue_offset} of {queue} was deleted while its time was looked for; ask again")
+    return peek(result.records).store_timestamp
+
+
 def _consumer(options: Options) -> PullConsumer:
     return PullConsumer(options.consumer_group, options.name_server)
 
 
 async def _known(consumer: PullConsumer, pulls: Pulls) -> None:
     if pulls.queue not in await consumer.queues(pulls.topic):
-        raise StoreError(f"{pulls.queue} was readable when the query was planned, and is in no route now")
+        raise RemotingError(f"{pulls.queue} was readable when the query was planned, and is in no route now")
 
 
 async def _pull(consumer: PullConsumer, pulls: Pulls, offset: int, chosen: Options) -> tuple[bytes, int]:

@@ -16,6 +16,10 @@ which messages:
     startingOffsets          earliest, latest or {"topic":{"broker":{"0":23}}} where -2 is earliest and -1 latest;
                              queues not named: earliest; default earliest, for a stream latest; not latest for a batch
     endingOffsets            latest, or the like, exclusive, where -1 is latest; queues not named: latest; batch only
+    startingOffsetsByTimestamp {"topic":{"broker":{"0":1700000000000}}}: the queue begins with its first message that
+                             was stored then or later, in milliseconds, or at its end; queues not named: earliest
+    endingOffsetsByTimestamp the like, exclusive: the queue ends before that message; queues not named: latest; batch
+                             only
     startingTimestamp        only messages stored at this time or later, in milliseconds
     endingTimestamp          only messages stored before this time; batch only
     startingCommitLogOffset  only records from this physical offset on, which must be where one begins
@@ -71,7 +75,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 QueueOffsets = Mapping[tuple[str, str, int], int]
-"""Queue offsets by (topic, broker name, queue id)."""
+"""Queue offsets, or times in their stead, by (topic, broker name, queue id)."""
 
 T = TypeVar("T")
 
@@ -143,6 +147,8 @@ class Options:
     include_system_topics: bool = False
     starting_offsets: QueueOffsets | int | None = None
     ending_offsets: QueueOffsets | None = None
+    starting_times: QueueOffsets | None = None
+    ending_times: QueueOffsets | None = None
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
     starting_commit_log_offset: int | None = None
@@ -185,6 +191,8 @@ NAMES: Final = (
     "includeSystemTopics",
     "startingOffsets",
     "endingOffsets",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
     "startingTimestamp",
     "endingTimestamp",
     "startingCommitLogOffset",
@@ -251,6 +259,8 @@ def parse(options: Mapping[str, str]) -> Options:
     take, exclude = given.take, given.exclude
     exclude("subscribe", "subscribePattern", "assign")
     exclude("storePath", "nameServer")
+    exclude("startingOffsets", "startingOffsetsByTimestamp")
+    exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
         exclude("nameServer", name)
     name_server = take("nameServer", _name_server, None)
@@ -265,6 +275,8 @@ def parse(options: Mapping[str, str]) -> Options:
         include_system_topics=take("includeSystemTopics", _boolean, False),
         starting_offsets=take("startingOffsets", _starting_offsets, None),
         ending_offsets=take("endingOffsets", _ending_offsets, None),
+        starting_times=take("startingOffsetsByTimestamp", _times, None),
+        ending_times=take("endingOffsetsByTimestamp", _times, None),
         starting_timestamp=take("startingTimestamp", _number, None),
         ending_timestamp=take("endingTimestamp", _number, None),
         starting_commit_log_offset=take("startingCommitLogOffset", _number, None),
@@ -299,6 +311,7 @@ def check_for_stream(options: Options) -> None:
         raise ConfigError("pushFilters is for batches; Spark hands no conditions to streams")
     endings = {
         "endingOffsets": options.ending_offsets,
+        "endingOffsetsByTimestamp": options.ending_times,
         "endingTimestamp": options.ending_timestamp,
         "endingCommitLogOffset": options.ending_commit_log_offset,
     }
@@ -308,7 +321,7 @@ def check_for_stream(options: Options) -> None:
 
 
 def _check(options: Options) -> None:
-    offsets = options.starting_offsets, options.ending_offsets
+    offsets = options.starting_offsets, options.ending_offsets, options.starting_times, options.ending_times
     if any(isinstance(each, Mapping) for each in offsets) and not options.by_queue:
         raise ConfigError(
             "offsets of queues need subscribe, subscribePattern or assign; without them the whole log is read, "
@@ -484,14 +497,24 @@ def _ending_offsets(text: str) -> QueueOffsets | None:
 def _offsets(text: str, words: str, stand_ins: tuple[int, ...]) -> QueueOffsets:
     if not text.strip().startswith("{"):
         raise ValueError(f'it must be {words} or JSON such as {{"topic":{{"broker":{{"0":23}}}}}}')
-    offsets = {}
+    return _numbers(text, f"queue offset, nor {' or '.join(map(str, stand_ins))}", stand_ins)
+
+
+def _times(text: str) -> QueueOffsets:
+    if not text.strip().startswith("{"):
+        raise ValueError('it must be JSON such as {"topic":{"broker":{"0":1700000000000}}}')
+    return _numbers(text, "time in milliseconds")
+
+
+def _numbers(text: str, what: str, stand_ins: tuple[int, ...] = ()) -> QueueOffsets:
+    numbers = {}
     for topic, brokers in json.loads(text).items():
         for broker, queues in brokers.items():
-            for queue_id, offset in queues.items():
-                if not isinstance(offset, int) or isinstance(offset, bool) or (offset < 0 and offset not in stand_ins):
-                    raise ValueError(f"{offset!r} is no queue offset, nor {' or '.join(map(str, stand_ins))}")
-                offsets[topic, broker, _queue_id(queue_id)] = offset
-    return offsets
+            for queue_id, number in queues.items():
+                if not isinstance(number, int) or isinstance(number, bool) or (number < 0 and number not in stand_ins):
+                    raise ValueError(f"{number!r} is no {what}")
+                numbers[topic, broker, _queue_id(queue_id)] = number
+    return numbers
 
 
 def _queue_id(value: object) -> int:

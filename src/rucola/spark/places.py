@@ -1,8 +1,9 @@
 """Where reading can be: the logs or queues of a read, how far each reaches, and what a read takes of them.
 
 A `Place` is what has offsets of its own: the log of a store, whose offsets are physical, or a queue on a broker, whose
-offsets are queue offsets. Batches and streams see stores and live brokers through the same three questions, those of
-`Source`: what is there, how a range of it becomes partitions, and where a range ends that has at most so many messages.
+offsets are queue offsets. Batches and streams see stores and live brokers through the same four questions, those of
+`Source`: what is there, how a range of it becomes partitions, where a range ends that has at most so many messages, and
+where in a queue a time is.
 
 Messages are lost to a read when what it was to begin with is no longer there: deleted, since brokers delete the oldest
 files, or never there, since the place was made anew. `failOnDataLoss` decides what then happens (see `settled`).
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import ConfigError, StoreError
 from rucola.message.topics import is_system_topic
-from rucola.spark.options import EARLIEST, LATEST, Options
+from rucola.spark.options import EARLIEST, LATEST, Options, QueueOffsets
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ class Source(Protocol):
     def plan(self, ranges: Ranges) -> Sequence[InputPartition]:
         """Return the partitions that hold what is chosen of these ranges, which must lie in the bounds."""
 
+    def at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
+        """Return for each queue the offset of its first message stored at a time or later; without one, its end."""
+
     def limit(self, ranges: Ranges, count: int) -> Ranges:
         """Return the beginnings of these ranges that together hold at most `count` messages; not none if any."""
 
@@ -76,6 +81,23 @@ def is_chosen_topic(options: Options, topic: str) -> bool:
     if is_system_topic(topic) and not options.include_system_topics:
         return False
     return options.pattern is None or options.pattern.fullmatch(topic) is not None
+
+
+def at_offsets(options: Options, source: Source, bounds: Ranges) -> Options:
+    """Return the options with queue offsets where they have times."""
+
+    def offsets(times: QueueOffsets) -> QueueOffsets:
+        queues = {Queue(*named): time for named, time in times.items()}
+        for queue in queues:
+            if queue not in bounds:
+                raise ConfigError(f"times name {queue}, which this read has not")
+        return {(*queue,): offset for queue, offset in source.at_times(queues, bounds).items()}
+
+    if options.starting_times is not None:
+        options = replace(options, starting_offsets=offsets(options.starting_times), starting_times=None)
+    if options.ending_times is not None:
+        options = replace(options, ending_offsets=offsets(options.ending_times), ending_times=None)
+    return options
 
 
 def batch_ranges(options: Options, bounds: Ranges) -> dict[Place, tuple[int, int]]:

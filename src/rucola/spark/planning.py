@@ -20,8 +20,10 @@ what follows is unwritten, or half written by a broker that is running.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import log2
 from typing import Final, NamedTuple
@@ -116,6 +118,18 @@ class StoreSource:
             chosen = _with_keys(reader, chosen, self._options.keys)
         return _by_queue(reader, broker_name, chosen, self._options)
 
+    def at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
+        found: dict[Queue, int] = {}
+        for broker_name, path in self._options.stores.items():
+            named = [queue for queue in times if queue.broker_name == broker_name]
+            if named:
+                with StoreReader(path) as reader:
+                    for queue in named:
+                        begin, end = bounds[queue]
+                        stored = partial(_stored, reader, queue)
+                        found[queue] = begin + bisect_left(range(begin, end), times[queue], key=stored)
+        return found
+
     def limit(self, ranges: Ranges, count: int) -> Ranges:
         if self._options.by_queue:
             return shares(ranges, count)
@@ -126,6 +140,12 @@ class StoreSource:
             with StoreReader(self._options.stores[place.broker_name]) as reader:
                 limited[place] = begin, _after_records(reader, begin, end, max(share, 1))
         return limited
+
+
+def _stored(reader: StoreReader, queue: Queue, queue_offset: int) -> int:
+    """Return when a message of a queue was stored. Raises StoreError where that cannot be read."""
+    units = reader.units(queue.topic, queue.queue_id, queue_offset, queue_offset + 1)
+    return reader.record(int(units["physical_offset"][0]), decompress=False).store_timestamp
 
 
 def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> int:

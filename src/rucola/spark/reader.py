@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from rucola.spark import live, reading
 from rucola.spark.live import LiveSource, Pulls
 from rucola.spark.options import Options
-from rucola.spark.places import Source, batch_ranges
+from rucola.spark.places import Source, at_offsets, batch_ranges
 from rucola.spark.planning import StoreSource, Stretch
 from rucola.spark.pushdown import narrowed, narrowed_ranges
 
@@ -23,7 +23,8 @@ def source_of(options: Options) -> Source:
 def plan(options: Options) -> Sequence[InputPartition]:
     """Return the partitions of a batch. Asks every store or broker where it ends."""
     source = source_of(options)
-    ranges = batch_ranges(options, source.bounds())
+    bounds = source.bounds()
+    ranges = batch_ranges(at_offsets(options, source, bounds), bounds)
     if options.tags is not None and not options.tags:
         return []
     return source.plan(narrowed_ranges(options.narrowing, ranges))

@@ -88,7 +88,8 @@ class Resending:
         partition = task.partitionId()
         sent = 0
         pace = Pace(None if self.rates is None else self.rates[partition])
-        attempt = f"{self.run}-{partition:05d}-{task.attemptNumber()}"
+        # Attempts are counted anew where Spark repeats a stage, these numbers are not.
+        attempt = f"{self.run}-{partition:05d}-{task.taskAttemptId()}"
         with asyncio.Runner() as runner, open_for_sending(self.ledger, attempt) as (writer, acks):
             producer = runner.run(Producer(self.target.producer_group, self.target.name_server).__aenter__())
             try:

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from pyspark.sql.pandas.functions import arrow_udf
 
 from rucola.errors import ConfigError, StoreError
 from rucola.message import properties
 from rucola.spark.lake import read_lake
-from rucola.spark.options import is_store, matching, parse_tags
+from rucola.spark.options import is_store, matching, parse, parse_tags
+from rucola.spark.planning import StoreSource
+from rucola.spark.session import Spark, session_of
+from rucola.spark.snapshot import is_lake
 from rucola.spark.source import FORMAT
 
 
@@ -120,17 +123,27 @@ def _day(timestamp_ms: int) -> date:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).date()
 
 
+def check_source(source: str | Path, selection: Selection) -> None:
+    """Raise StoreError for what is neither a store directory nor a lake, ConfigError for topics that a store lacks."""
+    directory = Path(source).absolute()
+    if is_lake(directory):
+        return
+    if not is_store(directory):
+        raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
+    if selection.topics is not None:
+        StoreSource(parse({"storePath": str(directory), **selection.read_options()})).bounds()
+
+
 def messages_of(
-    spark: SparkSession, source: str | Path, selection: Selection, options: Mapping[str, str] | None = None
+    spark: Spark, source: str | Path, selection: Selection, options: Mapping[str, str] | None = None
 ) -> DataFrame:
     """Return what is asked for of a store directory or a lake, whichever `source` is.
 
-    `options` are further ones for the data source, heeded for a store. Raises StoreError where there is neither.
+    `options` are further ones for the data source, heeded for a store. Raises what `check_source` does.
     """
-    directory = Path(source).absolute()
-    if (directory / "_rucola").is_dir():
-        return selection.of(read_lake(spark, directory))
-    if not is_store(directory):
-        raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
+    check_source(source, selection)
+    directory, session = Path(source).absolute(), session_of(spark)
+    if is_lake(directory):
+        return selection.of(read_lake(session, directory))
     given = {"storePath": str(directory), **selection.read_options(), **(options or {})}
-    return selection.of(spark.read.format(FORMAT).options(**given).load())
+    return selection.of(session.read.format(FORMAT).options(**given).load())

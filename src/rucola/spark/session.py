@@ -1,4 +1,5 @@
-"""A Spark session on this machine, with nothing to set up but a Java runtime; or the one that spark-submit asks for.
+"""A Spark session, on this machine or where a master is, with nothing to set up but a Java runtime; or the one that
+spark-submit asks for.
 
 Spark 4 runs on Java 17 or newer. The one in JAVA_HOME is taken, then the one on PATH, then the oldest fitting one
 where Linux distributions put theirs; its version is read from the file `release` that every runtime carries.
@@ -9,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from rucola.errors import ConfigError
@@ -24,6 +27,9 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """What spark-submit leaves in the environment of the Python program that it starts."""
 _SHORT: Final = " -XX:TieredStopAtLevel=1"
 """Code is compiled by the quick compiler only. Over a short life the thorough one costs more than it gains."""
+_MASTER: Final = re.compile(r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://\S+:\d+\S*|k8s://\S+|yarn")
+_NEAR: Final = re.compile(r"local|spark://(localhost|127\.0\.0\.1|\[::1\]):\d+$")
+"""Masters whose executors are on this machine, so that nothing has to be heard beyond it."""
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -32,29 +38,40 @@ def local_session(
     cores: int | str = "*",
     configuration: Mapping[str, str] | None = None,
     *,
+    master: str | None = None,
     is_short: bool = False,
 ) -> SparkSession:
-    """Return the session of this process, made on `cores` cores of this machine if there is none yet.
+    """Return the session of this process, made if there is none yet: on `cores` cores of this machine, or by `master`.
 
     Where spark-submit has started the process, its session is where that says, and only what concerns queries is set.
-    Times are UTC, columns travel as Arrow, there is no web page and nothing listens beyond the loopback address. A
-    `configuration` of Spark's own names overrides any of this. A session that `is_short` is for seconds of work: the
+    Times are UTC, columns travel as Arrow, there is no web page, and nothing listens beyond the loopback address unless
+    the master is beyond it. Workers elsewhere run the interpreter at the path of this one, or what PYSPARK_PYTHON says.
+    A `configuration` of Spark's own names overrides any of this. A session that `is_short` is for seconds of work: the
     runtime starts and warms up at half the processor time, and is slower at what goes on for minutes. Raises
-    ConfigError when no Java runtime fits.
+    ConfigError when no Java runtime fits, or the master is none.
     """
+    if master is not None and _MASTER.fullmatch(master) is None:
+        raise ConfigError(f"{master!r} is no master of Spark; give local[4], spark://host:7077, yarn or k8s://address")
     builder = SparkSession.builder.appName(app_name)
     is_submitted = _SUBMITTED in os.environ
+    if is_submitted and master is not None:
+        raise ConfigError(f"spark-submit has said which master to use; leave out the master {master}")
+    master = master or f"local[{cores}]"
+    is_near = _NEAR.match(master) is not None
     if not is_submitted:
-        builder = builder.master(f"local[{cores}]")
+        builder = builder.master(master)
     if not is_submitted and SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = str(java_home())
         # The processes that look for data sources and plan reads know no other way to this interpreter.
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        # Spares Spark asking the name service who this machine is.
-        os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = "127.0.0.1"
+        if is_near or "PYSPARK_PYTHON" not in os.environ:
+            os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        if is_near:
+            # Spares Spark asking the name service who this machine is.
+            os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = "127.0.0.1"
+    near = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+        **(near if is_near else {}),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -70,7 +87,52 @@ def local_session(
     for name, value in settings.items():
         if not is_submitted or name.startswith("spark.sql.") or name in (configuration or {}):
             builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except Py4JJavaError as error:
+        why = str(error.java_exception.getMessage()).splitlines()[0]
+        raise ConfigError(f"Spark could not begin on {master}: {why}") from error
+
+
+class LaterSession:
+    """The session of this process, made when a job first needs it.
+
+    A runtime takes seconds to start. Until then a job has found out whether there is anything to do, and said what is
+    wrong.
+    """
+
+    def __init__(self, app_name: str, master: str | None = None) -> None:
+        self._app_name = app_name
+        self._master = master
+        self.made: SparkSession | None = None
+
+    def get(self) -> SparkSession:
+        """Return the session; raises what `local_session` does."""
+        if self.made is None:
+            before = signal.getsignal(signal.SIGINT)
+            self.made = local_session(self._app_name, master=self._master)
+            # Spark takes the signal for itself, but who has said what is to come of it means that.
+            signal.signal(signal.SIGINT, _end if before is signal.default_int_handler else before)
+        return self.made
+
+
+def _end(number: int, _: object) -> None:
+    """End the process at once, as jobs can be ended anywhere; the runtime goes when nobody holds its input.
+
+    Any other way leads through the connection to it, where a call is waiting, and prints a hundred lines.
+    """
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # a progress bar has hidden the cursor
+    os._exit(128 + number)
+
+
+Spark: TypeAlias = SparkSession | LaterSession
+"""What a job is given."""
+
+
+def session_of(spark: Spark) -> SparkSession:
+    """Return the session itself."""
+    return spark.get() if isinstance(spark, LaterSession) else spark
 
 
 def java_home() -> Path:

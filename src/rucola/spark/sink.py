@@ -6,7 +6,8 @@ Columns of a row, of which only `body` must be there:
     body         binary, or string, which is sent as UTF-8
     tags         string
     keys         array<string>, or string with the keys separated by blanks
-    properties   map<string,string>; names that are the system's are left out
+    properties   map<string,string>; names that are the system's are left out, but those that ask for a time, such as
+                 TIMER_DELIVER_MS
     flag         int
     delayLevel   int; the broker keeps the message back so long, see `rucola.message.delay`
     msgId        string; the unique key of the message

@@ -96,6 +96,11 @@ class Snapshot:
     replaced: tuple[Replaced, ...] = ()
 
 
+def is_lake(directory: Path) -> bool:
+    """Tell whether messages were archived into this directory."""
+    return (directory / OWN).is_dir()
+
+
 def snapshot_path(root: Path) -> Path:
     """Return where the snapshot of the lake in a directory stands."""
     return root / OWN / "snapshot.json"
@@ -104,7 +109,7 @@ def snapshot_path(root: Path) -> Path:
 def read_snapshot(root: str | Path) -> Snapshot:
     """Return what the lake in a directory holds now. Raises StoreError where there is no lake."""
     root = Path(root)
-    if not (root / OWN).is_dir():
+    if not is_lake(root):
         raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
     return read_json(snapshot_path(root), Snapshot) or Snapshot()
 

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from rucola.errors import StoreError
 from rucola.spark import reader
 from rucola.spark.options import Options
-from rucola.spark.places import Offsets, Place, from_json, initial_offsets, settled, to_json
+from rucola.spark.places import Offsets, Place, at_offsets, from_json, initial_offsets, settled, to_json
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -39,7 +39,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: Offsets | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - these are Spark's names
-        return to_json(initial_offsets(self._options, self._source.bounds()))
+        bounds = self._source.bounds()
+        return to_json(initial_offsets(at_offsets(self._options, self._source, bounds), bounds))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         count = self._options.max_offsets_per_trigger

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rucola.cli.output import print_json, print_table
-from rucola.cli.pipeline.command import json_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.errors import RemotingError
 
 if TYPE_CHECKING:
     from rucola.spark.jobs.archive import Summary
@@ -43,6 +44,7 @@ lake_option = click.option(
 @click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
 @click.option("--allow-loss", is_flag=True, help="Go on where messages were deleted before they were archived.")
 @click.option("--every", "interval_s", type=click.FloatRange(0), help="Go on for ever, so many seconds apart.")
+@master_option
 @json_option
 def archive(
     stores: Sequence[Path],
@@ -53,13 +55,15 @@ def archive(
     skip_corrupt: bool,
     allow_loss: bool,
     interval_s: float | None,
+    master: str | None,
     as_json: bool,
 ) -> None:
     """Write what is new in stores, or on live brokers, to Parquet, by topic and date, with an index of all keys.
 
     They may be in use. A second run adds what has come since; nothing is ever archived twice, nor missed, whenever a
     run is killed. Where many small files have come together they are made into few (see `compact`). With --every
-    the command ends after the run during which it is interrupted.
+    the command tells only of runs that found something, goes on when brokers are away for a while, and ends after the
+    run during which it is interrupted.
 
     \b
     Examples:
@@ -76,37 +80,47 @@ def archive(
     with spark_needed():
         from rucola.spark.jobs import archive as job
         from rucola.spark.jobs import compact as compaction
-        from rucola.spark.session import local_session
-    session = local_session("rucola pipeline archive")
+        from rucola.spark.session import LaterSession
+    session = LaterSession("rucola pipeline archive", master)
     said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
 
-    def archive_once() -> None:
+    for store in stores:
+        job.check_store(store)
+
+    def archive_once() -> Iterator[Summary]:
         if name_server is not None:
             with tasks_shown(session, f"archive {name_server}"):
                 summary = job.run_live(session, name_server, out, **said)
-            _show(summary, as_json)
+            yield summary
         corrupt = "skip" if skip_corrupt else "fail"
         for store, name in zip_longest(stores, names):
             with tasks_shown(session, f"archive {store}"):
                 summary = job.run(session, store, out, broker_name=name, corrupt_records=corrupt, **said)
-            _show(summary, as_json)
+            yield summary
         with tasks_shown(session, "compact"):
             compaction.run(session, out)
 
-    if interval_s is None:
-        archive_once()
-        return
-    with _interrupted() as wait:
-        archive_once()
-        while not wait(interval_s):
-            archive_once()
+    with _interrupted(interval_s is not None) as wait:
+        for summary in archive_once():
+            _show(summary, as_json)
+        while interval_s is not None and not wait(interval_s):
+            try:
+                for summary in archive_once():
+                    if summary.rows or as_json:
+                        _show(summary, as_json)
+            except RemotingError as error:
+                # Brokers are restarted; what they have stays theirs until they are back.
+                click.echo(f"{error}; trying again in {interval_s:g} s", err=True)
 
 
 @contextmanager
-def _interrupted() -> Iterator[Callable[[float], bool]]:
-    """Give a function that waits so many seconds, and says whether SIGINT or SIGTERM came meanwhile or before."""
+def _interrupted(is_awaited: bool) -> Iterator[Callable[[float], bool]]:
+    """Give a function that waits so many seconds, and says whether SIGINT or SIGTERM came meanwhile or before.
+
+    Where that `is_awaited`, the signals do nothing else.
+    """
     told = threading.Event()
-    numbers = signal.SIGINT, signal.SIGTERM
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_awaited else ()
     before = [signal.signal(number, lambda *_: told.set()) for number in numbers]
     try:
         yield told.wait
@@ -127,8 +141,9 @@ def _show(summary: Summary, as_json: bool) -> None:
 @click.command()
 @lake_option
 @click.option("--at-least", "least_files", type=click.IntRange(2), default=2, show_default=True, help="Small files.")
+@master_option
 @json_option
-def compact(lake: Path, least_files: int, as_json: bool) -> None:
+def compact(lake: Path, least_files: int, master: str | None, as_json: bool) -> None:
     """Make the small files of a lake into few, of each topic and day, and of the index of keys.
 
     A search sees every message once meanwhile. Files that were replaced stay an hour for who reads them, and go with
@@ -140,8 +155,8 @@ def compact(lake: Path, least_files: int, as_json: bool) -> None:
     """
     with spark_needed():
         from rucola.spark.jobs.compact import run
-        from rucola.spark.session import local_session
-    session = local_session("rucola pipeline compact")
+        from rucola.spark.session import LaterSession
+    session = LaterSession("rucola pipeline compact", master)
     with tasks_shown(session, "compact"):
         summary = run(session, lake, least_files=least_files)
     if as_json:

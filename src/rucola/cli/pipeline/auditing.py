@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.cli.output import print_json, print_table
-from rucola.cli.pipeline.command import json_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
 from rucola.cli.pipeline.selecting import selected, selecting
 
 
@@ -29,6 +29,7 @@ from rucola.cli.pipeline.selecting import selected, selecting
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="So many hot keys of each topic.")
 @click.option("--delay-levels", metavar="LEVELS", help="The brokers' messageDelayLevel, if it was changed.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
+@master_option
 @json_option
 def audit(
     sources: Sequence[Path],
@@ -42,6 +43,7 @@ def audit(
     top: int,
     delay_levels: str | None,
     skip_corrupt: bool,
+    master: str | None,
     as_json: bool,
 ) -> None:
     """Count what went through stores and lakes: traffic, lag, retries, dead letters, repeats, latency, hot keys, sizes.
@@ -54,8 +56,8 @@ def audit(
     with spark_needed():
         from rucola.spark.jobs.audit import run
         from rucola.spark.selection import Selection
-        from rucola.spark.session import local_session
-    session = local_session("rucola pipeline audit")
+        from rucola.spark.session import LaterSession
+    session = LaterSession("rucola pipeline audit", master)
     with tasks_shown(session, "audit"):
         audited = run(
             session,

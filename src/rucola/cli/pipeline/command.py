@@ -13,15 +13,21 @@ from rucola.cli.output import progress_bar
 from rucola.spark.progress import tasks_told
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from rucola.spark.session import LaterSession
 
-__all__ = ["json_option", "spark_needed", "tasks_shown"]
+__all__ = ["json_option", "master_option", "spark_needed", "tasks_shown"]
+
+master_option = click.option(
+    "--master",
+    metavar="URL",
+    help="Where Spark works: local[4], spark://HOST:PORT, ...; by default on all cores of this machine.",
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="What was done or found, as JSON.")
 
 
 @contextmanager
-def tasks_shown(session: SparkSession, title: str) -> Iterator[None]:
+def tasks_shown(session: LaterSession, title: str) -> Iterator[None]:
     """Show on a terminal how many tasks of Spark's active stages are done. Print nothing inside."""
     with progress_bar(title) as progress:
         if progress is None:

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from rucola.cli.output import print_json
-from rucola.cli.pipeline.command import json_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
 from rucola.cli.store.directory import config_option, directory_argument, settings_of
 from rucola.cli.store.mending import rebuilt_text
 
@@ -17,8 +17,9 @@ from rucola.cli.store.mending import rebuilt_text
 @directory_argument
 @config_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write here, and leave DIR as it is.")
+@master_option
 @json_option
-def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json: bool) -> None:
+def rebuild(directory: Path, config_file: Path | None, out: Path | None, master: str | None, as_json: bool) -> None:
     """Write the ConsumeQueues and the index of the store DIR anew, from its CommitLog, on all cores.
 
     Does what `rucola store rebuild` does, which takes one core and no Java, and writes the same bytes.
@@ -30,9 +31,9 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
     """
     with spark_needed():
         from rucola.spark.jobs.rebuild import run
-        from rucola.spark.session import local_session
+        from rucola.spark.session import LaterSession
     settings = settings_of(directory, config_file)
-    session = local_session("rucola pipeline rebuild")
+    session = LaterSession("rucola pipeline rebuild", master)
     with tasks_shown(session, "rebuild"):
         done = run(session, directory, out, settings=settings)
     if as_json:

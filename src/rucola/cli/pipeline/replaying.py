@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.cli.output import print_json, print_table, progress_bar
-from rucola.cli.pipeline.command import json_option, spark_needed
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed
 from rucola.cli.pipeline.selecting import selected, selecting
 
 
@@ -32,6 +32,7 @@ from rucola.cli.pipeline.selecting import selected, selecting
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="At most so many messages a second.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be sent.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
+@master_option
 @json_option
 @click.pass_context
 def replay(
@@ -49,6 +50,7 @@ def replay(
     rate: float | None,
     dry_run: bool,
     skip_corrupt: bool,
+    master: str | None,
     as_json: bool,
 ) -> None:
     """Send messages of a store or a lake again, to live brokers.
@@ -68,10 +70,10 @@ def replay(
         from rucola.spark.jobs.replay import run
         from rucola.spark.ledger import Reached
         from rucola.spark.selection import Selection
-        from rucola.spark.session import local_session
+        from rucola.spark.session import LaterSession
     with progress_bar("replay") as progress:
         summary = run(
-            local_session("rucola pipeline replay"),
+            LaterSession("rucola pipeline replay", master),
             source,
             name_server=None if dry_run else name_server,
             ledger=None if dry_run else ledger,

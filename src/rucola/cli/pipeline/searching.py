@@ -10,7 +10,7 @@ import click
 from rucola.cli.message_view import message_json
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.cli.pipeline.archiving import lake_option
-from rucola.cli.pipeline.command import json_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
 from rucola.cli.pipeline.selecting import selected, selecting
 
 
@@ -19,6 +19,7 @@ from rucola.cli.pipeline.selecting import selected, selecting
 @selecting
 @click.option("-i", "--msgId", "offset_msg_id", help="Only the message to which the broker gave this offsetMsgId.")
 @click.option("-m", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True, help="At most.")
+@master_option
 @json_option
 def search(
     lake: Path,
@@ -30,6 +31,7 @@ def search(
     end: int | None,
     offset_msg_id: str | None,
     most: int,
+    master: str | None,
     as_json: bool,
 ) -> None:
     """Archived messages, newest first, that meet every condition given.
@@ -45,11 +47,11 @@ def search(
     with spark_needed():
         from rucola.spark.jobs.search import run, run_without_spark
         from rucola.spark.selection import Selection
-        from rucola.spark.session import local_session
+        from rucola.spark.session import LaterSession
     selection = Selection(**selected(topics, tags, keys, sql, begin, end))
     found = run_without_spark(lake, selection, offset_msg_id, most=most)
     if found is None:
-        session = local_session("rucola pipeline search")
+        session = LaterSession("rucola pipeline search", master)
         with tasks_shown(session, "search"):
             found = run(session, lake, selection, most=most)
     if as_json:

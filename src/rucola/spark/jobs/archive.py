@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
@@ -34,6 +34,7 @@ from rucola.spark.live import LiveSource
 from rucola.spark.options import is_store, parse
 from rucola.spark.places import Place, Queue, Ranges, to_json
 from rucola.spark.planning import log_end
+from rucola.spark.session import Spark, session_of
 from rucola.spark.snapshot import Progress
 from rucola.spark.source import FORMAT
 from rucola.store.reader import StoreReader
@@ -128,8 +129,15 @@ def archive(messages: DataFrame) -> DataFrame:
     return messages.withColumn("date", F.date_from_unix_date(days))
 
 
+def check_store(store: str | Path) -> None:
+    """Raise StoreError where this is no store directory."""
+    directory = Path(store).absolute()
+    if not is_store(directory):
+        raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
+
+
 def run(
-    spark: SparkSession,
+    spark: Spark,
     store: str | Path,
     lake: str | Path,
     *,
@@ -145,9 +153,8 @@ def run(
     directory, is damaged, or is not the one that was archived under this name before; ConfigError when the lake
     cannot be used. Nothing is archived then.
     """
+    check_store(store)
     directory = Path(store).absolute()
-    if not is_store(directory):
-        raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
         known = _known(target, name, is_live=False)
@@ -162,8 +169,9 @@ def run(
             "endingCommitLogOffset": str(end),
             "includeSystemTopics": str(include_system_topics).lower(),
             "corruptRecords": corrupt_records,
+            "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        staged = stage(target, spark.read.format(FORMAT).options(**options).load())
+        staged = stage(target, session_of(spark).read.format(FORMAT).options(**options).load())
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
         progress = _advanced(replace(known or Progress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
@@ -173,7 +181,7 @@ def run(
 
 
 def run_live(
-    spark: SparkSession,
+    spark: Spark,
     name_server: str,
     lake: str | Path,
     *,
@@ -186,8 +194,10 @@ def run_live(
     where nobody answers. Nothing is archived then.
     """
     chosen = {"nameServer": name_server, "includeSystemTopics": str(include_system_topics).lower()}
-    bounds = LiveSource(parse(chosen)).bounds()
+    source = LiveSource(parse(chosen))
+    source.bounds()  # so that no lake is made where nobody answers
     with open_lake(lake) as target:
+        bounds = source.bounds()  # those of before may have been archived by another run since
         summary = Summary(name_server, str(target.root))
         names = sorted({place.broker_name for place in bounds})
         known = {name: _known(target, name, is_live=True) for name in names}
@@ -204,7 +214,7 @@ def run_live(
             "endingOffsets": json.dumps(to_json(ends)),
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        staged = stage(target, spark.read.format(FORMAT).options(**options).load())
+        staged = stage(target, session_of(spark).read.format(FORMAT).options(**options).load())
         progress = {}
         for name, archived in known.items():
             upto = {

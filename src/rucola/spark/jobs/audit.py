@@ -41,7 +41,8 @@ from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_syst
 from rucola.spark import report
 from rucola.spark.failure import plainly
 from rucola.spark.options import is_store
-from rucola.spark.selection import Selection, messages_of
+from rucola.spark.selection import Selection, check_source, messages_of
+from rucola.spark.session import Spark, session_of
 from rucola.store.reader import StoreReader
 
 HOT_KEYS: Final = 10
@@ -240,7 +241,7 @@ class Audit:
 
 
 def run(
-    spark: SparkSession,
+    spark: Spark,
     sources: Sequence[str | Path],
     out: str | Path | None = None,
     *,
@@ -259,8 +260,11 @@ def run(
         raise ConfigError("nothing to audit is given: name a store directory or a lake")
     selection = selection or Selection()
     options = {"corruptRecords": corrupt_records}
-    found = [facts(messages_of(spark, source, selection, options)) for source in sources]
-    traces = [_traces(spark, Path(source), options) for source in sources]
+    for source in sources:
+        check_source(source, selection)
+    session = session_of(spark)
+    found = [facts(messages_of(session, source, selection, options)) for source in sources]
+    traces = [_traces(session, Path(source), options) for source in sources]
     counted = united(found).persist(StorageLevel.MEMORY_AND_DISK)
     progress = [row for source in sources for row in _progress(Path(source), selection)]
     try:
@@ -271,7 +275,7 @@ def run(
             "sizes": sizes(counted),
             "hot_keys": hot_keys(counted, hottest),
             "consumption": consumption(counted, united(traces), delay_levels or DEFAULT_DELAY_LEVELS),
-            "lags": lags(counted, spark.createDataFrame(progress, _PROGRESS)),
+            "lags": lags(counted, session.createDataFrame(progress, _PROGRESS)),
         }
         with plainly():
             tables = {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}

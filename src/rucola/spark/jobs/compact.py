@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from rucola.spark.failure import plainly
 from rucola.spark.key_index import read_keys, runs_to_merge, write_keys
 from rucola.spark.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, open_lake, read_lake
+from rucola.spark.session import Spark, session_of
 from rucola.spark.snapshot import RowFile, read_snapshot
 
 SMALL_SIZE: Final = 16 << 20
@@ -67,7 +68,7 @@ def small_files(files: Sequence[RowFile], least_files: int) -> list[RowFile]:
 
 
 def run(
-    spark: SparkSession,
+    spark: Spark,
     lake: str | Path,
     *,
     least_files: int = LEAST_FILES,
@@ -88,13 +89,15 @@ def run(
             # As many rows to a file as make the target at the size that they have now.
             most_rows = math.ceil(sum(file.rows for file in rows) / sum(file.size for file in rows) * TARGET_SIZE)
             places = {(file.topic, file.date) for file in rows}
+            session = session_of(spark)
             ordered = compact(
-                read_lake(spark, target.root, rows), min(len(places), spark.sparkContext.defaultParallelism)
+                read_lake(session, target.root, rows), min(len(places), session.sparkContext.defaultParallelism)
             )
             options = {**ROW_OPTIONS, "maxRecordsPerFile": str(most_rows)}
             ordered.write.options(**options).partitionBy(*PARTITION_COLUMNS).parquet(str(target.staged_rows))
         if keys:
-            write_keys(read_keys(spark, target.root, keys), sum(file.entries for file in keys), target.staged_keys)
+            entries = read_keys(session_of(spark), target.root, keys)
+            write_keys(entries, sum(file.entries for file in keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)

@@ -29,6 +29,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
 from rucola.spark.failure import plainly
+from rucola.spark.session import Spark, session_of
 from rucola.store.config import StoreConfig
 from rucola.store.rebuild import Progress, Rebuilt
 from rucola.store.rebuild import rebuild as rebuild_by
@@ -116,7 +117,7 @@ def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
 
 
 def run(
-    spark: SparkSession, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
+    spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> Rebuilt:
     """Write ConsumeQueues and index of a store anew, in place or under `out`, as `rucola.store.rebuild.rebuild` does.
 
@@ -127,13 +128,14 @@ def run(
     )
 
 
-def build(spark: SparkSession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
+def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
+    session = session_of(spark)
     for name in ("consumequeue", "index"):
         (target / name).mkdir(parents=True)
     pieces = Pieces(log, target, settings)
     begins = log_files(log)
-    files = spark.createDataFrame(list(enumerate(begins)), _FILE)
+    files = session.createDataFrame(list(enumerate(begins)), _FILE)
     found = taken_in(files, pieces, len(begins)).persist(StorageLevel.DISK_ONLY)
     try:
         with plainly():
@@ -141,9 +143,9 @@ def build(spark: SparkSession, log: Path, target: Path, settings: StoreConfig, _
                 [Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()]
             )
             runs = found.where(found.physical_offset < taken[-1].end)
-            written = queues(runs, pieces, 2 * spark.sparkContext.defaultParallelism).collect()
+            written = queues(runs, pieces, 2 * session.sparkContext.defaultParallelism).collect()
         entries = sum(each.entries for each in taken)
-        names = _write_index(spark, pieces, taken)
+        names = _write_index(session, pieces, taken)
     finally:
         found.unpersist()
     for directory in (target / "consumequeue", target / "index", target):

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
@@ -34,7 +34,8 @@ from rucola.spark.ledger import Ledger, Reached, SourceQueue, open_ledger
 from rucola.spark.options import SinkOptions, parse_sink
 from rucola.spark.progress import Progress, looking
 from rucola.spark.resending import Resending
-from rucola.spark.selection import Selection, messages_of
+from rucola.spark.selection import Selection, check_source, messages_of
+from rucola.spark.session import Spark, session_of
 
 GROUP: Final = "rucola_replay"
 
@@ -141,7 +142,7 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
 
 
 def run(
-    spark: SparkSession,
+    spark: Spark,
     source: str | Path,
     *,
     name_server: str | None = None,
@@ -168,14 +169,18 @@ def run(
         return Summary(str(source), topic, _count(spark, source, selection, options), {}, is_dry=True)
     given = {"nameServer": name_server, "producerGroup": producer_group}
     target = parse_sink(given if topic is None else {**given, "topic": topic})
+    check_source(source, selection)
     with open_ledger(ledger) as opened:
+        if topic is not None:
+            asyncio.run(_check_topics({topic}, target))
         queues = _settled(opened, spark, source, selection, options, target)
         before = dict(opened.acks().reached)
         left = [queue for queue in queues if _rows_left(queue, before)]
         sent = 0
         if left:
             asyncio.run(_check_topics({topic or queue.topic for queue in left}, target))
-            lanes = deal(left, before, spark.sparkContext.defaultParallelism)
+            session = session_of(spark)
+            lanes = deal(left, before, session.sparkContext.defaultParallelism)
             rates = None if rate is None else _rates(lanes, before, rate)
             work = Resending(uuid.uuid4().hex, opened.directory, target, rates)
             rows = [
@@ -183,15 +188,15 @@ def run(
                 for lane, dealt in enumerate(lanes)
                 for queue in dealt
             ]
-            messages = messages_of(spark, source, selection, options)
-            waiting = in_lanes(messages, spark.createDataFrame(rows, _LANES), len(lanes))
+            messages = messages_of(session, source, selection, options)
+            waiting = in_lanes(messages, session.createDataFrame(rows, _LANES), len(lanes))
             with plainly(), _watched(opened, sum(queue.rows for queue in queues), progress):
                 sent = sum(row.sent for row in waiting.mapInArrow(work, "sent bigint").collect())
         return Summary(str(source), topic, queues, opened.acks().reached, sent)
 
 
 def _count(
-    spark: SparkSession, source: str | Path, selection: Selection, options: Mapping[str, str]
+    spark: Spark, source: str | Path, selection: Selection, options: Mapping[str, str]
 ) -> tuple[QueueToReplay, ...]:
     messages = messages_of(spark, source, selection, {**options, "includeBody": "false"})
     with plainly():
@@ -201,7 +206,7 @@ def _count(
 
 def _settled(
     ledger: Ledger,
-    spark: SparkSession,
+    spark: Spark,
     source: str | Path,
     selection: Selection,
     options: Mapping[str, str],

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message import MessageExt
@@ -28,6 +28,7 @@ from rucola.spark.lake import read_lake
 from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id, files_at, has_key, messages_of, places
 from rucola.spark.options import matching, parse_tags
 from rucola.spark.selection import Selection
+from rucola.spark.session import Spark, session_of
 from rucola.spark.snapshot import read_snapshot
 
 _MOST_OFFSETS: Final = 1000
@@ -40,7 +41,7 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
     return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
 
 
-def find(spark: SparkSession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must.
 
     Raises StoreError where there is no lake, InvalidMessage for what is no offsetMsgId.
@@ -61,14 +62,14 @@ def find(spark: SparkSession, lake: str | Path, selection: Selection, offset_msg
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         files = [file for file in files if file.least <= physical_offset <= file.most]
         offsets = [physical_offset]
-    rows = read_lake(spark, root, files)
+    rows = read_lake(session_of(spark), root, files)
     if offsets is not None and len(offsets) <= _MOST_OFFSETS:
         rows = rows.where(F.col("commitLogOffset").isin(offsets))
     return search(rows, selection, offset_msg_id)
 
 
 def run(
-    spark: SparkSession,
+    spark: Spark,
     lake: str | Path,
     selection: Selection,
     offset_msg_id: str | None = None,

@@ -1,0 +1,253 @@
+"""The commands of `rucola pipeline` as a whole: what they say before Spark is there, where it works, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from rucola.cli.main import main
+from rucola.client import Message
+from rucola.client.sync import Producer
+from rucola.errors import ConfigError
+from rucola.spark import session
+from rucola.spark.jobs import archive
+from rucola.spark.ledger import Acks
+from rucola.spark.session import LaterSession, local_session
+from rucola.spark.snapshot import read_snapshot
+from servers import RUCOLA, server
+from spark.small_store import SmallStore
+from spark.test_archive_killed import DEADLINE_S, until
+from spark.test_sink import broker
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+@pytest.fixture
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for a session fails."""
+
+    def refuse(*_: object, **__: object) -> SparkSession:
+        raise AssertionError("a session was asked for")
+
+    monkeypatch.setattr(session, "local_session", refuse)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("archive --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
+        ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
+        ("archive --store STORE --out STORE", "STORE holds other things than a lake"),
+        ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
+        ("compact --lake EMPTY", "EMPTY is no lake"),
+        ("search --lake EMPTY -t T", "EMPTY is no lake"),
+        ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
+        ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
+        ("rebuild EMPTY", "EMPTY is no store directory"),
+        ("rebuild STORE --out STORE", "STORE is not empty"),
+        ("replay --from EMPTY --dry-run", "EMPTY is neither a store directory nor a lake"),
+        ("replay --from STORE -t Nope --dry-run", "topic 'Nope' is not in STORE, which holds T"),
+        ("replay --from STORE -n 127.0.0.1:1 --ledger STORE", "STORE holds other things than the ledger"),
+        ("replay --from STORE -n 127.0.0.1:1 --ledger NEW --to T", "127.0.0.1:1"),
+        ("replay --from STORE -g a|b* --dry-run", "is no tag"),
+        ("replay --from STORE -s price> --dry-run", "price>"),
+    ],
+)
+def test_what_is_wrong_is_said_before_spark_is_there(
+    no_session: None, small_store: SmallStore, tmp_path: Path, command: str, said: str
+) -> None:
+    small_store.put("T")
+    (tmp_path / "empty").mkdir()
+    places = {"STORE": small_store.path, "EMPTY": tmp_path / "empty", "NEW": tmp_path / "new"}
+    for name, path in places.items():
+        command, said = re.sub(rf"\b{name}\b", str(path), command), said.replace(name, str(path))
+    result = CliRunner().invoke(main, ["pipeline", *command.split()])
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.spark
+def test_what_a_worker_finds_is_one_sentence(small_store: SmallStore, tmp_path: Path) -> None:
+    """Damage is met in a task; in the terminal there is what Rucola says of it, and nothing of what Spark does."""
+    place = small_store.put("T")
+    small_store.overwrite(place + 88, b"X")
+    command = ["pipeline", "archive", "--store", str(small_store.path), "--out", str(tmp_path / "lake")]
+    done = subprocess.run([*RUCOLA, *command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if "WARNING: Using incubator modules" not in line]
+    assert len(said) == 1
+    assert re.fullmatch(r"Error: .*/commitlog/0{20} at byte 0: the body does not match its CRC", said[0])
+
+
+@pytest.mark.spark
+def test_where_nothing_is_to_be_done_spark_is_not_asked(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_store.put("T", KEYS="k")
+    lake = str(tmp_path / "lake")
+    archive.run(spark, small_store.path, lake)
+    monkeypatch.setattr(session, "local_session", None)
+    for command in (["archive", "--store", str(small_store.path), "--out", lake], ["compact", "--lake", lake]):
+        result = CliRunner().invoke(main, ["pipeline", *command])
+        assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(main, ["pipeline", "search", "--lake", lake, "-k", "k", "--json"]).exit_code == 0
+
+
+# -- where Spark works ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("master", ["", "local[", "locally", "spark://", "spark://host", "http://host:7077"])
+def test_what_is_no_master_is_said(master: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no master of Spark; give local\[4\], spark://host:7077"):
+        local_session(master=master)
+
+
+def test_spark_submit_has_said_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
+        LaterSession("tests", "local[1]").get()
+
+
+@pytest.mark.spark
+def test_a_job_runs_on_the_master_that_is_named(small_store: SmallStore, tmp_path: Path) -> None:
+    """A standalone cluster of one master and one worker, each a process of its own; nothing else is said to the job."""
+    places = [small_store.put("T", n % 3, KEYS=f"k{n}") for n in range(50)]
+    lake = tmp_path / "lake"
+    given = "--store", str(small_store.path), "--out", str(lake)
+    with spark_process(tmp_path, "master.Master", "--host", "127.0.0.1", "--port", "0") as running:
+        master = line_of(running, tmp_path / "master.Master", r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
+        size = ("--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / "work"))
+        with spark_process(tmp_path, "worker.Worker", "--host", "127.0.0.1", *size, master):
+            done = subprocess.run(
+                [*RUCOLA, "pipeline", "archive", *given, "--master", master, "--json"],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            assert json.loads(done.stdout)["rows"] == len(places)
+            # An executor of that worker has done it, and has said so to nobody else.
+            assert len(list((tmp_path / "work").glob("app-*/0/stderr"))) == 1
+    assert sum(file.rows for file in read_snapshot(lake).rows) == len(places)
+
+
+@contextmanager
+def spark_process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Spark's own cluster, whose log is the file of its name."""
+    machine = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
+    with (
+        open(folder / name, "wb") as log,
+        subprocess.Popen(
+            [SPARK_CLASS, f"org.apache.spark.deploy.{name}", "--webui-port", "0", *arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **machine, "JAVA_HOME": str(session.java_home())},
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def line_of(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+    """Wait until a process has written a line, and return what it says."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        found.extend(re.findall(pattern, log.read_text()))
+        return bool(found)
+
+    until(is_there, process)
+    return found[0]
+
+
+# -- going on for ever ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_an_archive_outlives_its_brokers_and_ends_when_it_is_told(tmp_path: Path) -> None:
+    """Brokers are killed and come back; then the whole foreground is interrupted, as Ctrl-C at a terminal does."""
+    lake, out, log = tmp_path / "lake", tmp_path / "out", tmp_path / "log"
+    serving = ["standalone", "--store", tmp_path / "broker"]
+
+    def send(namesrv: str, count: int) -> None:
+        with Producer("senders", namesrv) as producer:
+            for n in range(count):
+                producer.send(Message("T", b"body", keys=f"k{n}"))
+
+    def archived() -> int:
+        return sum(file.rows for file in read_snapshot(lake).rows) if lake.is_dir() else 0
+
+    def comes(condition: Callable[[], bool]) -> None:
+        try:
+            until(condition, process)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {log.read_text()}") from None
+
+    with ExitStack() as stack:
+        stdout, stderr = (stack.enter_context(path.open("w")) for path in (out, log))
+        with server(*serving, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "first") as running:
+            namesrv, address = running.addresses()
+            send(namesrv, 5)
+            command = [*RUCOLA, "pipeline", "archive", "-n", namesrv, "--out", str(lake), "--every", "0.2"]
+            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, start_new_session=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            comes(lambda: archived() == 5)
+            comes(lambda: "messages of" in out.read_text())
+        comes(lambda: "; trying again in 0.2 s\n" in log.read_text())
+        ports = ["--namesrv-port", namesrv.rpartition(":")[2], "--broker-port", address.rpartition(":")[2]]
+        with server(*serving, *ports, log=tmp_path / "second"):
+            send(namesrv, 3)
+            comes(lambda: archived() == 8)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 0, log.read_text()
+    assert re.findall(r"^(\d+) messages of", out.read_text(), re.MULTILINE) == ["5", "3"]
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.spark
+def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_path: Path) -> None:
+    for n in range(40):
+        small_store.put("T", n % 2, UNIQ_KEY=f"U{n}")
+    acks = Acks(tmp_path / "ledger")
+
+    def is_sending() -> bool:
+        acks.refresh()
+        return acks.count > 0
+
+    with broker(tmp_path / "broker", "T") as namesrv:
+        given = ["--from", str(small_store.path), "-n", namesrv, "--ledger", str(tmp_path / "ledger"), "--rate", "1"]
+        with subprocess.Popen(
+            [*RUCOLA, "pipeline", "replay", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            until(is_sending, process)
+            os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert [line for line in said.splitlines() if "WARNING: Using incubator modules" not in line] == []
+
+
+@pytest.mark.spark
+def test_sigterm_ends_an_archive_that_waits(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    small_store.put("T")
+    archive.run(spark, small_store.path, tmp_path / "lake")
+    command = ["archive", "--store", str(small_store.path), "--out", str(tmp_path / "lake"), "--every", "86400"]
+    with subprocess.Popen([*RUCOLA, "pipeline", *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("0 messages of ")
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
