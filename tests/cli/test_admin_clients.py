@@ -66,6 +66,11 @@ def test_its_inside_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
     rows = cluster.rows(f"consumerStatus -g {GROUP}")
     assert ["Rebalance", "OK"] in rows
     assert ["consumerGroup", ":", GROUP] in rows
+    assert {"GOrder", f"%RETRY%{GROUP}"} == set(info["statusTable"])
+    assert set(info["statusTable"]["GOrder"]) == {
+        "consumeFailedMsgs", "consumeFailedTPS", "consumeOKTPS", "consumeRT", "pullRT", "pullTPS",
+    }  # fmt: skip
+    assert ["#Consumer", "RT&TPS#"] in rows
     assert ["Rebalance", "OK"] not in cluster.rows(f"consumerStatus -g {GROUP} -i {client_id(cluster)}")
 
 
