@@ -11,6 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cluster import Cluster, cluster
+from rucola.client import Message
+from rucola.client.sync import Producer
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
@@ -95,6 +97,31 @@ def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkSession
         rows = archived(spark, tmp_path / "lake")
         assert rows == sorted(sent[:2] + sent[-summary.rows :])
         assert (await archiving()).rows == 0
+
+    with_cluster(tmp_path, spark, test)
+
+
+@pytest.mark.spark
+def test_two_runs_by_turns_archive_each_message_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run asks the brokers, then another one archives, and what has come meanwhile, before the first has the lake."""
+    lake = tmp_path / "lake"
+
+    async def test(running: Cluster, archiving: Archiving) -> None:
+        await running.create_topic(await running.start_broker("broker-a"), "T")
+        sent = await send(running, "T", 4)
+
+        def open_later(root: str | Path) -> Any:
+            monkeypatch.undo()
+            with Producer("senders", running.namesrv) as producer:
+                sent.extend(producer.send(Message("T", b"later")).msg_id for _ in range(8))
+            assert archive.run_live(spark, running.namesrv, lake).rows == 12
+            return archive.open_lake(root)
+
+        monkeypatch.setattr(archive, "open_lake", open_later)
+        assert (await archiving()).rows == 0
+        assert archived(spark, lake) == sorted(sent)
 
     with_cluster(tmp_path, spark, test)
 
