@@ -16,6 +16,7 @@ from cluster import Cluster, Tally, cluster
 from rucola.client import MessageQueue, Producer, PullConsumer, SendResult, SendStatus
 from rucola.errors import (
     BrokerError,
+    ConfigError,
     InvalidMessage,
     MQError,
     RemotingError,
@@ -243,6 +244,21 @@ def test_messages_that_cannot_share_a_batch(tmp_path: Path, messages: list[Messa
         async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
             with pytest.raises(InvalidMessage, match=words):
                 await producer.send_batch(messages)
+
+    asyncio.run(run())
+
+
+def test_a_choice_that_is_no_queue_and_a_window_of_nothing_are_refused(tmp_path: Path) -> None:
+    """A selector that forgets to return would quietly spread what belongs together."""
+
+    async def run() -> None:
+        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+            await running.create_topic(await running.start_broker(), "T")
+            for choice in (lambda queues: None, 3):
+                with pytest.raises(ConfigError, match="which is no MessageQueue"):
+                    await producer.send(Message("T", b"x"), choice)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="in_flight is 0: it must be 1 or more"):
+                await sent(producer, [Message("T", b"x")], in_flight=0)
 
     asyncio.run(run())
 

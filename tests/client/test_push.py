@@ -475,3 +475,28 @@ def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
             assert left == set()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("message_model", "BROADCASTING", "MessageModel"),
+        ("consume_from", "CONSUME_FROM_FIRST_OFFSET", "ConsumeFromWhere"),
+        ("limits", 1000, "PullLimits"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(name: str, value: object, kind: str) -> None:
+    """A string for a message model would quietly share what all were to have."""
+    with pytest.raises(ConfigError, match=f"{name} is .*: it must be a {kind}"):
+        PushConsumer("c", "127.0.0.1:1", **{name: value})
+
+
+def test_a_filter_of_no_known_kind_and_a_listener_that_is_none_are_refused() -> None:
+    async def run() -> None:
+        consumer = PushConsumer("c", "127.0.0.1:1")
+        with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
+            consumer.subscribe("T", "a.*", "REGEX")
+        with pytest.raises(ConfigError, match="None cannot be"):
+            consumer.listen(None)  # type: ignore[arg-type]
+
+    asyncio.run(run())

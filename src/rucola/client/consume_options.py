@@ -72,6 +72,11 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Is told of every call of the listener."""
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("message_model", MessageModel), ("consume_from", ConsumeFromWhere), ("limits", PullLimits),
+        ):  # fmt: skip
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name} is {value!r}: it must be a {kind.__name__}")
         for name, least in (("concurrency", 1), ("pull_batch_size", 1), ("max_reconsume_times", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

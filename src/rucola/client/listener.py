@@ -58,7 +58,12 @@ class Call:
     """A listener made ready to be called with several messages at a time, or with one."""
 
     def __init__(self, function: Callable[[Any], Any], max_count: int | None) -> None:
-        """`max_count` None is a Listener, any number a BatchListener. ConfigError unless it is 1 to 1024."""
+        """`max_count` None is a Listener, any number a BatchListener.
+
+        ConfigError unless it is 1 to 1024, and for a listener that cannot be called.
+        """
+        if not callable(function):
+            raise ConfigError(f"a listener is called with messages, and {function!r} cannot be")
         if max_count is not None and not 1 <= max_count <= MAX_BATCH:
             raise ConfigError(f"a batch listener takes 1 to {MAX_BATCH} messages at a time, not {max_count}")
         self.max_count = max_count or 1

@@ -39,6 +39,7 @@ from rucola.client.selectors import MessageQueueSelector
 from rucola.client.stats import ProducerStats, SendCounts
 from rucola.errors import (
     BrokerError,
+    ConfigError,
     InvalidMessage,
     MQError,
     RemotingConnectError,
@@ -224,6 +225,8 @@ class Producer(GroupClient):
         Each message is checked, tried again and fails as by `send`; an error ends the stream, and leaves open
         whether the messages after it were stored. `messages` is read only as fast as answers come.
         """
+        if in_flight < 1:
+            raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more")
         window: deque[_Posted] = deque()
         try:
             async for message in _each(messages):
@@ -270,7 +273,12 @@ class Producer(GroupClient):
         return await self.send(message, of_broker[0] if of_broker else None, timeout_ms)
 
     async def _chosen(self, topic: str, choice: Choice) -> MessageQueue | None:
-        return choice(await self.queues(topic)) if callable(choice) else choice
+        if choice is None:
+            return None
+        chosen = choice(await self.queues(topic)) if callable(choice) else choice
+        if not isinstance(chosen, MessageQueue):
+            raise ConfigError(f"a message for topic {topic} cannot go to {chosen!r}, which is no MessageQueue")
+        return chosen
 
     def _pack(self, message: Message, chosen: MessageQueue | None = None) -> Parcel:
         self._must_be_open()

@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 
 PERSIST_INTERVAL_MS = 5000
 CLOSE_GRACE_MS = 10_000
+TAG = "TAG"
 SQL92 = "SQL92"
 BROADCASTING_INSTANCE = "DEFAULT"
 """The instance name of a client that broadcasts, so that it finds its offsets again when it is started again."""
@@ -129,14 +130,16 @@ class PushConsumer(GroupClient):
 
     # What an application calls.
 
-    def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
+    def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = TAG) -> None:
         """Consume the topic's messages with one of the tags in `expression` ("TagA || TagB"), or all by "*".
 
         With `expression_type` "SQL92" the expression is one on the messages' properties, such as "weight > 10 AND
         colour = 'red'", and brokers need enablePropertyFilter. Takes the place of an earlier subscription of the topic,
-        which may come into being later. All members of a group must subscribe alike. InvalidMessage.
+        which may come into being later. All members of a group must subscribe alike. InvalidMessage, ConfigError.
         """
         check_topic(topic)
+        if expression_type not in (TAG, SQL92):
+            raise ConfigError(f"expression_type is {expression_type!r}: it must be {TAG} or {SQL92}")
         if expression_type == SQL92:
             # The grammar costs start-up time and memory that only those pay who filter with it.
             from rucola.message import sql92
