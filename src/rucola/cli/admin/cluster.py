@@ -261,7 +261,14 @@ def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str
     Examples:
       rucola admin updateNamesrvConfig -k orderMessageEnable -v true
     """
-    ask(namesrv_addr, lambda client: client.update_name_server_config({key: value}))
+
+    async def change(client: AdminClient) -> None:
+        for address, settings in (await client.get_name_server_config()).items():
+            if key not in settings:  # which it would take without a word, and do nothing with
+                raise ConfigError(f"name server {address} has no setting {key}; getNamesrvConfig lists all")
+        await client.update_name_server_config({key: value})
+
+    ask(namesrv_addr, change)
     if as_json:
         print_json({key: value})
     else:
