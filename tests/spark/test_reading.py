@@ -230,8 +230,12 @@ def test_queues_begin_and_end_at_times(small_store: SmallStore) -> None:
 
 
 def test_large_logs_are_cut_at_the_target_size(small_store: SmallStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "TARGET_SIZE", 5000)
     places = [small_store.put(body=bytes(600)) for _ in range(60)]
+    options = parse({"storePath": str(small_store.path)})
+    assert len(plan(options)) == 1
+    monkeypatch.setattr(planning, "SMALL_SIZE", 5000)
+    assert len(plan(options)) == 4  # so that a few cores have something to do
+    monkeypatch.setattr(planning, "TARGET_SIZE", 5000)
     stretches = plan(parse({"storePath": str(small_store.path)}))
     assert [stretch.begin for stretch in stretches] == [0, *[stretch.end for stretch in stretches[:-1]]]
     assert len(stretches) == 8  # 9.6 times the target: the power of two next to it

@@ -42,6 +42,10 @@ TARGET_SIZE: Final = 128 * 1024 * 1024
 """Bytes in a partition, about, unless the log is huge. A task costs Spark some thirty milliseconds to start, which is
 little beside the time to read so many."""
 
+SMALL_SIZE: Final = TARGET_SIZE // 4
+FEW: Final = 4
+"""Up to so many partitions are as small as this, so that more than one core is at work on a small log."""
+
 CLOCK_SLACK_MS: Final = 10 * 60 * 1000
 """How far the broker's clock may have been set back before messages are missed by time."""
 
@@ -268,8 +272,9 @@ def _indexed(
 def _count(size: int, options: Options) -> int:
     """Return into how many stretches `size` bytes of one store should be cut."""
     wanted = -(-options.min_partitions // len(options.stores))
+    fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
     # Cores mostly are a power of two; so many stretches of one size keep them all at work to the end.
-    return max(wanted, min(1 << round(log2(max(size / TARGET_SIZE, 1))), _SLICES))
+    return max(wanted, min(1 << round(log2(fitting)), _SLICES))
 
 
 def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: Options) -> Iterator[Stretch]:
