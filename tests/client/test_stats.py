@@ -33,8 +33,7 @@ def test_durations() -> None:
 @pytest.mark.parametrize(("ms", "place"), [(0.2, 0), (1, 0), (1.1, 1), (60_000, 6), (60_001, 7)])
 def test_a_duration_counts_in_the_first_bound_that_holds_it(ms: float, place: int) -> None:
     counts = ConsumeCounts()
-    counts.taken("T", 1)
-    counts.left("T", 1, 1, ms)
+    counts.of("T").left(1, 1, ms)
     durations = counts.view("T", 0, 0).consumed_ms
     assert durations.bounds_ms == PROCESS_BOUNDS_MS
     assert durations.counts.index(1) == place
@@ -171,15 +170,14 @@ def test_a_topic_of_which_nothing_came_has_its_zeros() -> None:
     counts = ConsumeCounts()
     assert counts.status("T").consume_rt == 0.0
     assert counts.view("T", 3, 30).held == 3
-    counts.pulled("T", 0, 5.0)
+    counts.of("T").brought(0, 5.0)
     assert counts.status("T").pull_rt == 5.0
     assert counts.status("T").pull_tps == 0.0
 
 
 def test_windows_pass() -> None:
     counts = ConsumeCounts()
-    counts.taken("T", 2)
-    counts.left("T", 2, 1, 8.0)
+    counts.of("T").left(2, 1, 8.0)
     for _ in range(7):
         counts.sample()
     status = counts.status("T")

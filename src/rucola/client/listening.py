@@ -21,7 +21,7 @@ from rucola.client.line import Line
 from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.client.own_queue import Delivery
 from rucola.client.returns import EXPIRED_DELAY_LEVEL, Returns
-from rucola.client.stats import ConsumeCounts
+from rucola.client.stats import ConsumeCounts, Consumption
 from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
@@ -34,23 +34,26 @@ class InHand:
         self._returns = returns
         self._counts = counts
         self._timeout_ms = timeout_ms
-        self._since_ms: dict[Delivery, float] = {}
+        self._held: dict[Delivery, tuple[float, Consumption]] = {}
 
     def take(self, delivery: Delivery) -> None:
         """The application gets this."""
-        self._since_ms[delivery] = timer_ms()
-        self._counts.taken(delivery.own.queue.topic, len(delivery.messages))
+        counts = self._counts.of(delivery.own.queue.topic)
+        counts.in_hand += len(delivery.messages)
+        self._held[delivery] = timer_ms(), counts
 
     def leave(self, delivery: Delivery, done: int | None) -> None:
         """The application is through with it: so many of its messages are done; None where it did not say."""
-        since_ms = self._since_ms.pop(delivery, None)
-        if since_ms is not None:
-            self._counts.left(delivery.own.queue.topic, len(delivery.messages), done, timer_ms() - since_ms)
+        held = self._held.pop(delivery, None)
+        if held is not None:
+            since_ms, counts = held
+            counts.left(len(delivery.messages), done, timer_ms() - since_ms)
 
     async def watch(self) -> None:
         """Give back what is in hand for too long, for ever."""
         while True:
-            delivery, since_ms = next(iter(self._since_ms.items()), (None, timer_ms()))
+            delivery = next(iter(self._held), None)
+            since_ms = timer_ms() if delivery is None else self._held[delivery][0]
             left_ms = since_ms + self._timeout_ms - timer_ms()
             if delivery is None or left_ms > 0:
                 await asyncio.sleep(left_ms / 1000)

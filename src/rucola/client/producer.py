@@ -114,6 +114,7 @@ class _Posted(msgspec.Struct, frozen=True):
     queue: MessageQueue
     deadline: float
     begin_ms: int
+    counts: SendCounts
     counted_ms: float
     command: RemotingCommand | None = None
     connection: Connection | None = None
@@ -238,7 +239,7 @@ class Producer(GroupClient):
         finally:
             for posted in window:
                 posted.forget()
-                self._counts_of(posted.parcel.topic).failed(1, posted.counted_ms)
+                posted.counts.failed(1, posted.counted_ms)
 
     async def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
         """Send a message and wait for the reply of whoever consumes it; `timeout_ms` is for both.
@@ -324,7 +325,9 @@ class Producer(GroupClient):
                     raise
                 attempts.append((queue, error))
             else:
-                return results if chosen else await self._vouched_for(parcel, results, deadline, len(attempts))
+                if chosen is None and self.retry_another_broker_when_not_store_ok:
+                    return await self._vouched_for(parcel, results, deadline, len(attempts))
+                return results
 
     async def _try(self, parcel: Parcel, queue: MessageQueue, deadline: float) -> list[SendResult]:
         """Send once."""
@@ -346,13 +349,13 @@ class Producer(GroupClient):
     async def _vouched_for(
         self, parcel: Parcel, results: list[SendResult], deadline: float, failed_tries: int
     ) -> list[SendResult]:
-        """The results where their broker vouches for them; else, where that is asked for, those of one that does.
+        """The results where their broker vouches for them; else those of one that does.
 
         It is stored by then, so what goes wrong with other brokers is no error; the last results are the answer.
         """
         tried: set[str] = set()
         for _ in range(failed_tries, self.retry_times):
-            if results[0].is_ok or not self.retry_another_broker_when_not_store_ok:
+            if results[0].is_ok:
                 break
             tried.add(results[0].queue.broker_name)
             route = self.instance.routes.known(parcel.topic)
@@ -444,26 +447,25 @@ class Producer(GroupClient):
                 address = await self.instance.master_address(queue)
                 connection = await self._connection(address, deadline)
             except RemotingError as failure:
-                return _Posted(parcel, queue, deadline, now_ms(), counted_ms, failure=failure)
+                return _Posted(parcel, queue, deadline, now_ms(), counts, counted_ms, failure=failure)
         except BaseException:
             counts.failed(1, counted_ms)
             raise
         command = parcel.command(self.group, queue)
-        return _Posted(parcel, queue, deadline, now_ms(), counted_ms, command, connection, connection.post(command))
+        answer = connection.post(command)
+        return _Posted(parcel, queue, deadline, now_ms(), counts, counted_ms, command, connection, answer)
 
     async def _settle(self, posted: _Posted) -> SendResult:
-        """The result of a posted parcel, counted."""
-        counts = self._counts_of(posted.parcel.topic)
+        """The result of a posted parcel, after more tries where the first failed. Counted."""
         try:
-            result = await self._settled(posted)
+            result = await self._result_of(posted)
         except BaseException:
-            counts.failed(1, posted.counted_ms)
+            posted.counts.failed(1, posted.counted_ms)
             raise
-        counts.stored(1, posted.counted_ms, store_ok=result.is_ok)
+        posted.counts.stored(1, posted.counted_ms, store_ok=result.is_ok)
         return result
 
-    async def _settled(self, posted: _Posted) -> SendResult:
-        """The result of a posted parcel, after more tries where the first failed."""
+    async def _result_of(self, posted: _Posted) -> SendResult:
         failure = posted.failure
         if posted.answer is not None and posted.connection is not None:
             try:
@@ -472,7 +474,9 @@ class Producer(GroupClient):
                         await posted.answer
                 answer, address = posted.answer.result(), posted.connection.peer
                 results = self._results(posted.parcel, answer, posted.queue, address, posted.begin_ms)
-                return (await self._vouched_for(posted.parcel, results, posted.deadline, 0))[0]
+                if self.retry_another_broker_when_not_store_ok:
+                    results = await self._vouched_for(posted.parcel, results, posted.deadline, 0)
+                return results[0]
             except TimeoutError:
                 failure = RemotingTimeout(f"{posted.connection.peer} gave no answer in time")
             except RemotingError as error:

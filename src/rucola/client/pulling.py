@@ -113,7 +113,7 @@ class Pulling:
                 await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
                 continue
             if result.status is PullStatus.FOUND:
-                self._counts.pulled(queue.topic, len(result.messages), timer_ms() - begin_ms)
+                self._counts.of(queue.topic).brought(len(result.messages), timer_ms() - begin_ms)
             await self._goes_on.wait()
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 await self._correct(own, result)

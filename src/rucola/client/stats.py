@@ -82,19 +82,23 @@ class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
 class _Timer:
     """Counts durations."""
 
-    __slots__ = ("_bounds_ms", "_counts", "_sum_ms")
+    __slots__ = ("_bounds_ms", "_counts", "sum_ms")
 
     def __init__(self, bounds_ms: tuple[int, ...]) -> None:
+        self.sum_ms = 0.0
         self._bounds_ms = bounds_ms
         self._counts = [0] * (len(bounds_ms) + 1)
-        self._sum_ms = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
 
     def add(self, ms: float) -> None:
         self._counts[bisect_left(self._bounds_ms, ms)] += 1
-        self._sum_ms += ms
+        self.sum_ms += ms
 
     def view(self) -> Durations:
-        return Durations(self._bounds_ms, tuple(self._counts), self._sum_ms)
+        return Durations(self._bounds_ms, tuple(self._counts), self.sum_ms)
 
 
 class SendCounts:
@@ -142,57 +146,68 @@ class SendCounts:
         )
 
 
-class _Consumption:
-    """What was consumed of one topic. Totals and their windows are Apache's five statistics of a topic and group."""
+class Consumption:
+    """What was consumed of one topic. `items` are Apache's five statistics of a topic and group, brought up to date
+    before they are looked at: a message that passes adds to plain numbers only."""
 
-    __slots__ = ("consumed", "consumed_ms", "failed", "failed_ms", "in_hand", "process", "pull", "pulled")
+    __slots__ = ("_items", "consumed", "consumed_ms", "failed", "failed_ms", "in_hand", "pull_ms", "pulled", "pulls")
 
     def __init__(self, now_ms: int) -> None:
-        self.pull = StatsItem(now_ms)
-        self.pulled = StatsItem(now_ms)
-        self.process = StatsItem(now_ms)
-        self.consumed = StatsItem(now_ms)
-        self.failed = StatsItem(now_ms)
-        self.in_hand = 0
+        self.pulls = self.pulled = self.consumed = self.failed = self.in_hand = 0
+        self.pull_ms = 0.0
         self.consumed_ms = _Timer(PROCESS_BOUNDS_MS)
         self.failed_ms = _Timer(PROCESS_BOUNDS_MS)
+        self._items = tuple(StatsItem(now_ms) for _ in range(5))
+
+    def brought(self, count: int, ms: float) -> None:
+        """A pull brought so many messages and took so long."""
+        self.pulls += 1
+        self.pull_ms += ms
+        self.pulled += count
+
+    def left(self, count: int, done: int | None, ms: float) -> None:
+        """The application is through with a delivery after so long: so many of its messages are done, None where it
+        did not say."""
+        self.in_hand -= count
+        if done is None:
+            return
+        self.consumed += done
+        if done == count:
+            self.consumed_ms.add(ms)
+        else:
+            self.failed += count - done
+            self.failed_ms.add(ms)
 
     @property
     def items(self) -> tuple[StatsItem, ...]:
-        return self.pull, self.pulled, self.process, self.consumed, self.failed
+        """Pulls and what they took, messages pulled, deliveries and what they took, messages done, messages failed."""
+        deliveries = self.consumed_ms.count + self.failed_ms.count
+        totals = (
+            (int(self.pull_ms), self.pulls),
+            (self.pulled, self.pulls),
+            (int(self.consumed_ms.sum_ms + self.failed_ms.sum_ms), deliveries),
+            (self.consumed, deliveries),
+            (self.failed, deliveries),
+        )
+        for item, total in zip(self._items, totals, strict=True):
+            item.sum, item.times = total
+        return self._items
 
 
 class ConsumeCounts:
     """What a consumer did, by the topic that it pulled."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Consumption] = {}
+        self._topics: dict[str, Consumption] = {}
         self._sampled_ms = clock_ms()
         self._number = 0
 
-    def pulled(self, topic: str, count: int, ms: float) -> None:
-        """A pull brought so many messages and took so long."""
-        of_topic = self._of(topic)
-        of_topic.pull.add(int(ms))
-        if count:
-            of_topic.pulled.add(count)
-
-    def taken(self, topic: str, count: int) -> None:
-        """The application got so many messages."""
-        self._of(topic).in_hand += count
-
-    def left(self, topic: str, count: int, done: int | None, ms: float) -> None:
-        """It is through with them after so long, done with so many of them; None where it did not say."""
-        of_topic = self._of(topic)
-        of_topic.in_hand -= count
-        if done is None:
-            return
-        of_topic.process.add(int(ms))
-        if done:
-            of_topic.consumed.add(done)
-        if done < count:
-            of_topic.failed.add(count - done)
-        (of_topic.consumed_ms if done == count else of_topic.failed_ms).add(ms)
+    def of(self, topic: str) -> Consumption:
+        """Where a topic is counted."""
+        of_topic = self._topics.get(topic)
+        if of_topic is None:
+            of_topic = self._topics[topic] = Consumption(self._sampled_ms)
+        return of_topic
 
     def sample(self) -> None:
         """Note all totals; to be called every `rucola.rates.SAMPLE_INTERVAL_MS`."""
@@ -211,25 +226,26 @@ class ConsumeCounts:
         if of_topic is None:
             return ConsumeStatus()
         now_ms = clock_ms()
-        process = of_topic.process.minute(now_ms)
-        if not process.times:
-            process = of_topic.process.hour(now_ms)
+        pull, pulled, process, consumed, failed = of_topic.items
+        took = process.minute(now_ms)
+        if not took.times:
+            took = process.hour(now_ms)
         return ConsumeStatus(
-            consume_failed_msgs=of_topic.failed.hour(now_ms).sum,
-            consume_failed_tps=of_topic.failed.minute(now_ms).tps,
-            consume_ok_tps=of_topic.consumed.minute(now_ms).tps,
-            consume_rt=process.avgpt,
-            pull_rt=of_topic.pull.minute(now_ms).avgpt,
-            pull_tps=of_topic.pulled.minute(now_ms).tps,
+            consume_failed_msgs=failed.hour(now_ms).sum,
+            consume_failed_tps=failed.minute(now_ms).tps,
+            consume_ok_tps=consumed.minute(now_ms).tps,
+            consume_rt=took.avgpt,
+            pull_rt=pull.minute(now_ms).avgpt,
+            pull_tps=pulled.minute(now_ms).tps,
         )
 
     def view(self, topic: str, held: int, held_size: int) -> ConsumerStats:
         """All that was counted for a topic, of which so much is held now."""
-        of_topic = self._topics.get(topic) or _Consumption(self._sampled_ms)
+        of_topic = self._topics.get(topic) or Consumption(self._sampled_ms)
         return ConsumerStats(
-            pulled=of_topic.pulled.sum,
-            consumed=of_topic.consumed.sum,
-            failed=of_topic.failed.sum,
+            pulled=of_topic.pulled,
+            consumed=of_topic.consumed,
+            failed=of_topic.failed,
             in_hand=of_topic.in_hand,
             held=held,
             held_size=held_size,
@@ -240,9 +256,3 @@ class ConsumeCounts:
     def topics(self) -> list[str]:
         """The topics for which something was counted."""
         return list(self._topics)
-
-    def _of(self, topic: str) -> _Consumption:
-        of_topic = self._topics.get(topic)
-        if of_topic is None:
-            of_topic = self._topics[topic] = _Consumption(self._sampled_ms)
-        return of_topic
