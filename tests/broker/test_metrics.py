@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rucola.broker.config import MetricsExporterType
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import RemotingError
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 OF_BROKER = {"cluster": "DefaultCluster", "broker": "broker-a"}
 
@@ -86,6 +88,18 @@ def test_what_came_and_what_was_done(tmp_path: Path) -> None:
         ((_, free),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_free"]
         ((_, total),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_total"]
         assert 0 < free <= total
+
+    play(tmp_path, act)
+
+
+def test_the_page_names_every_metric_and_no_other(tmp_path: Path) -> None:
+    broker_table, _ = PAGE.split("### Clients")
+    named = set(re.findall(r"`(rocketmq_\w+)`", "".join(re.findall(r"^\| (.*?) \|", broker_table, re.MULTILINE))))
+
+    async def act(running: Cluster, broker: Broker) -> None:
+        _, body = await http(broker.config.metrics_prom_exporter_port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        told = {family.name for family in text_string_to_metric_families(body.decode())}
+        assert {name for name in told if not name.startswith("rocketmq_brokeruntime_")} == named
 
     play(tmp_path, act)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -11,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import cluster
 from consuming import consumer_of, filled, take, until
-from rucola.client import Message, Producer, sync
+from rucola.client import Message, Producer, PushConsumer, sync
 from rucola.client.metrics import Client, ClientCollector
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
@@ -84,6 +85,26 @@ def test_what_a_consumer_tells(tmp_path: Path) -> None:
                 assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) >= 0
 
     asyncio.run(run())
+
+
+def test_the_page_names_every_metric_and_no_other() -> None:
+    """`_fail_msg_tps` beside `rocketmq_client_consume_ok_msg_tps` has that one's beginning."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    named = set()
+    for cell in re.findall(r"^\| (`rocketmq_.*?) \|", page.split("### Clients")[1], re.MULTILINE):
+        first, *others = re.findall(r"`(\w+)`", cell)
+        named |= {first} | {name if name.startswith("rocketmq_") else f"{beginning(first)}{name}" for name in others}
+
+    async def run() -> set[str]:
+        clients = Producer("p", "127.0.0.1:1"), PushConsumer("c", "127.0.0.1:1")
+        return {family.name for family in ClientCollector(*clients).collect()}
+
+    assert {name.removesuffix("_total") for name in named} == asyncio.run(run())
+
+
+def beginning(name: str) -> str:
+    """What the short names in a row leave out."""
+    return "rocketmq_client_consumer" if "consumer" in name else "rocketmq_client_consume"
 
 
 def test_several_clients_stand_side_by_side(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import cluster
-from rucola.client import Producer, SendResult, SendStatus
+from rucola.client import LocalTransactionState, Producer, SendResult, SendStatus, TransactionProducer
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -141,3 +141,25 @@ def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
                 assert (result.status, result.queue.broker_name) == (SendStatus.FLUSH_DISK_TIMEOUT, "broker-a")
 
     play(brokers, tmp_path, act)
+
+
+def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:
+    """A copy on another broker would be a transaction of its own, and the first one still be asked about."""
+    brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
+
+    async def run() -> None:
+        async with brokers.serving(tmp_path) as producer:
+            transactions = TransactionProducer(
+                "t",
+                instance=producer.instance,
+                check=lambda message: LocalTransactionState.UNKNOW,
+                retry_another_broker_when_not_store_ok=True,
+            )
+            async with transactions:
+                sent = await transactions.send_in_transaction(Message("T", b"x"), lambda message: 1 / 0)  # type: ignore[arg-type,return-value]
+                assert (sent.status, sent.state) == (
+                    SendStatus.FLUSH_DISK_TIMEOUT, LocalTransactionState.ROLLBACK_MESSAGE,
+                )  # fmt: skip
+        assert len(brokers.asked) == 1
+
+    asyncio.run(run())

@@ -58,7 +58,10 @@ class SendResult(msgspec.Struct, frozen=True):
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages."""
+    """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages.
+
+    `is_half` says that it is half of a transaction.
+    """
 
     code: RequestCode
     topic: str
@@ -67,6 +70,7 @@ class Parcel(msgspec.Struct, frozen=True):
     flag: int
     properties: str
     unique_keys: tuple[str, ...]
+    is_half: bool = False
 
     def command(self, group: str, queue: MessageQueue) -> RemotingCommand:
         header = SendMessageRequestHeaderV2(
@@ -113,7 +117,8 @@ def pack(message: Message, chosen: MessageQueue | None, *, compress_threshold: i
     joined = properties.join(message.properties).decode()
     is_reply = message.properties.get(properties.MSG_TYPE) == REPLY_MESSAGE_FLAG
     code = RequestCode.SEND_REPLY_MESSAGE_V2 if is_reply else RequestCode.SEND_MESSAGE_V2
-    return Parcel(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,))
+    is_half = properties.TRAN_MSG in message.properties
+    return Parcel(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,), is_half)
 
 
 def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_message_size: int) -> list[Parcel]:

@@ -17,7 +17,8 @@ one connection, `send_batch` with many messages in one request.
 Answers to `DefaultMQProducer` and `DefaultMQProducerImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a second
 try on the same broker waits a moment instead of following at once; a batch above the size limit is split; a refusal
 that another broker would repeat does not count against the broker, and of `send_many` only failures count; what is
-stored without a broker's word goes to each other broker at most once, and never again to one that has it.
+stored without a broker's word goes to each other broker at most once, and never again to one that has it; half of a
+transaction does not, since each copy would be a transaction of its own: it is rolled back.
 """
 
 from __future__ import annotations
@@ -325,7 +326,7 @@ class Producer(GroupClient):
                     raise
                 attempts.append((queue, error))
             else:
-                if chosen is None and self.retry_another_broker_when_not_store_ok:
+                if chosen is None and not parcel.is_half and self.retry_another_broker_when_not_store_ok:
                     return await self._vouched_for(parcel, results, deadline, len(attempts))
                 return results
 
