@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from rucola.client.sync import Producer
 from rucola.errors import ConfigError
 from rucola.spark import session
 from rucola.spark.jobs import archive
+from rucola.spark.lake import LakeInUse, open_lake
 from rucola.spark.ledger import Acks
 from rucola.spark.session import LaterSession, local_session
 from rucola.spark.snapshot import read_snapshot
@@ -242,12 +244,36 @@ def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_pat
 
 
 @pytest.mark.spark
-def test_sigterm_ends_an_archive_that_waits(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_an_archive_waits_for_other_runs_and_ends_by_sigterm(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    lake, log = tmp_path / "lake", tmp_path / "log"
     small_store.put("T")
-    archive.run(spark, small_store.path, tmp_path / "lake")
-    command = ["archive", "--store", str(small_store.path), "--out", str(tmp_path / "lake"), "--every", "86400"]
-    with subprocess.Popen([*RUCOLA, "pipeline", *command], stdout=subprocess.PIPE, text=True) as process:
+    archive.run(spark, small_store.path, lake)
+    command = ["archive", "--store", str(small_store.path), "--out", str(lake), "--every", "0.2"]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen([*RUCOLA, "pipeline", *command], stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
         assert process.stdout is not None
         assert process.stdout.readline().startswith("0 messages of ")
+        with opened(lake):
+            until(
+                lambda: f"another run is writing to {lake}; wait until it has ended; trying" in log.read_text(), process
+            )
         process.terminate()
         assert process.wait(DEADLINE_S) == 0
+
+
+@contextmanager
+def opened(lake: Path) -> Iterator[None]:
+    """Open a lake as soon as nobody has it."""
+    with ExitStack() as stack:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                stack.enter_context(open_lake(lake))
+                break
+            except LakeInUse:
+                assert time.monotonic() < deadline
+        yield

@@ -95,6 +95,10 @@ class Pending:
         )
 
 
+class LakeInUse(StoreError):
+    """Another run is writing to the lake."""
+
+
 class Lake:
     """The lake in one directory, for the one who writes to it. Made by `open_lake`."""
 
@@ -183,7 +187,7 @@ class Lake:
 def open_lake(root: str | Path) -> Iterator[Lake]:
     """Open the lake in a directory for writing, make it if it is new, and finish what an earlier run left.
 
-    Raises ConfigError for what cannot hold a lake, StoreError when another run is writing to it.
+    Raises ConfigError for what cannot hold a lake, LakeInUse when another run is writing to it.
     """
     if "://" in str(root):
         raise ConfigError(f"{root} is no local path; the lake must lie on a file system of this machine")
@@ -197,7 +201,7 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreError(f"another run is writing to {root}; wait until it has ended") from error
+            raise LakeInUse(f"another run is writing to {root}; wait until it has ended") from error
         lake = Lake(root)
         lake.finish()
         yield lake

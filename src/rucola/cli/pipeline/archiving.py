@@ -62,8 +62,8 @@ def archive(
 
     They may be in use. A second run adds what has come since; nothing is ever archived twice, nor missed, whenever a
     run is killed. Where many small files have come together they are made into few (see `compact`). With --every
-    the command tells only of runs that found something, goes on when brokers are away for a while, and ends after the
-    run during which it is interrupted.
+    the command tells only of runs that found something, waits for brokers that are away and for other runs, and ends
+    after the run during which it is interrupted.
 
     \b
     Examples:
@@ -80,6 +80,7 @@ def archive(
     with spark_needed():
         from rucola.spark.jobs import archive as job
         from rucola.spark.jobs import compact as compaction
+        from rucola.spark.lake import LakeInUse
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline archive", master)
     said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
@@ -102,14 +103,14 @@ def archive(
 
     with _interrupted(interval_s is not None) as wait:
         for summary in archive_once():
-            _show(summary, as_json)
+            _show(summary, as_json, by_topic=interval_s is None)
         while interval_s is not None and not wait(interval_s):
             try:
                 for summary in archive_once():
                     if summary.rows or as_json:
-                        _show(summary, as_json)
-            except RemotingError as error:
-                # Brokers are restarted; what they have stays theirs until they are back.
+                        _show(summary, as_json, by_topic=False)
+            except (RemotingError, LakeInUse) as error:
+                # Brokers are restarted, and other runs end; what is not archived stays where it is until then.
                 click.echo(f"{error}; trying again in {interval_s:g} s", err=True)
 
 
@@ -129,11 +130,11 @@ def _interrupted(is_awaited: bool) -> Iterator[Callable[[float], bool]]:
             signal.signal(number, handler)
 
 
-def _show(summary: Summary, as_json: bool) -> None:
+def _show(summary: Summary, as_json: bool, *, by_topic: bool) -> None:
     if as_json:
         print_json(summary.to_json())
         return
-    if summary.rows:
+    if summary.rows and by_topic:
         print_table(("#Topic", "#Messages"), summary.rows_by_topic.items())
     click.echo(f"{summary.rows} messages of {summary.source} archived in {summary.lake}, in {summary.file_count} files")
 
