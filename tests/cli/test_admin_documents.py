@@ -100,4 +100,4 @@ def test_monitoring_tells_who_was_sent_on(cluster: GoldenCluster) -> None:
     deleted = [one for one in found if one["event"] == "DELETED"]
     assert len(deleted) == 4
     assert all(one["offsetNew"] != one["offsetRequest"] for one in deleted)
-    assert [one for one in cluster.done("startMonitoring --once -i 0").splitlines() if "DELETED" in one] == []
+    assert [one for one in cluster.done("startMonitoring --once -i 1").splitlines() if "DELETED" in one] == []
