@@ -188,6 +188,13 @@ def test_afterwards_the_port_is_free_and_the_store_is_sound(tmp_path: Path) -> N
     assert check(rocketmq.store) == []
 
 
+def test_a_broker_loads_nothing_that_it_can_do_without() -> None:
+    """What the command line, filters, metrics and Spark need would cost the first test of a run as much again."""
+    program = "import sys, rucola.testing.rocketmq; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert set(loaded) & {"click", "lark", "pandas", "prometheus_client", "pyarrow", "pyspark", "pytest", "rich"} == set()
+
+
 def test_runs_that_need_no_broker_load_none() -> None:
     program = "import sys, rucola.testing.plugin\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
