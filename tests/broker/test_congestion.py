@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,14 @@ def test_turns_are_not_looked_at_unless_that_is_asked_for() -> None:
 def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None:
     async def scenario() -> None:
         here = Scene()
-        touched = asyncio.Event()
-        touching = asyncio.create_task(here.congestion.touch(touched.wait()))
-        await asyncio.sleep(0)
+        began, touched = threading.Event(), threading.Event()
+
+        def pages() -> None:
+            began.set()
+            touched.wait(20)
+
+        touching = asyncio.create_task(here.congestion.touch(pages))
+        await asyncio.to_thread(began.wait, 20)
         assert here.tick(979) == set()
         assert here.tick() == SENDS
         assert "PCBUSY" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
@@ -89,6 +95,33 @@ def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None:
         touched.set()
         await touching
         assert here.tick() == set()
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
+    """The pages have been touched meanwhile, though the loop had no time to notice."""
+
+    async def scenario() -> None:
+        here = Scene()
+        began, may_end = threading.Event(), threading.Event()
+
+        def pages() -> None:
+            began.set()
+            may_end.wait(20)
+
+        touching = asyncio.create_task(here.congestion.touch(pages))
+        await asyncio.to_thread(began.wait, 20)
+        assert here.tick(5000) == SENDS
+        may_end.set()
+        threads = threading.Event()
+        for _ in range(2000):  # without a turn of the loop
+            if here.tick(5000) == set():
+                break
+            threads.wait(0.01)
+        assert here.tick(5000) == set()
+        assert not touching.done()
+        await touching
 
     asyncio.run(scenario())
 

@@ -251,7 +251,7 @@ class Broker:
         clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
         congestion = Congestion(config, processors, lambda: time.monotonic_ns() // 1_000_000)
         clockwork.every(TICK_MS, "watch for congestion", congestion.tick)
-        clockwork.every(100, "touch pages ahead", lambda: congestion.touch(in_thread(store.warm)))
+        clockwork.every(100, "touch pages ahead", lambda: congestion.touch(store.warm))
         clockwork.every(1000, "checkpoint", flush.checkpoint)
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", persist_offsets)
         clockwork.every(10_000, "persist consumer filters", persist_filters)

@@ -22,8 +22,9 @@ clients, and two hundred that keep much under way make turns longer than 200 ms 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 
+from rucola.broker.clockwork import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -44,7 +45,10 @@ _SENDS = (
 
 
 class Congestion:
-    """Refuses requests of a server by its table of processors. `clock` counts milliseconds and is never set."""
+    """Refuses requests of a server by its table of processors.
+
+    `clock` counts milliseconds, is never set, and may be asked from any thread.
+    """
 
     def __init__(
         self, config: BrokerConfig, processors: MutableMapping[int, Processor], clock: Callable[[], int]
@@ -56,13 +60,20 @@ class Congestion:
         self._touching_since_ms: int | None = None
         self._set_aside: dict[int, Processor] = {}
 
-    async def touch(self, touching: Awaitable[None]) -> None:
-        """Await the touching of pages, and know how long that takes."""
-        self._touching_since_ms = self._clock()
-        try:
-            await touching
-        finally:
-            self._touching_since_ms = None
+    async def touch(self, pages: Callable[[], None]) -> None:
+        """Touch pages, in a thread, and know how long that takes.
+
+        The thread takes the time: when the loop has been kept up by something else, that is no fault of the disk.
+        """
+
+        def timed() -> None:
+            self._touching_since_ms = self._clock()
+            try:
+                pages()
+            finally:
+                self._touching_since_ms = None
+
+        await in_thread(timed)
 
     def tick(self) -> None:
         """Decide what is refused from now on. To be called every `TICK_MS`."""
@@ -71,7 +82,8 @@ class Congestion:
         self._last_tick_ms = now_ms
         config = self._config
         why = None
-        touched_ms = 0 if self._touching_since_ms is None else now_ms - self._touching_since_ms
+        since_ms = self._touching_since_ms
+        touched_ms = 0 if since_ms is None else now_ms - since_ms
         if touched_ms >= config.os_page_cache_busy_time_out_mills:
             why = _remark("PCBUSY", touched_ms, config.os_page_cache_busy_time_out_mills, "osPageCacheBusyTimeOutMills")
         for codes, limit_ms, key in (
