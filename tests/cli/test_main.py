@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rucola.cli.main import COMMANDS, main
+from rucola.cli.main import COMMANDS, Commands, main
 from servers import run
 
 
@@ -64,3 +65,20 @@ def test_an_error_is_one_line_and_ends_with_1() -> None:
     (line,) = result.stderr.splitlines()
     assert line.startswith("Error: ")
     assert "nowhere" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), "Error: /root/x: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), "Error: No space left on device\n"),
+        (TimeoutError(), "Error: TimeoutError\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_too(error: OSError, line: str) -> None:
+    @click.group(cls=Commands)
+    def door() -> None:
+        raise error
+
+    result = CliRunner().invoke(door, ["demo"])
+    assert (result.exit_code, result.stderr) == (1, line)

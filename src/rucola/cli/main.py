@@ -61,7 +61,8 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # whoever read the output has gone, of which click knows
-            raise click.ClickException(f"{error.filename or 'the system says'}: {error.strerror or error}") from None
+            why = error.strerror or str(error) or type(error).__name__
+            raise click.ClickException(f"{error.filename}: {why}" if error.filename else why) from None
 
 
 def advice(error: StoreCorrupt) -> str:
