@@ -243,6 +243,7 @@ def test_one_odd_row_leaves_the_others_alone() -> None:
     assert [each["tags"] for each in rows] == [None, None, None, None, None, "t", None]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(91, 60 << 20), max_size=60))
 def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
     array = np.array(sizes, np.int64)

@@ -58,12 +58,11 @@ def search(
         messages = [{"brokerName": each.broker_name} | message_json(each.message) for each in found.messages]
         print_json({"messages": messages, "cut": found.is_cut})
     elif found.messages:
+        places = [(m.msg_id, m.topic, name, m.queue_id, m.queue_offset) for m, name in found.messages]
+        words = [(time_text(m.store_timestamp), m.tags or "", m.keys or "") for m, _ in found.messages]
         print_table(
             ("#Message ID", "#Topic", "#Broker", "#QID", "#Offset", "#Stored", "#Tags", "#Keys"),
-            [
-                (m.msg_id, m.topic, name, m.queue_id, m.queue_offset, time_text(m.store_timestamp), m.tags, m.keys)
-                for m, name in found.messages
-            ],
+            [(*place, *rest) for place, rest in zip(places, words, strict=True)],
         )
     else:
         click.echo("no message is like that", err=True)
