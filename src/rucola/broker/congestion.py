@@ -16,7 +16,7 @@ putting other processors into the table of the server, so a request that is serv
 Answers to `BrokerFastFailure` and `DefaultMessageStore.isOSPageCacheBusy` of Apache RocketMQ 4.9.8. Deliberate
 difference: brokerFastFailureEnable is false by default. What waits lies in the sockets, not in this process, and TCP
 slows down who sends too much; so clients are served late rather than not at all. SYSTEM_BUSY is final for Apache's
-clients, and two hundred that keep much under way make turns longer than 200 ms without being in any need.
+clients, and a few hundred that keep much under way make a turn longer than 200 ms now and then without any need.
 """
 
 from __future__ import annotations
