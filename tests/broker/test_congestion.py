@@ -132,7 +132,8 @@ def test_a_broker_refuses_and_takes_messages_again(tmp_path: Path) -> None:
             while (answer := await peer.send()).code != ResponseCode.SYSTEM_BUSY:
                 assert answer.code == ResponseCode.SUCCESS
             assert "waitTimeMillsInSendQueue" in (answer.remark or "")
-            peer.broker.config.broker_fast_failure_enable = False
+            changed = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerFastFailureEnable=false\n")
+            assert changed.code == ResponseCode.SUCCESS
             while (answer := await peer.send()).code != ResponseCode.SUCCESS:
                 assert answer.code == ResponseCode.SYSTEM_BUSY
 

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 CHANGEABLE = {
     "autoCreateSubscriptionGroup",
+    "brokerFastFailureEnable",
     "brokerPermission",
     "cleanFileForciblyEnable",
     "defaultQueryMaxNum",
@@ -57,9 +58,14 @@ CHANGEABLE = {
     "maxMessageSize",
     "maxTransferBytesOnMessageInMemory",
     "maxTransferCountOnMessageInMemory",
+    "osPageCacheBusyTimeOutMills",
     "registerBrokerTimeoutMills",
     "shortPollingTimeMills",
     "syncFlushTimeout",
+    "waitTimeMillsInHeartbeatQueue",
+    "waitTimeMillsInPullQueue",
+    "waitTimeMillsInSendQueue",
+    "waitTimeMillsInTransactionQueue",
 }
 """The keys whose values are read anew each time they are needed."""
 
