@@ -70,7 +70,7 @@ def test_an_error_is_one_line_and_ends_with_1() -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "/somewhere/x"), "Error: /somewhere/x: Permission denied\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/here/x"), "Error: /here/x: Permission denied\n"),
         (OSError(errno.ENOSPC, "No space left on device"), "Error: No space left on device\n"),
         (TimeoutError(), "Error: TimeoutError\n"),
     ],
