@@ -2,7 +2,7 @@
 
 With `--full` the store grows from 1 to 8 GiB of 1 KB records, and is read and archived as a whole at every size, each
 time into a new lake; that takes some ten minutes and 20 GB of disk. Otherwise it grows from 128 to 256 MiB, which
-shows that all of it runs.
+shows that all of it runs; nothing is hoped of that.
 
 Memory is the most that was resident at once in the driver, in its Java process and in any of the Python workers, looked
 at several times a second. Pages of mapped files count as well, though the kernel may take them back.
@@ -72,13 +72,12 @@ class Act:
             self.act()
             self.seconds[mib] = time.perf_counter() - begin
 
-    def figures(self) -> list[Figure]:
+    def figures(self, aims: list[Aim]) -> list[Figure]:
         """How many times the seconds a MiB, and the memory, the largest size takes of what the smallest does."""
         least, most = min(self.seconds), max(self.seconds)
         first, last = self.peaks[least], self.peaks[most]
         growth = self.seconds[most] / most / (self.seconds[least] / least)
         memory = (last.driver + last.worker) / (first.driver + first.worker)
-        aims = [Aim("value", MOST_GROWTH)]
         span = f"from_{least}_to_{most}_MiB"
         return [
             Figure(
@@ -107,12 +106,14 @@ def measure(options: Options) -> list[Figure]:
     session = local_session("rucola-bench")
     try:
         with TemporaryDirectory(prefix="rucola-bench-") as name:
-            return _grow(session, Path(name), FULL_SIZES_MIB if options.is_full else SIZES_MIB)
+            if options.is_full:
+                return _grow(session, Path(name), FULL_SIZES_MIB, [Aim("value", MOST_GROWTH)])
+            return _grow(session, Path(name), SIZES_MIB, [])
     finally:
         session.stop()
 
 
-def _grow(session: SparkSession, folder: Path, sizes_mib: tuple[int, ...]) -> list[Figure]:
+def _grow(session: SparkSession, folder: Path, sizes_mib: tuple[int, ...], aims: list[Aim]) -> list[Figure]:
     store, lake = folder / "store", folder / "lake"
     stored = 0
 
@@ -133,7 +134,7 @@ def _grow(session: SparkSession, folder: Path, sizes_mib: tuple[int, ...]) -> li
         for act in acts:
             act.run(mib)
         shutil.rmtree(lake)
-    return [figure for act in acts for figure in act.figures()]
+    return [figure for act in acts for figure in act.figures(aims)]
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def die():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
-threading.Thread(target=die).start()
+threading.Thread(target=die, daemon=True).start()
 archive.run(spark, store, lake)
 """
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -112,7 +113,8 @@ class LaterSession:
             before = signal.getsignal(signal.SIGINT)
             self.made = local_session(self._app_name, master=self._master)
             # Spark takes the signal for itself, but who has said what is to come of it means that.
-            signal.signal(signal.SIGINT, _end if before is signal.default_int_handler else before)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, _end if before is signal.default_int_handler else before)
         return self.made
 
 
