@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -28,9 +29,12 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """What spark-submit leaves in the environment of the Python program that it starts."""
 _SHORT: Final = " -XX:TieredStopAtLevel=1"
 """Code is compiled by the quick compiler only. Over a short life the thorough one costs more than it gains."""
-_MASTER: Final = re.compile(r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://\S+:\d+\S*|k8s://\S+|yarn")
+_MASTER: Final = re.compile(
+    r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*|k8s://\S+|yarn"
+)
 _NEAR: Final = re.compile(r"local|spark://(localhost|127\.0\.0\.1|\[::1\]):\d+$")
 """Masters whose executors are on this machine, so that nothing has to be heard beyond it."""
+_CONNECT_TIMEOUT_S: Final = 5
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -57,6 +61,8 @@ def local_session(
     is_submitted = _SUBMITTED in os.environ
     if is_submitted and master is not None:
         raise ConfigError(f"spark-submit has said which master to use; leave out the master {master}")
+    if master is not None:
+        _check_is_there(master)
     master = master or f"local[{cores}]"
     is_near = _NEAR.match(master) is not None
     if not is_submitted:
@@ -93,6 +99,21 @@ def local_session(
     except Py4JJavaError as error:
         why = str(error.java_exception.getMessage()).splitlines()[0]
         raise ConfigError(f"Spark could not begin on {master}: {why}") from error
+
+
+def _check_is_there(master: str) -> None:
+    """Raise ConfigError where no standalone master answers; Spark goes on trying for a minute."""
+    if not master.startswith("spark://"):
+        return
+    why: Exception | None = None
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+            return
+        except (OSError, OverflowError) as error:  # the latter for a port that cannot be
+            why = error
+    raise ConfigError(f"no master of Spark answers at {master}: {why}")
 
 
 class LaterSession:
