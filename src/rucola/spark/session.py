@@ -105,13 +105,13 @@ def _check_is_there(master: str) -> None:
     """Raise ConfigError where no standalone master answers; Spark goes on trying for a minute."""
     if not master.startswith("spark://"):
         return
-    why: Exception | None = None
+    why: OSError | None = None
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
             return
-        except (OSError, OverflowError) as error:  # the latter for a port that cannot be
+        except OSError as error:
             why = error
     raise ConfigError(f"no master of Spark answers at {master}: {why}")
 
