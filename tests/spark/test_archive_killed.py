@@ -22,7 +22,6 @@ from rucola.spark.jobs import archive
 from rucola.spark.key_index import read_keys
 from rucola.spark.lake import read_lake
 from rucola.spark.snapshot import Snapshot, read_snapshot
-from servers import RUCOLA
 from spark.small_store import SmallStore
 
 DEADLINE_S = 300
@@ -44,12 +43,13 @@ if "pyspark.daemon" in sys.orig_argv:
     reading.read = read
 """
 
-# Loses a worker, goes on, and then dies itself as soon as Spark has begun to write.
+# Loses a worker, goes on, and then dies itself when Spark has begun to write, or at the latest when it is done.
 DYING_DRIVER = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive
+from rucola.spark.lake import Lake
 from rucola.spark.session import local_session
 from rucola.spark.snapshot import read_snapshot
 
@@ -62,13 +62,32 @@ except StoreError as error:
 assert read_snapshot(lake).number == 0
 assert not kill.exists()
 
-def die():
-    while next(lake.glob("_rucola/staging/*/rows/**/*.parquet"), None) is None:
-        time.sleep(0.01)
+def die(*arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
-threading.Thread(target=die, daemon=True).start()
+def look():
+    while next(lake.glob("_rucola/staging/*/rows/**/*.parquet"), None) is None:
+        time.sleep(0.01)
+    die()
+
+Lake.publish = die
+threading.Thread(target=look, daemon=True).start()
 archive.run(spark, store, lake)
+"""
+
+# The command as it is, which dies behind two commits in the middle of the next.
+DYING_COMMAND = """
+import os, signal
+from rucola.cli.main import main
+from rucola.spark import lake
+
+def replace_file(path, content, whole=lake.replace_file):
+    whole(path, content)
+    if path.name == "pending.json" and lake.read_snapshot(path.parent.parent).number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+lake.replace_file = replace_file
+main(prog_name="rucola")
 """
 
 
@@ -79,7 +98,7 @@ def assert_all_once(spark: SparkSession, lake: Path, places: list[int]) -> None:
     assert sorted(row.commitLogOffset for row in entries) == sorted(places * 2)
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     """Wait until something is so, while a process lives."""
     begin = time.monotonic()
     while not condition():
@@ -119,25 +138,23 @@ def test_a_worker_and_then_the_driver_are_killed(spark: SparkSession, small_stor
 def test_an_archive_that_goes_on_for_ever_is_killed(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path
 ) -> None:
-    """Messages keep coming; the driver is killed while its third commit is on its way."""
+    """Messages keep coming; the driver is killed in the middle of its third commit."""
     lake = tmp_path / "lake"
     places = put(small_store, 50)
-    command = [*RUCOLA, "pipeline", "archive", "--store", str(small_store.path), "--out", str(lake), "--every", "0"]
+    arguments = ["pipeline", "archive", "--store", str(small_store.path), "--out", str(lake), "--every", "0"]
 
     def state() -> Snapshot:
         return read_snapshot(lake) if lake.is_dir() else Snapshot()
 
-    def is_staging() -> bool:
-        if len(places) < 1000:  # a queue of this store takes 500
-            places.extend(put(small_store, 1))
-        return next(lake.glob("_rucola/staging/*/rows/**/*.parquet"), None) is not None
-
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True) as process:
-        for number in (1, 2):
-            until(lambda number=number: state().number >= number, process)  # type: ignore[misc]
-            places += put(small_store, 50)
-        until(is_staging, process)
-        process.kill()
+    with subprocess.Popen([sys.executable, "-c", DYING_COMMAND, *arguments], stdout=subprocess.DEVNULL) as process:
+        try:
+            for number in (1, 2):
+                until(lambda number=number: state().number >= number, process)  # type: ignore[misc]
+                places += put(small_store, 50)
+            assert process.wait(DEADLINE_S) == -signal.SIGKILL
+        finally:
+            process.kill()
+    assert state().number == 2
     archived = state().progress[str(small_store.path)].physical_offset
     published = json.loads((lake / "_rucola" / "progress.json").read_bytes())
     assert published[str(small_store.path)]["physical_offset"] <= archived
