@@ -40,7 +40,7 @@ from rucola.message import properties, sysflag, topics
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
-from rucola.message.ids import offset_msg_id
+from rucola.message.ids import offset_msg_id, offset_msg_ids
 from rucola.message.record import MessageInner
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
@@ -344,7 +344,7 @@ class SendProcessor:
         if last.status is not PUT_OK:
             return self._not_stored(command, last)
         self._on_put()
-        ids = ",".join([offset_msg_id(self._store_host, result.physical_offset) for result in results])
+        ids = offset_msg_ids(self._store_host, [result.physical_offset for result in results])
         answer = self._answer(command, queue_id, ids, results[0].queue_offset)
         if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
             return self._once_flushed(command, answer, last)
@@ -355,18 +355,17 @@ class SendProcessor:
 
         None where the string is not well formed, or asks for more than to be stored.
         """
-        segments = text.removesuffix("\x02").split("\x02")
-        try:
-            pairs = dict([segment.split("\x01", 1) for segment in segments])
-        except ValueError:
-            return None
-        if len(pairs) != len(segments) or not _UNUSUAL.isdisjoint(pairs):
-            return None
-        wait = pairs.get(properties.WAIT)
-        if wait is not None:
-            segments.remove(f"{properties.WAIT}\x01{wait}")
-        segments.append(self._cluster)
-        return pairs, "\x02".join(segments).encode()
+        pairs: dict[str, str] = {}
+        stored: list[str] = []
+        for segment in text.removesuffix("\x02").split("\x02"):
+            name, separator, value = segment.partition("\x01")
+            if not separator or name in _UNUSUAL or name in pairs:
+                return None
+            pairs[name] = value
+            if name != properties.WAIT:
+                stored.append(segment)
+        stored.append(self._cluster)
+        return pairs, "\x02".join(stored).encode()
 
     def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
         """The same for a message of a batch, which can neither wait nor be half of a transaction."""
