@@ -26,7 +26,8 @@ from typing import Final
 
 from rucola.errors import InvalidMessage
 from rucola.message import properties
-from rucola.message.record import Buffer, Message
+from rucola.message.message import Message
+from rucola.message.record import Buffer
 
 _HEAD: Final = struct.Struct(">i8xii")
 _HEAD_SIZE: Final = _HEAD.size

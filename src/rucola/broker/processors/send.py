@@ -36,12 +36,11 @@ from rucola.broker.tables.topics import TopicConfigTable
 from rucola.broker.timer import TIMERS, waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
-from rucola.message import properties, sysflag, topics
+from rucola.message import MessageInner, properties, sysflag, topics
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import offset_msg_id, offset_msg_ids
-from rucola.message.record import MessageInner
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
