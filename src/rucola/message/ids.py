@@ -27,12 +27,13 @@ import time
 from collections.abc import Iterable
 from itertools import count
 from struct import Struct, pack
+from typing import Final
 
 from rucola.errors import InvalidMessage
 from rucola.message.host import decode_host
 
-_OFFSET = Struct(">q")
-_TAIL = Struct(">IH")
+_OFFSET: Final = Struct(">q")
+_TAIL: Final = Struct(">IH")
 
 
 def offset_msg_id(store_host: bytes, physical_offset: int) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from struct import Struct
+from typing import Final
 
 from msgspec import json
 
@@ -51,13 +52,13 @@ from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
-_PREFIX = Struct(">II")
-_ANSWER_TAIL = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+_PREFIX: Final = Struct(">II")
+_ANSWER_TAIL: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
-_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
+_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
 
-_SYSTEM_PREFIX = "%"
+_SYSTEM_PREFIX: Final = "%"
 """How the names of retry and dead letter topics begin."""
 
 _REFUSED_BY_STORE = {
