@@ -16,8 +16,9 @@ import pytest
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError, StoreLocked
+from rucola.message import Message
 from rucola.message.batch import encode_batch
-from rucola.message.record import Message, decode_many
+from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode

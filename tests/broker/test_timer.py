@@ -24,7 +24,7 @@ from broker.test_retention import serving as serving_world
 from rucola.broker.due import BATCH, RETRY_AFTER_MS
 from rucola.broker.timer import Progress, TimedDelivery, waiting_place
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import MessageExt, properties
+from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import (
     DELAY,
     REAL_QID,
@@ -36,7 +36,7 @@ from rucola.message.properties import (
     TIMER_ROLL_TIMES,
     UNIQ_KEY,
 )
-from rucola.message.record import MessageInner, decode, decode_many
+from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
 from rucola.store.check import check

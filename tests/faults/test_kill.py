@@ -22,8 +22,8 @@ from rucola import store as store_room
 from rucola.client.parcel import SendStatus
 from rucola.client.producer import Producer
 from rucola.errors import RemotingError
-from rucola.message import MessageInner
-from rucola.message.record import Message, decode
+from rucola.message import Message, MessageInner
+from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore

@@ -136,7 +136,8 @@ class Dispatcher:
         keys: list[str] = []
         counts: list[int] = []
         append = keys.append
-        for message, *_ in batch:
+        for item in batch:
+            message = item[0]
             before = len(keys)
             if message.sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
                 # What `index_key` gives, without a call for each, which would be a tenth of all the work here.
