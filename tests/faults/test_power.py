@@ -229,6 +229,58 @@ def test_units_that_came_without_those_before_them_are_erased(tmp_path: Path) ->
     assert check(root) == []
 
 
+def test_names_that_a_killed_broker_did_not_sync_are_synced_by_the_next(tmp_path: Path) -> None:
+    """What a kill leaves is there, but not on disk: neither bytes nor names, until the next broker flushes them."""
+    bodies = [bytes(3900), b"in the second file"]
+    root = tmp_path / "store"
+    root.mkdir()
+    with closing(Disk(root)) as disk:
+        with disk.recording():
+            killed = MessageStore(config(root))
+            killed.open(1)
+            for body in bodies:
+                assert killed.put(inner(body=body), 1).status is PutMessageStatus.PUT_OK
+            killed.reput()
+            killed._fail("a kill")  # so that closing lets the lock go, and nothing else
+            killed.close()
+            store = MessageStore(config(root))
+            store.open(2)
+            store.flush()
+        disk.crash(Random(0), tmp_path / "flushed", "nothing more")
+        with disk.recording():
+            store.checkpoint()
+        disk.crash(Random(0), tmp_path / "vouched", "nothing more")
+        store.close()
+    assert (tmp_path / "vouched" / "consumequeue" / "T" / "0" / file_name(0)).read_bytes()[8:12] != bytes(4)
+    for after in (tmp_path / "flushed", tmp_path / "vouched"):
+        with MessageStore(config(after)) as again:
+            assert [decode(record).body for record in read(again, "T", 0)] == bodies
+        assert check(after) == []
+
+
+def test_units_of_messages_that_were_lost_are_gone_from_the_disk_too(tmp_path: Path) -> None:
+    """Units can reach the disk before their records. A checkpoint after the recovery vouches for their being zeros."""
+    with MessageStore(config(tmp_path / "store")) as store:
+        for number in range(11):
+            store.put(inner(queue_id=number % 2), 10_000)
+        store.reput()
+        crashed_copy(store, tmp_path / "after")
+    root = tmp_path / "after"
+    for log in (root / "commitlog").iterdir():
+        log.write_bytes(bytes(log.stat().st_size))
+    with closing(Disk(root)) as disk:
+        with disk.recording():
+            store = MessageStore(config(root))
+            store.open(20_000)
+            assert set(store.queues().values()) == {(0, 0)}
+            store.checkpoint()
+        disk.crash(Random(0), tmp_path / "again", "nothing more")
+        store.close()
+    for queue_id in range(2):
+        path = tmp_path / "again" / "consumequeue" / "T" / str(queue_id) / file_name(0)
+        assert not path.exists() or not any(path.read_bytes())
+
+
 def test_config_file_is_the_old_or_the_new_one_whole(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir()

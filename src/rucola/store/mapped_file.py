@@ -191,20 +191,21 @@ class MappedFile:
         except OSError:
             self._populates = False
 
-    def erase(self, position: int) -> None:
-        """Turn everything from `position` to the end of the file into zeros, and give its blocks back.
+    def erase(self, position: int) -> bool:
+        """Turn everything from `position` to the end of the file into zeros, give its blocks back, and tell whether
+        there was anything. The zeros are not on disk yet.
 
-        The file keeps its size all the while: a file cut short in a crash would contradict the configuration. The
-        zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        The file keeps its size all the while: a file cut short in a crash would contradict the configuration.
         """
-        if not self.is_zero_from(position):
+        is_anything = not self.is_zero_from(position)
+        if is_anything:
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
             self.map[position:page] = bytes(page - position)
             if page < self.size:
                 self.map.madvise(mmap.MADV_REMOVE, page, self.size - page)
             self.reserved = self._warmed = 0
             self.is_changed = True
-            self.flush()
+        return is_anything
 
     def is_zero_from(self, position: int) -> bool:
         """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
@@ -248,6 +249,11 @@ class MappedFile:
         for directory in reversed(self._unsynced):
             sync_directory(directory)
         self._unsynced = []
+
+    def doubt_name(self, levels: int) -> None:
+        """Let the next flush bring the file's name to disk, and those of the directories above it: `levels` in all. A
+        process that was killed made them, and may not have come to that."""
+        self._unsynced = list(self.path.parents[:levels])
 
     def hold(self) -> bool:
         """Keep the file open until `release`. False where it has left its queue. For any thread."""
@@ -387,13 +393,17 @@ class MappedFileQueue:
         return file
 
     def cut(self, offset: int) -> None:
-        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that."""
+        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that.
+
+        The zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        """
         if self.files and self.files[-1].begin > offset:
             while self.files and self.files[-1].begin > offset:
                 self.files.pop().delete()
             sync_directory(self.directory)
-        if (file := self.find(offset)) is not None:
-            file.erase(offset - file.begin)
+        file = self.find(offset)
+        if file is not None and file.erase(offset - file.begin):
+            file.flush()
 
     def close(self) -> None:
         """Close all files."""

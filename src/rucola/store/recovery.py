@@ -5,7 +5,8 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
 
 1. Where to begin. Up to the checkpoint everything is on disk, so the scan begins with the newest log file whose
    first record is not younger than it, less three seconds. After a clean stop only the last file is scanned.
-2. Units that point behind that place are dropped, after a clean stop those that point behind the end of the log.
+2. Units that point behind that place are not believed, after a clean stop those that point behind the end of the
+   log. They stay in their files until it is known what belongs there, so that queues that are whole are not written.
    Index files that the checkpoint does not vouch for are dropped after a crash. The last index file that stays says
    how far the index goes; a message of whose keys only some made it is recognised by its entries at the end.
 3. The log is read from the earlier of the two places. Every sound record gets the unit and the entries that it
@@ -35,8 +36,10 @@ disk.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -89,6 +92,12 @@ class Recovery:
         if not self._files.files:
             self._forget_everything()
             return 0
+        with _uncollected():
+            return self._run()
+
+    def _run(self) -> int:
+        if self.after_crash:
+            self._files.files[-1].doubt_name(1)
         scan_begin = self._scan_begin()
         units_begin = self._units_begin(scan_begin)
         if not self.after_crash and not self._queues_are_sound(scan_begin):
@@ -98,13 +107,14 @@ class Recovery:
         except _Gap as gap:
             log.warning("%s: %s; all ConsumeQueues are rebuilt from the log", self._files.directory, gap)
             for queue in self._queues.values():
-                queue.cut(0)
+                queue.rewind(0)
             end = self._read(scan_begin, self._files.begin, *self._index_end())
         if end < self._sound_end:
             return self._run_as_after_crash()
         self._files.cut(end)
         for queue in self._queues.values():
-            queue.cut_at(end)
+            queue.rewind_to(end)
+            queue.settle()
             queue.raise_min_offset(self._files.begin)
         self._index_again(end)
         return end
@@ -120,7 +130,7 @@ class Recovery:
         """The stop was not as clean as it seemed."""
         log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
         self.after_crash, self._sound_end = True, 0
-        return self.run()
+        return self._run()
 
     def _index_again(self, end: int) -> None:
         """Index files can have reached the disk before the log did. Drop those that lead beyond it, and make up for
@@ -147,13 +157,13 @@ class Recovery:
         if self.after_crash:
             self._vouched_end = max([self._vouched_end_of(queue, scan_begin) for queue in queues], default=0)
             for queue in queues:
-                queue.cut(queue.first_at_or_after(scan_begin))
+                queue.rewind(queue.first_at_or_after(scan_begin))
             begin = max([queue.max_physical_offset for queue in queues], default=-1)
             return scan_begin if begin >= 0 else self._files.begin
         self._vouched_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
         self._sound_end = end = self._end_of_clean_log(scan_begin)
         for queue in queues:
-            queue.cut_at(end)
+            queue.rewind_to(end)
         return max(min(begin, end), self._files.begin)
 
     def _end_of_clean_log(self, scan_begin: int) -> int:
@@ -333,7 +343,7 @@ class Recovery:
                     log.warning("%s-%d starts over; its topic was deleted and made anew", *name)
                     self._dispatcher.add_units(units)
                     units.clear()
-                    self._queues[name].cut(0)
+                    self._queues[name].rewind(0)
                 elif queue_offset != expected[name]:
                     why = f"queueOffset is {queue_offset} where {name[0]}-{name[1]} goes on with {expected[name]}"
                     if not tail:
@@ -359,6 +369,19 @@ class Recovery:
             return max_offset
         # What came before the first record of the log is gone, so a queue may begin anywhere.
         return queue_offset if self._files.begin > 0 else 0
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage while the block runs: a million records make none, and the looking would take a third of the
+    time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
