@@ -123,7 +123,8 @@ class ConsumerFilterTable:
         for (topic, group), data in sorted(self._table.items()):
             groups = document.filter_data_by_topic.setdefault(topic, GroupFilters(topic=topic))
             groups.group_filter_data[group] = data
-        return self._file.writing(msgspec.to_builtins(document))
+        written = msgspec.to_builtins(document)
+        return self._file.writing(lambda: written)
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         known = self._table.get((subscription.topic, group))
