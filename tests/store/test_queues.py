@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rucola.message import sysflag
 from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
+from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from stores import OpenStore, config, crashed_copy, inner
@@ -166,6 +168,24 @@ def test_a_queue_that_was_rewound_is_as_if_it_had_been_written_so(
     for file in queue.files:
         assert file.is_zero_from(min(max(queue.max_offset * UNIT_SIZE - file.begin, 0), file.size))
     queue.files.close()
+
+
+def test_much_is_dispatched_a_part_at_a_time(open_store: OpenStore) -> None:
+    store = open_store()
+    prepared = inner("Half", 0, sys_flag=sysflag.TRANSACTION_PREPARED)
+    for message in (inner(queue_id=0), inner(queue_id=0), inner(queue_id=1), prepared, inner(queue_id=2), inner()):
+        assert store.put(message, 1).status is PutMessageStatus.PUT_OK
+    assert (store.reput(None, 2), store.has_pending) == (4, True)
+    assert store.put(inner(queue_id=3), 1).status is PutMessageStatus.PUT_OK
+    assert (store.reput(9, 1), store.has_pending) == (2, True), "the third queue, and one that is there"
+    assert (store.reput(9, 1), store.has_pending) == (1, False)
+    for queue_id in range(10, 20):
+        store.put(inner(queue_id=queue_id), 1)
+    assert (store.reput(3), store.has_pending) == (3, True)
+    assert (store.reput(3, 1), store.has_pending) == (1, True)
+    assert store.max_offset("T", 19) == 1, "who reads does not wait for turns"
+    assert not store.has_pending
+    assert store.queues() == {("T", queue_id): (0, 1 + 2 * (queue_id == 0)) for queue_id in [*range(4), *range(10, 20)]}
 
 
 def test_queues_are_opened_in_the_order_of_topic_and_number(open_store: OpenStore, tmp_path: Path) -> None:

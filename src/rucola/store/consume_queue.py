@@ -154,6 +154,40 @@ class ConsumeQueue:
             begin, step = max(begin - step, self.min_offset), 2 * step
         return self.max_offset - self.first_at_or_after(physical_offset, begin)
 
+    def nearest(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
+        """Return the queue offset of the message that was stored nearest to that time; the queue must have some.
+
+        `time_at` tells the store time of the record at a physical offset, -1 where it is gone.
+        """
+        low, high = self._file_of_time(timestamp_ms, time_at)
+        left = right = -1
+        left_time = right_time = 0
+        while high >= low:
+            middle = (low + high) // 2
+            time_ms = time_at(self.unit(middle)[0])
+            if time_ms < 0:
+                return 0
+            if time_ms == timestamp_ms:
+                return middle
+            if time_ms > timestamp_ms:
+                high = middle - 1
+                right, right_time = middle, time_ms
+            else:
+                low = middle + 1
+                left, left_time = middle, time_ms
+        if left < 0 or right < 0:
+            return max(left, right)
+        return right if timestamp_ms - left_time > right_time - timestamp_ms else left
+
+    def _file_of_time(self, timestamp_ms: int, time_at: Callable[[int], int]) -> tuple[int, int]:
+        """Return the first and last queue offset of the first file that does not end before that time."""
+        for file in self._files:
+            first = max(file.begin // UNIT_SIZE, self.min_offset)
+            last = min(file.end // UNIT_SIZE, self.max_offset) - 1
+            if last >= first and (last == self.max_offset - 1 or time_at(self.unit(last)[0]) >= timestamp_ms):
+                return first, last
+        return self.min_offset, self.max_offset - 1
+
     def is_sound_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Tell whether a unit points at a whole record of this queue and queue offset, or before the log's begin."""
         physical_offset, size, _ = self.unit(queue_offset)

@@ -61,6 +61,17 @@ class Queues(dict[tuple[str, int], ConsumeQueue]):
         queue = self[name] = ConsumeQueue(topic, queue_id, files)
         return queue
 
+    def end_of_new(self, batch: Sequence[Pending], count: int) -> int:
+        """Return how many messages of `batch` come before the one for which more than `count` queues would be new."""
+        new: set[tuple[str, int]] = set()
+        for number, (message, *_) in enumerate(batch):
+            name = (message.topic, message.queue_id)
+            if name not in self and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
+                new.add(name)
+                if len(new) > count:
+                    return number
+        return len(batch)
+
 
 def check_queue_name(topic: str, queue_id: int) -> None:
     """Raise InvalidMessage unless a queue of this name can have a directory."""

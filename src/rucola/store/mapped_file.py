@@ -30,6 +30,7 @@ Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -49,6 +50,9 @@ PAGE_SIZE: Final = mmap.PAGESIZE
 _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
+
+_madvise: Final = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _lock: Final = threading.Lock()
 """Guards who holds which file, and its descriptor; never kept while the disk works."""
@@ -77,6 +81,7 @@ class MappedFile:
         self._warmed = 0
         self._populates = True
         self._unsynced: list[Path] = []
+        self._lost_name: OSError | None = None
         self._holders = 0
         self._is_leaving = self._is_deleted = self._is_closed = False
 
@@ -172,9 +177,9 @@ class MappedFile:
     def warm(self, begin: int, end: int) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
 
-        Takes blocks for them first. For a thread beside the writer's: works in small steps, because each holds the
-        interpreter lock. Pages that were warmed before are passed over. A full disk and an old kernel end it early;
-        both are the writer's to meet.
+        Takes blocks for them first. For a thread beside the writer's. `mmap.madvise` keeps the interpreter lock, for
+        which the writer would wait some milliseconds each time, so the call goes past it. Pages that were warmed before
+        are passed over. A full disk and an old kernel end it early; both are the writer's to meet.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
@@ -185,8 +190,11 @@ class MappedFile:
                 self.is_changed = True
                 if begin <= self.reserved:
                     self.reserved = max(self.reserved, end)
+                first = ctypes.c_char.from_buffer(self.map, begin)  # while this is there the file stays mapped
                 for step in range(begin, end, _WARM_STEP):
-                    self.map.madvise(_MADV_POPULATE_WRITE, step, min(_WARM_STEP, end - step))
+                    address = ctypes.addressof(first) + step - begin
+                    if _madvise(address, min(_WARM_STEP, end - step), _MADV_POPULATE_WRITE):
+                        raise OSError(ctypes.get_errno(), "the pages of a file could not be touched")
                     self._warmed = min(step + _WARM_STEP, end)
         except OSError:
             self._populates = False
@@ -245,9 +253,18 @@ class MappedFile:
                 self.release()
 
     def sync_name(self) -> None:
-        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread."""
-        for directory in reversed(self._unsynced):
-            sync_directory(directory)
+        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread.
+
+        An error is for all who ask: the kernel tells one alone of it, and who asks next would believe that all is well.
+        """
+        if self._lost_name is not None:
+            raise self._lost_name
+        try:
+            for directory in reversed(self._unsynced):
+                sync_directory(directory)
+        except OSError as error:
+            self._lost_name = error
+            raise
         self._unsynced = []
 
     def doubt_name(self, levels: int) -> None:

@@ -280,15 +280,21 @@ class MessageStore:
             self._fail(f"the disk gave no place for a message: {error}")
         return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
 
-    def reput(self) -> int:
-        """Write the units and entries of everything that is pending, tell `on_arrive`, and return how many there were.
+    def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
+        """Write the units and entries of what is pending, tell `on_arrive`, and return how many there were.
 
+        Of more than `max_count`, or for which more than `max_new_queues` files had to be made, the rest stays pending.
         An error from the disk makes the store refuse writes from then on and is raised.
         """
         pending = self._pending
         if not pending:
             return 0
         self._pending = []
+        if max_count is not None and len(pending) > max_count:
+            pending, self._pending = pending[:max_count], pending[max_count:]
+        if max_new_queues is not None and len(self._next_offsets) > len(self._queues) + max_new_queues:
+            end = self._queues.end_of_new(pending, max_new_queues)
+            pending, self._pending = pending[:end], pending[end:] + self._pending
         try:
             touched = self._dispatcher.dispatch(pending, self._on_arrive)
         except OSError as error:
@@ -298,6 +304,11 @@ class MessageStore:
             self._dirty.update(touched)
             self._dispatched_timestamp = pending[-1][4]
         return len(pending)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something was put that `reput` has not dispatched yet."""
+        return bool(self._pending)
 
     # -- to disk ------------------------------------------------------------------------------------------------------
 
@@ -548,36 +559,7 @@ class MessageStore:
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == queue.min_offset:
             return 0
-        low, high = self._file_of_time(queue, timestamp_ms)
-        left = right = -1
-        left_time = right_time = 0
-        while high >= low:
-            middle = (low + high) // 2
-            time_ms = self.store_time(topic, queue_id, middle)
-            if time_ms < 0:
-                return 0
-            if time_ms == timestamp_ms:
-                return middle
-            if time_ms > timestamp_ms:
-                high = middle - 1
-                right, right_time = middle, time_ms
-            else:
-                low = middle + 1
-                left, left_time = middle, time_ms
-        if left < 0 or right < 0:
-            return max(left, right)
-        return right if timestamp_ms - left_time > right_time - timestamp_ms else left
-
-    def _file_of_time(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
-        """Return the first and last queue offset of the first file that does not end before that time."""
-        for file in queue.files:
-            first = max(file.begin // UNIT_SIZE, queue.min_offset)
-            last = min(file.end // UNIT_SIZE, queue.max_offset) - 1
-            if last >= first and (
-                last == queue.max_offset - 1 or self._log.store_timestamp(queue.unit(last)[0]) >= timestamp_ms
-            ):
-                return first, last
-        return queue.min_offset, queue.max_offset - 1
+        return queue.nearest(timestamp_ms, self._log.store_timestamp)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return a queue that leads to everything that was put and is still there, or None where nothing ever was."""
