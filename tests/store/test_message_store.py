@@ -21,6 +21,7 @@ from rucola.message.record import decode
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
+from rucola.store.dispatch import Arrived
 from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
@@ -180,9 +181,10 @@ def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None
     arrived: list[tuple[str, int, int, list[int]]] = []
     sizes: list[int] = []
 
-    def arrive(topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
-        arrived.append((topic, queue_id, end, tags_codes))
-        sizes.append(size)
+    def arrive(queues: list[Arrived]) -> None:
+        for topic, queue_id, end, tags_codes, size in queues:
+            arrived.append((topic, queue_id, end, tags_codes))
+            sizes.append(size)
 
     store = open_store(on_arrive=arrive)
     for k in range(3):

@@ -14,6 +14,7 @@ from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
+from rucola.store.dispatch import Arrived
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from stores import OpenStore, config, crashed_copy, inner
 
@@ -186,6 +187,21 @@ def test_much_is_dispatched_a_part_at_a_time(open_store: OpenStore) -> None:
     assert store.max_offset("T", 19) == 1, "who reads does not wait for turns"
     assert not store.has_pending
     assert store.queues() == {("T", queue_id): (0, 1 + 2 * (queue_id == 0)) for queue_id in [*range(4), *range(10, 20)]}
+
+
+def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
+    """A held pull reads when it hears of a message; that must not dispatch what follows before its turn."""
+    seen: list[tuple[int, int]] = []
+
+    def arrive(queues: list[Arrived]) -> None:
+        seen.extend((queue_id, store.max_offset("T", queue_id)) for _, queue_id, *_ in queues)
+
+    store = open_store(on_arrive=arrive)
+    for queue_id in (0, 1, 1, 0):
+        store.put(inner(queue_id=queue_id), 1)
+    assert (store.reput(2), store.has_pending) == (2, True)
+    assert (store.reput(), store.has_pending) == (2, False)
+    assert seen == [(0, 1), (1, 1), (1, 2), (0, 2)]
 
 
 def test_queues_are_opened_in_the_order_of_topic_and_number(open_store: OpenStore, tmp_path: Path) -> None:

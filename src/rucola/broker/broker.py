@@ -55,12 +55,13 @@ from rucola.broker.transaction_check import TransactionCheck
 from rucola.broker.transactions import Transactions
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
-from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import StoreConfig
+from rucola.store.dispatch import Arrived
 from rucola.store.message_store import MessageStore
 
 DESCRIPTORS_AT_ONCE = 1 << 16
@@ -137,14 +138,17 @@ class Broker:
         config.listen_port = server.port
         self.store_config.store_host = config.store_host
 
-        def arrived(topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
-            hold.arrived(topic, queue_id, end)
-            stats.put(topic, len(tags_codes), size)
-            if topic == SCHEDULE_TOPIC:
-                delay_alarm.ring_at(min(tags_codes))
-            elif topic == TIMER_TOPIC:
-                timed.arrived(end, tags_codes)
-                timer_alarm.ring_at(min(tags_codes))
+        def arrived(queues: list[Arrived]) -> None:
+            stats.put(queues)
+            for topic, queue_id, end, tags_codes, _ in queues:
+                if hold.held:
+                    hold.arrived(topic, queue_id, end)
+                if topic in DUE_TIME_TOPICS:
+                    if topic == TIMER_TOPIC:
+                        timed.arrived(end, tags_codes)
+                        timer_alarm.ring_at(min(tags_codes))
+                    else:
+                        delay_alarm.ring_at(min(tags_codes))
 
         store = MessageStore(self.store_config, arrived)
         await asyncio.to_thread(store.open, clock())

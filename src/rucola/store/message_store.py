@@ -71,7 +71,7 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive` is called by `reput` for every queue that got messages; see `dispatch.Arrive`.
+    `on_arrive` is called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
     """
 
     def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
@@ -290,16 +290,18 @@ class MessageStore:
         if not pending:
             return 0
         self._pending = []
-        if max_count is not None and len(pending) > max_count:
-            pending, self._pending = pending[:max_count], pending[max_count:]
+        end = len(pending) if max_count is None else max_count
         if max_new_queues is not None and len(self._next_offsets) > len(self._queues) + max_new_queues:
-            end = self._queues.end_of_new(pending, max_new_queues)
-            pending, self._pending = pending[:end], pending[end:] + self._pending
+            end = self._queues.end_of_new(pending[:end], max_new_queues)
+        pending, rest = pending[:end], pending[end:]
         try:
             touched = self._dispatcher.dispatch(pending, self._on_arrive)
         except OSError as error:
+            rest = []
             self._fail(f"a message could not be dispatched: {error}")
             raise
+        finally:  # not before: who is told of arrivals may read, and reading dispatches
+            self._pending = rest + self._pending
         with self._dirty_lock:
             self._dirty.update(touched)
             self._dispatched_timestamp = pending[-1][4]
