@@ -59,6 +59,7 @@ from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.recovery import Recovery
 from rucola.store.retention import DiskUsage, Retention
+from rucola.store.taking import take
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class MessageStore:
         self._on_arrive = on_arrive
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
+        self._damaged: set[ConsumeQueue] = set()
         self._lost_bytes: OSError | None = None
         self._put_timestamp = self._dispatched_timestamp = self._flushing_timestamp = 0
         self._dirty: set[ConsumeQueue] = set()
@@ -439,7 +441,8 @@ class MessageStore:
         """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
 
         `accepts` is asked with the tags code of each, then `matches` with the properties; what they refuse is passed
-        over. Wherever that ends, `next_begin_offset` is where to go on; for an offset outside, the nearest inside.
+        over, and so is a unit that does not point at its record. Wherever that ends, `next_begin_offset` is where to go
+        on; for an offset outside, the nearest inside.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
@@ -460,29 +463,29 @@ class MessageStore:
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
         most, room = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
         max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
-        records: list[bytes] = []
-        total = looked_at = 0
-        goes_on_at = -1
-        for physical_offset, size, code in iter_units(units):
-            if physical_offset >= goes_on_at:
-                if records and (len(records) >= max_count or total + size > max_bytes):
-                    break
-                is_accepted = accepts is None or accepts(code)
-                if is_accepted and (matches is None or self._log.matches(physical_offset, matches)):
-                    record = self._log.read(physical_offset, size)
-                    if record is not None:
-                        records.append(record)
-                        total += size
-                        status = GetMessageStatus.FOUND
-                        goes_on_at = -1
-                    else:
-                        if not records:
-                            status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                        goes_on_at = self._log.roll(physical_offset)
-                elif not records:
-                    status = GetMessageStatus.NO_MATCHED_MESSAGE
-            looked_at += 1
+        status, looked_at, records, total = take(
+            self._log,
+            units,
+            queue_offset,
+            max_count,
+            max_bytes,
+            accepts,
+            matches,
+            lambda at: self._pass_over(queue, at),
+        )
         return GetResult(status, queue_offset + looked_at, begin, end, records, total)
+
+    def _pass_over(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Say once of a queue that it is damaged."""
+        if queue not in self._damaged:
+            self._damaged.add(queue)
+            log.error(
+                "%s-%d: the unit at %d does not point at its message, which is passed over; `rucola store check` names "
+                "all such units, and `rucola store rebuild`, with the broker stopped, makes them anew",
+                queue.topic,
+                queue.queue_id,
+                queue_offset,
+            )
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
