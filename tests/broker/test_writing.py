@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, serving
+from broker.test_broker import Peer, heartbeat, serving
 from rucola.broker.tables.writing import TableWriting
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -89,7 +89,9 @@ def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("what", ["a topic", "a topic goes", "a first message", "a group", "a group goes"])
+@pytest.mark.parametrize(
+    "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
+)
 def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -112,6 +114,8 @@ def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
             answer = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="New"))
         elif what == "a first message":
             answer = await peer.send(topic="New", default_topic="TBW102", default_topic_queue_nums=1)
+        elif what == "a heartbeat of a group":
+            answer = await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         elif what == "a group":
             answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
         else:
@@ -134,7 +138,7 @@ def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
             disk.may_go.set()
             assert await asking == ResponseCode.SUCCESS
             written = json.loads(config_path(tmp_path, name).read_text())[table]
-            assert ("New" in written) == ("goes" not in what)
+            assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
 
     asyncio.run(run())
     assert check(tmp_path) == []

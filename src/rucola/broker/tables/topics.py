@@ -3,8 +3,7 @@
 A topic comes into being when an operator creates it, when a producer sends to it and AUTO_CREATE_TOPIC (TBW102)
 may be inherited from, or when the system needs it (retry and dead letter topics, system topics at the start). Every
 change raises the data version and is told to `on_change`, which has it written, and registered with the name servers.
-What an operator asks for, and what a first message makes, is on disk before it is answered; what the system makes for
-itself, soon after.
+A request that changes the table is answered when that is on disk; what a retry by way of a send makes, soon after.
 
 Answers to `TopicConfigManager` of Apache RocketMQ 4.9.8.
 """

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+from rucola.protocol.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +34,16 @@ class TableWriting:
 
     async def settled(self) -> None:
         """Wait until every change up to now is on disk. OSError where it could not be written."""
-        if self._turn is not None:
+        if self._turn is not None and not self._turn.done():
             await asyncio.shield(self._turn)
+
+    def once_settled(self, answer: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
+        """The answer, where something is being written as what waits for that."""
+        return answer if self._turn is None or self._turn.done() else self._after_turn(answer)
+
+    async def _after_turn(self, answer: RemotingCommand) -> RemotingCommand:
+        await self.settled()
+        return answer
 
     async def stop(self, *tables: Persisting) -> None:
         """Write these tables for the last time. OSError as in `settled`."""
