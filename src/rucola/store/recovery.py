@@ -46,7 +46,7 @@ import numpy as np
 
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
-from rucola.message.record import FRAME, peek
+from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
@@ -157,7 +157,7 @@ class Recovery:
         if self.after_crash:
             self._vouched_end = max([self._vouched_end_of(queue, scan_begin) for queue in queues], default=0)
             for queue in queues:
-                queue.rewind(queue.first_at_or_after(scan_begin))
+                self._rewind(queue, scan_begin)
             begin = max([queue.max_physical_offset for queue in queues], default=-1)
             return scan_begin if begin >= 0 else self._files.begin
         self._vouched_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
@@ -165,6 +165,24 @@ class Recovery:
         for queue in queues:
             queue.rewind_to(end)
         return max(min(begin, end), self._files.begin)
+
+    def _rewind(self, queue: ConsumeQueue, scan_begin: int) -> None:
+        """Drop the units that point at `scan_begin` or behind it, and those of which the disk has only a part.
+
+        A unit may lie in two pages. Where only the second came, an address looks as if it lay some times 4 GiB before.
+        """
+        queue.rewind(queue.first_at_or_after(scan_begin))
+        while queue.max_offset > queue.min_offset:
+            last = queue.max_offset - 1
+            address = queue.unit(last)[0]
+            if address >= self._files.begin:
+                is_whole = address >> 32 >= scan_begin >> 32 or queue.is_sound_at(last, self._files)
+            else:
+                is_whole = last == queue.min_offset or queue.unit(last - 1)[0] < address
+            if is_whole:
+                return
+            queue.rewind(last)
+            queue.rewind(queue.first_at_or_after(scan_begin))
 
     def _end_of_clean_log(self, scan_begin: int) -> int:
         """Return where the log ends, and count the records that must have units already."""
@@ -180,12 +198,13 @@ class Recovery:
     def _vouched_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
         """Return where the last record ends that has its unit in a queue and was on disk when the checkpoint was
         written; 0 where that is before the scan."""
+        vouched_ms = self._checkpoint.min_timestamp
         for queue_offset in range(queue.max_offset - 1, queue.first_at_or_after(scan_begin) - 1, -1):
             physical_offset, size, _ = queue.unit(queue_offset)
-            if physical_offset >= scan_begin and queue.is_sound_at(queue_offset, self._files):
-                file = self._files.find(physical_offset)
-                assert file is not None
-                if peek(file.map, physical_offset - file.begin).store_timestamp <= self._checkpoint.min_timestamp:
+            if physical_offset >= scan_begin and (file := self._files.find(physical_offset)) is not None:
+                # What came after the checkpoint may be much, and most of it says so at once.
+                is_old = _store_timestamp(file, physical_offset - file.begin) <= vouched_ms
+                if is_old and queue.is_sound_at(queue_offset, self._files):
                     return physical_offset + size
         return 0
 
@@ -394,6 +413,13 @@ def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
     return any(not any(file.map[sector : sector + _SECTOR]) for sector in sectors) or (
         message.properties.endswith(b"\0") and not any(file.map[end : end + FRAME.size])
     )
+
+
+def _store_timestamp(file: MappedFile, position: int) -> int:
+    """Return what would be the store time of a record that begins there."""
+    is_v6 = int.from_bytes(file.map[position + 36 : position + 40], "big") & sysflag.BORN_HOST_V6
+    position += 68 if is_v6 else 56
+    return int.from_bytes(file.map[position : position + 8], "big", signed=True)
 
 
 def _first_timestamp(file: MappedFile) -> int | None:
