@@ -177,8 +177,15 @@ class Broker:
         groups.load()
         offsets.load()
         filters.load(clock())
-        running.callback(lambda: filters.persist(clock()))
-        running.callback(offsets.persist)
+
+        async def persist_offsets() -> None:
+            await in_thread(offsets.persisting())
+
+        async def persist_filters() -> None:
+            await in_thread(filters.persisting(clock()))
+
+        running.push_async_callback(persist_filters)
+        running.push_async_callback(persist_offsets)
         running.push_async_callback(writing.stop, topics.persisting, groups.persisting)
 
         reput = Reput(store, hold)
@@ -191,12 +198,6 @@ class Broker:
         timed = TimedDelivery(store, directory / "timer.json", reput.on_put)
         timed.load()
         timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
-
-        async def persist_offsets() -> None:
-            await in_thread(offsets.persisting())
-
-        async def persist_filters() -> None:
-            await in_thread(filters.persisting(clock()))
 
         async def persist_deliveries() -> bool:
             offsets, progress = delayed.offsets(), timed.progress()

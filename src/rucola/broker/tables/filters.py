@@ -110,10 +110,6 @@ class ConsumerFilterTable:
         """The last member of the group has gone."""
         self.register(group, (), now_ms)
 
-    def persist(self, now_ms: int) -> None:
-        """Forget what left long ago, and write the rest."""
-        self.persisting(now_ms)()
-
     def persisting(self, now_ms: int) -> Callable[[], None]:
         """Forget what left long ago, and return a call, for any thread, that writes the rest as it is now."""
         for (topic, group), data in list(self._table.items()):

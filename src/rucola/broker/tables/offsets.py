@@ -72,10 +72,6 @@ class ConsumerOffsetTable:
         """Everything, as GET_ALL_CONSUMER_OFFSET and the file carry it: by `topic@group`, then queue id."""
         return self._table
 
-    def persist(self) -> None:
-        """Write the table where it has changed since the last time."""
-        self.persisting()()
-
     def persisting(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now, where it has changed since the last."""
         if not self._is_changed:
