@@ -48,8 +48,6 @@ _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
 _TAIL_COUNT: Final = 16
 _OPENED_AT_A_TIME: Final = 8
-_LEVELS: Final = 3
-"""So many directories are the store's own: those of the queue, of its topic and of all topics."""
 
 
 class ConsumeQueue:
@@ -327,7 +325,7 @@ class ConsumeQueue:
         end = queue_offset * UNIT_SIZE if queue_offset > self.min_offset else -1
         for file in files:
             if file.begin >= end:  # nothing in it was ever vouched for
-                file.doubt_name(_LEVELS)
+                file.doubt_name()
         while files and files[-1].begin > end:
             file = files.pop()
             self._aside[file.begin] = file
@@ -465,6 +463,15 @@ def open_queues(
     with ThreadPoolExecutor(_OPENED_AT_A_TIME, "open-queues") as threads:
         topics = threads.map(of_topic, _directories(directory))
         return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
+
+
+def sync_names(directory: Path) -> None:
+    """Wait until the names of all queues under `consumequeue` are on disk, but not those of their files."""
+    directories = [directory / topic for topic in _directories(directory)]
+    with ThreadPoolExecutor(_OPENED_AT_A_TIME, "sync-names") as threads:
+        list(threads.map(sync_directory, directories))
+    if directories:
+        sync_directory(directory)
 
 
 def queue_directories(directory: Path) -> Iterator[tuple[str, int, Path]]:

@@ -267,10 +267,9 @@ class MappedFile:
             raise
         self._unsynced = []
 
-    def doubt_name(self, levels: int) -> None:
-        """Let the next flush bring the file's name to disk, and those of the directories above it: `levels` in all. A
-        process that was killed made them, and may not have come to that."""
-        self._unsynced = list(self.path.parents[:levels])
+    def doubt_name(self) -> None:
+        """Let the next flush bring the file's name to disk: a process that was killed may not have come to that."""
+        self._unsynced = [self.path.parent]
 
     def hold(self) -> bool:
         """Keep the file open until `release`. False where it has left its queue. For any thread."""

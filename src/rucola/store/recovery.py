@@ -48,7 +48,7 @@ from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
 from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.consume_queue import ConsumeQueue
+from rucola.store.consume_queue import ConsumeQueue, sync_names
 from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
@@ -97,7 +97,8 @@ class Recovery:
 
     def _run(self) -> int:
         if self.after_crash:
-            self._files.files[-1].doubt_name(1)
+            self._files.files[-1].doubt_name()
+            sync_names(self._queues.directory)
         scan_begin = self._scan_begin()
         units_begin = self._units_begin(scan_begin)
         if not self.after_crash and not self._queues_are_sound(scan_begin):
