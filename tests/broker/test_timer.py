@@ -41,6 +41,7 @@ from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
 from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
+from rucola.store.dispatch import Arrived
 from rucola.store.message_store import MessageStore
 from rucola.store.rebuild import rebuild
 
@@ -59,9 +60,10 @@ class Scene:
         self.timed = TimedDelivery(self.store, path / "config" / "timer.json", self._count_turn, **sizes)
         self.timed.load()
 
-    def _arrived(self, topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
-        if topic == TIMER_TOPIC:
-            self.timed.arrived(end, tags_codes)
+    def _arrived(self, queues: list[Arrived]) -> None:
+        for topic, _, end, tags_codes, _ in queues:
+            if topic == TIMER_TOPIC:
+                self.timed.arrived(end, tags_codes)
 
     def _count_turn(self) -> None:
         self.turns += 1

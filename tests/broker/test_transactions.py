@@ -94,7 +94,7 @@ class Scene:
     def note(self) -> None:
         """Write the progress, as a broker does."""
         self.transactions.commit(self.transactions.progress())
-        self.offsets.persist()
+        self.offsets.persisting()()
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

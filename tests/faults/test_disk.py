@@ -144,6 +144,26 @@ def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "abort").exists()
 
 
+def test_name_that_was_lost_while_pages_were_touched_is_lost_for_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that touches pages goes on after any error, and the kernel tells of one only once."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    store.put(inner(body=bytes(3900)), 1)
+    store.flush()
+    store.put(inner(body=bytes(3900)), 1)  # makes the second file
+    with refusing(monkeypatch, "fsync", errno.EIO):
+        store.warm()
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    store.close()
+    with MessageStore(config(tmp_path)) as again:
+        assert bodies(again) == [bytes(3900)] * 2
+    assert check(tmp_path) == []
+
+
 def test_flush_that_failed_is_not_believed_by_who_flushed_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ def test_config_files_of_apache_come_back_byte_for_byte(golden: Path, tmp_path: 
 
 def test_what_was_asked_for_last_stays_in_a_config_file(tmp_path: Path) -> None:
     file = ConfigFile(config_path(tmp_path, "consumerOffset"))
-    first, second, third = (file.writing({"offsetTable": {"T@G": {0: number}}}) for number in range(3))
+    first, second, third = (file.writing(lambda n=n: {"offsetTable": {"T@G": {0: n}}}) for n in range(3))
     first()
     third()
     second()  # a thread that came late

@@ -60,11 +60,11 @@ class Flush:
         await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, QUEUES_A_CHECKPOINT)
 
     async def stop(self) -> None:
-        """Let the flush under way end, and the thread with it."""
+        """Let flush and checkpoint under way end, and the threads with them. Others are served meanwhile."""
         if self._running is not None:
             await self._running
-        self._thread.shutdown()
-        self._checkpoint_thread.shutdown()
+        for thread in (self._thread, self._checkpoint_thread):
+            await asyncio.to_thread(thread.shutdown)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -86,6 +86,8 @@ MIN_RECORD_SIZE: Final = HEAD_SIZE + 1 + 2
 FRAME: Final = struct.Struct(">iI")
 """Size and magic, the 8 bytes with which a record and a blank begin."""
 
+_PLACE: Final = struct.Struct(">i16xqq")
+
 _HEADS: Final = {
     (born, store): struct.Struct(f">iIiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
 }
@@ -250,6 +252,10 @@ def _outline(buffer: Buffer, position: int) -> tuple[tuple[Any, ...], int, int, 
     except UnicodeDecodeError as error:
         raise _invalid(position, f"topic is no UTF-8: {error}") from error
     return fields, body_begin, topic_begin, topic_end + 2, topic
+
+
+place_of = _PLACE.unpack_from
+"""Return (size, queue offset, physical offset) as they stand in the record at a position, given its first 36 bytes."""
 
 
 def peek(buffer: Buffer, position: int = 0) -> Peek:

@@ -170,8 +170,9 @@ class CommitLog:
             window = min(max(_WARM_WINDOW, 4 * (self.end - self._end_at_warm)), _MAX_WARM_WINDOW)
             self._end_at_warm = self.end
             file.warm(position, position + window)
-            if position > file.size - file.size // 4:
-                with suppress(OSError):
+            with suppress(OSError):
+                file.sync_name()  # without which no file may follow
+                if position > file.size - file.size // 4:
                     self._following(file).warm(0, window)
 
     def close(self) -> None:

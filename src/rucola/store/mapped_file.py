@@ -30,6 +30,7 @@ Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -49,6 +50,9 @@ PAGE_SIZE: Final = mmap.PAGESIZE
 _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
+
+_madvise: Final = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _lock: Final = threading.Lock()
 """Guards who holds which file, and its descriptor; never kept while the disk works."""
@@ -77,6 +81,7 @@ class MappedFile:
         self._warmed = 0
         self._populates = True
         self._unsynced: list[Path] = []
+        self._lost_name: OSError | None = None
         self._holders = 0
         self._is_leaving = self._is_deleted = self._is_closed = False
 
@@ -172,9 +177,9 @@ class MappedFile:
     def warm(self, begin: int, end: int) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
 
-        Takes blocks for them first. For a thread beside the writer's: works in small steps, because each holds the
-        interpreter lock. Pages that were warmed before are passed over. A full disk and an old kernel end it early;
-        both are the writer's to meet.
+        Takes blocks for them first. For a thread beside the writer's. `mmap.madvise` keeps the interpreter lock, for
+        which the writer would wait some milliseconds each time, so the call goes past it. Pages that were warmed before
+        are passed over. A full disk and an old kernel end it early; both are the writer's to meet.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
@@ -185,26 +190,30 @@ class MappedFile:
                 self.is_changed = True
                 if begin <= self.reserved:
                     self.reserved = max(self.reserved, end)
+                first = ctypes.c_char.from_buffer(self.map, begin)  # while this is there the file stays mapped
                 for step in range(begin, end, _WARM_STEP):
-                    self.map.madvise(_MADV_POPULATE_WRITE, step, min(_WARM_STEP, end - step))
+                    address = ctypes.addressof(first) + step - begin
+                    if _madvise(address, min(_WARM_STEP, end - step), _MADV_POPULATE_WRITE):
+                        raise OSError(ctypes.get_errno(), "the pages of a file could not be touched")
                     self._warmed = min(step + _WARM_STEP, end)
         except OSError:
             self._populates = False
 
-    def erase(self, position: int) -> None:
-        """Turn everything from `position` to the end of the file into zeros, and give its blocks back.
+    def erase(self, position: int) -> bool:
+        """Turn everything from `position` to the end of the file into zeros, give its blocks back, and tell whether
+        there was anything. The zeros are not on disk yet.
 
-        The file keeps its size all the while: a file cut short in a crash would contradict the configuration. The
-        zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        The file keeps its size all the while: a file cut short in a crash would contradict the configuration.
         """
-        if not self.is_zero_from(position):
+        is_anything = not self.is_zero_from(position)
+        if is_anything:
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
             self.map[position:page] = bytes(page - position)
             if page < self.size:
                 self.map.madvise(mmap.MADV_REMOVE, page, self.size - page)
             self.reserved = self._warmed = 0
             self.is_changed = True
-            self.flush()
+        return is_anything
 
     def is_zero_from(self, position: int) -> bool:
         """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
@@ -244,10 +253,23 @@ class MappedFile:
                 self.release()
 
     def sync_name(self) -> None:
-        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread."""
-        for directory in reversed(self._unsynced):
-            sync_directory(directory)
+        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread.
+
+        An error is for all who ask: the kernel tells one alone of it, and who asks next would believe that all is well.
+        """
+        if self._lost_name is not None:
+            raise self._lost_name
+        try:
+            for directory in reversed(self._unsynced):
+                sync_directory(directory)
+        except OSError as error:
+            self._lost_name = error
+            raise
         self._unsynced = []
+
+    def doubt_name(self) -> None:
+        """Let the next flush bring the file's name to disk: a process that was killed may not have come to that."""
+        self._unsynced = [self.path.parent]
 
     def hold(self) -> bool:
         """Keep the file open until `release`. False where it has left its queue. For any thread."""
@@ -387,13 +409,17 @@ class MappedFileQueue:
         return file
 
     def cut(self, offset: int) -> None:
-        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that."""
+        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that.
+
+        The zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        """
         if self.files and self.files[-1].begin > offset:
             while self.files and self.files[-1].begin > offset:
                 self.files.pop().delete()
             sync_directory(self.directory)
-        if (file := self.find(offset)) is not None:
-            file.erase(offset - file.begin)
+        file = self.find(offset)
+        if file is not None and file.erase(offset - file.begin):
+            file.flush()
 
     def close(self) -> None:
         """Close all files."""

@@ -34,6 +34,7 @@ from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.tables.writing import TableWriting
 from rucola.broker.timer import TIMERS, waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
@@ -86,6 +87,7 @@ class SendProcessor:
         topic_table: TopicConfigTable,
         groups: SubscriptionGroupTable,
         registration: Registration,
+        writing: TableWriting,
         flush: Flush,
         delay_level_count: int,
         transactions: Transactions,
@@ -100,6 +102,7 @@ class SendProcessor:
         self._delay_level_count = delay_level_count
         self._transactions = transactions
         self._registration = registration
+        self._writing = writing
         self._flush = flush
         self._clock = clock
         self._on_put = on_put
@@ -165,7 +168,7 @@ class SendProcessor:
         header: SendHeader,
         put: Callable[[RemotingCommand, SendHeader, int, bytes], Reply],
     ) -> Answer:
-        """Make the topic, let the name servers know it, then send: a consumer that starts now finds it."""
+        """Make the topic, write it, let the name servers know it, then send: a consumer that starts now finds it."""
         try:
             topics.check_topic(header.topic)
         except InvalidMessage as error:
@@ -182,6 +185,7 @@ class SendProcessor:
                 f"topic[{header.topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
                 "autoCreateTopicEnable=true on the broker",
             )
+        await self._writing.settled()
         await self._registration.settled()
         reply = self.admit(connection, command, header, put)
         return reply if reply is None or isinstance(reply, (bytes, RemotingCommand)) else await reply
