@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from power import Disk
+from power import Disk, without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store.check import check
@@ -169,8 +168,7 @@ def live(at: StoreConfig, ledger: Ledger, random: Random, crashes: Path, steps: 
 def test_whatever_the_disk_holds_what_was_flushed_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, seed: int
 ) -> None:
-    for call in ("fsync", "fdatasync"):  # the true disk below is not what this is about
-        monkeypatch.setattr(os, call, lambda descriptor: None)
+    without_waiting(monkeypatch)  # for the true disk below
     random = Random(seed)
     (tmp_path / "first").mkdir()
     lives = live(config(tmp_path / "store", **SIZES[sizes]), Ledger(), random, tmp_path / "first", 60)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import threading
 from itertools import pairwise
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from rucola.message import MessageInner, sysflag
 from rucola.message.hashing import string_hash
 from rucola.message.record import decode
 from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE
@@ -361,16 +362,42 @@ def test_flush_says_how_far(open_store: OpenStore) -> None:
     assert store.flushed_physical_offset == store.max_physical_offset
 
 
+def test_a_flush_asks_for_what_was_put_since_the_last_and_no_more(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    sync_pages = mapped_file.sync_pages
+    flushed: list[tuple[int, int]] = []
+
+    def note(mapped: mmap, begin: int, end: int) -> None:
+        flushed.append((begin, end))
+        sync_pages(mapped, begin, end)
+
+    monkeypatch.setattr(mapped_file, "sync_pages", note)
+    first = store.put(inner(), 1)
+    store.warm()
+    store.flush()
+    second = store.put(inner(), 2)
+    store.flush()
+    assert flushed == [(0, first.size), (first.size, first.size + second.size)]
+    flushed.clear()
+    size = store.config.mapped_file_size_commit_log
+    while (last := store.put(inner(), 3)).physical_offset < size:
+        pass
+    store.flush()
+    assert flushed == [(first.size + second.size, size), (0, last.size)], "with the blank, and the file behind it"
+
+
 def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore(config(tmp_path / "store"))
     store.open(1)
     store.put(inner(body=b"before"), 1)
 
-    def broken(fd: int) -> None:
+    def broken(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", broken)
+        patch.setattr(mapped_file, "sync_pages", broken)
         with pytest.raises(OSError, match="Input/output"):
             store.flush()
     assert "Input/output" in str(store.refuses_writes)

@@ -1,6 +1,6 @@
 """Flush: makes what was put durable, in a thread, for many messages at once.
 
-`Flush` runs `MessageStore.flush` (one fdatasync a file) on a thread of its own, one run at a time. A message that
+`Flush` runs `MessageStore.flush` (one msync a file) on a thread of its own, one run at a time. A message that
 needs durability before its answer waits for the first run that begins after it was put: every message that arrives
 during a run shares the next one. This is group commit, and needs no timer: under load the groups grow by themselves.
 Checkpoints have a thread of their own, since the queues may take longer than a sender waits.

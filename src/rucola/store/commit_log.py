@@ -153,8 +153,7 @@ class CommitLog:
         end, begin = self.end, self.flushed_end
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
-                file.keep_open()
-                file.flush()
+                file.flush(max(begin - file.begin, 0), min(end - file.begin, file.size))
         self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:

@@ -13,10 +13,11 @@ that the disk cannot give kills the process (SIGBUS), therefore `reserve` asks f
 windows, and turns a full disk into an OSError. `warm` takes the page faults of a window off the writer's path.
 
 A file that is opened is mapped when its bytes are first asked for: a broker has thousands of queues, most of them idle,
-and a process has a limit of descriptors and one of mappings. A mapping keeps a descriptor of its own; a second one is
-there while somebody flushes, and is kept where that is often.
+and a process has a limit of descriptors and one of mappings. A mapping keeps a descriptor of its own.
 
-Flushing goes by file descriptor, because `mmap.flush` holds the interpreter lock for as long as the disk takes.
+A flush brings those pages to disk that it is asked for, and not what was touched ahead of the writes: that would go
+there twice, and fault once more when it is written.
+
 A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector.
 
 A new file's name is brought to disk by its first flush, not when it is made: whoever waits for the bytes waits for
@@ -51,11 +52,29 @@ _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
 
-_madvise: Final = ctypes.CDLL(None, use_errno=True).madvise
+_MS_SYNC: Final = 4
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_madvise: Final = _LIBC.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_msync: Final = _LIBC.msync
+_msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _lock: Final = threading.Lock()
-"""Guards who holds which file, and its descriptor; never kept while the disk works."""
+"""Guards who holds which file; never kept while the disk works."""
+
+
+def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
+    """Wait until the pages from position `begin` to `end` are on disk, and what leads to them. Raises OSError.
+
+    `mmap.flush` keeps the interpreter lock for as long as the disk takes, so this goes past it.
+    """
+    begin -= begin % PAGE_SIZE
+    if begin < end:
+        first = ctypes.c_char.from_buffer(mapped, begin)  # while this is there the file stays mapped
+        if _msync(ctypes.addressof(first), end - begin, _MS_SYNC):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
 class MappedFile:
@@ -77,7 +96,6 @@ class MappedFile:
         """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
         self.reserved = 0
         """Up to this position the file is known to have blocks."""
-        self._fd = -1
         self._warmed = 0
         self._populates = True
         self._unsynced: list[Path] = []
@@ -139,21 +157,11 @@ class MappedFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """A descriptor of the file for as long as the block runs. Raises OSError where it cannot be opened."""
-        fd = self._open()
+        fd = os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             yield fd
         finally:
             os.close(fd)
-
-    def _open(self) -> int:
-        return os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
-
-    def keep_open(self) -> None:
-        """Keep a descriptor until the file is closed, for one that is flushed so often that opening it each time would
-        cost. For any thread."""
-        with _lock:
-            if self._fd < 0 and not self._is_leaving:
-                self._fd = self._open()
 
     @property
     def end(self) -> int:
@@ -233,16 +241,16 @@ class MappedFile:
                     position += len(piece)
             return True
 
-    def flush(self) -> None:
-        """Wait until the file's bytes and its name are on disk. Lets other threads run; they may write meanwhile.
+    def flush(self, begin: int = 0, end: int | None = None) -> None:
+        """Wait until the bytes from position `begin` to `end`, or all, and the file's name are on disk.
 
-        Does nothing for a file that has left its queue.
+        Lets other threads run; they may write meanwhile. Does nothing for a file that has left its queue.
         """
         if self.hold():
             try:
-                if self._fd >= 0:
-                    os.fdatasync(self._fd)
-                else:
+                if "map" in self.__dict__:
+                    sync_pages(self.map, begin, self.size if end is None else end)
+                else:  # not written to by this process, but perhaps by one before it
                     with self.opened() as fd:
                         os.fdatasync(fd)
                 self.sync_name()
@@ -303,10 +311,6 @@ class MappedFile:
                 self.map.close()
         except BufferError:
             pass
-        with _lock:
-            fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def delete(self) -> None:
         """Remove the file from its directory and close it; while somebody holds it, its blocks stay taken.
