@@ -343,7 +343,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(steps, max_size=10))
 def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:

@@ -142,6 +142,6 @@ class StoreMachine(RuleBasedStateMachine):
 def test_store_answers_as_a_dict_would(monkeypatch: pytest.MonkeyPatch) -> None:
     without_waiting(monkeypatch)
     StoreMachine.TestCase.settings = settings(
-        max_examples=25, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=25, stateful_step_count=60, suppress_health_check=list(HealthCheck)
     )
     StoreMachine.TestCase("runTest").runTest()

@@ -131,7 +131,7 @@ def messages(draw: st.DrawFn) -> MessageInner:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), log_offset=st.sampled_from([0, 1 << 30, 7 << 40]))
 def test_any_records_decode_as_one_by_one(data: st.DataObject, log_offset: int) -> None:
     log, places = bytearray(data.draw(st.binary(max_size=3))), []
@@ -158,7 +158,7 @@ def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> t
     return left, damages
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 399), st.integers(0, 255)), max_size=4))
 def test_a_damaged_log_gives_what_can_be_decoded_and_names_the_rest(changes: list[tuple[int, int]]) -> None:
     log, places = bytearray(), []
@@ -241,7 +241,6 @@ def test_one_odd_row_leaves_the_others_alone() -> None:
     assert [each["tags"] for each in rows] == [None, None, None, None, None, "t", None]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(91, 60 << 20), max_size=60))
 def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
     array = np.array(sizes, np.int64)

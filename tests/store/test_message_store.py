@@ -215,7 +215,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(messages, st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_batched_dispatch_is_the_same_as_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, put: list[tuple[str, int, bytes, str, bool, int]], batches: list[int]

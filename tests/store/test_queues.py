@@ -27,7 +27,7 @@ def _units(count: int) -> bytes:
     return b"".join(pack_unit(100 * number, 100, 0) for number in range(count))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(count=st.integers(0, PER_FILE), written=st.sampled_from(["sparse", "with blocks", "whole", "a page more"]))
 def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     tmp_path_factory: pytest.TempPathFactory, count: int, written: str
@@ -135,7 +135,7 @@ def test_recovery_of_queues_that_are_whole_writes_nothing_to_them(
     assert check(tmp_path / "after") == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     begin=st.sampled_from([0, 3, 10, 25]),
     count=st.integers(0, 35),

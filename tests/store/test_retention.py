@@ -515,7 +515,7 @@ def test_archived_first_needs_to_know_the_archive(tmp_path: Path) -> None:
 # everything at once --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 30), st.integers(0, 40), st.sampled_from([4, 12]), st.integers(0, 100)), max_size=12
