@@ -136,20 +136,22 @@ class Dispatcher:
     def units_of(self, batch: Iterable[Pending]) -> dict[tuple[str, int], UnitsOfQueue]:
         """Return the units of `batch`, by queue; of one queue the messages must follow each other."""
         groups: dict[tuple[str, int], UnitsOfQueue] = {}
+        group: UnitsOfQueue | None = None
+        topic, queue_id = "", -1
         for message, queue_offset, physical_offset, size, store_timestamp in batch:
             if message.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
+            if group is None or message.topic is not topic or message.queue_id != queue_id:
+                topic, queue_id = name = (message.topic, message.queue_id)
+                group = groups.get(name)
+                if group is None:
+                    group = groups[name] = (queue_offset, [], [], [])
             code = message.tags_code
-            if message.topic in DUE_TIME_TOPICS:
+            if topic in DUE_TIME_TOPICS:
                 code = self._due_time(message, store_timestamp)
-            name = (message.topic, message.queue_id)
-            group = groups.get(name)
-            if group is None:
-                groups[name] = (queue_offset, [pack_unit(physical_offset, size, code)], [code], [size])
-            else:
-                group[1].append(pack_unit(physical_offset, size, code))
-                group[2].append(code)
-                group[3].append(size)
+            group[1].append(pack_unit(physical_offset, size, code))
+            group[2].append(code)
+            group[3].append(size)
         return groups
 
     def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:
@@ -172,12 +174,15 @@ class Dispatcher:
         keys: list[str] = []
         counts: list[int] = []
         append = keys.append
+        topic = prefix = ""
         for item in batch:
             message = item[0]
             before = len(keys)
             if message.sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
                 # What `index_key` gives, without a call for each, which would be a tenth of all the work here.
-                prefix = f"{message.topic}{KEY_MARK}"
+                if message.topic is not topic:
+                    topic = message.topic
+                    prefix = f"{topic}{KEY_MARK}"
                 if message.unique_key is not None:
                     append(prefix + message.unique_key)
                 words = message.keys

@@ -262,10 +262,10 @@ class MessageStore:
     def _refuse_batch(self, messages: Sequence[MessageInner]) -> PutMessageStatus | None:
         if self.refuses_writes is not None:
             return PutMessageStatus.SERVICE_NOT_AVAILABLE
-        name = (messages[0].topic, messages[0].queue_id)
+        topic, queue_id = messages[0].topic, messages[0].queue_id
         size = 0
         for message in messages:
-            if (message.topic, message.queue_id) != name or message.sys_flag & sysflag.TRANSACTION_MASK:
+            if message.topic != topic or message.queue_id != queue_id or message.sys_flag & sysflag.TRANSACTION_MASK:
                 return PutMessageStatus.MESSAGE_ILLEGAL
             size += len(message.body)
         return PutMessageStatus.MESSAGE_ILLEGAL if size > self.config.max_message_size else None

@@ -121,17 +121,19 @@ class SendProcessor:
         }
 
     def send_message(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeader))
+        header = command.decode_header(SendMessageRequestHeader)
+        return self.admit(connection, command, header, self._put if header.batch == "false" else self._put_of(header))
 
     def send_message_v2(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeaderV2))
+        header = command.decode_header(SendMessageRequestHeaderV2)
+        return self.admit(connection, command, header, self._put if header.batch == "false" else self._put_of(header))
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> Reply:
         return self.admit(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put_batch)
 
-    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
-        is_batch = header.batch != "false" and (is_true(header.batch) or header.batch == "1")
-        return self.admit(connection, command, header, self._put_batch if is_batch else self._put)
+    def _put_of(self, header: SendHeader) -> Callable[[RemotingCommand, SendHeader, int, bytes], Reply]:
+        """How what comes under the code of a single message is put, given what its header says of a batch."""
+        return self._put_batch if is_true(header.batch) or header.batch == "1" else self._put
 
     def admit(
         self,
