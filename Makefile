@@ -9,9 +9,10 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
+NATIVE := .venv-native
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := src tests examples $(wildcard benchmarks)
+SOURCES := hatch_build.py src tests examples $(wildcard benchmarks)
 
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
@@ -51,6 +52,18 @@ bench: setup ## measure against floors taken in the same run, and write the figu
 soak: setup ## 200 clients that come, go and crash for ten minutes; nothing acknowledged may be lost
 	@$(VENV)/bin/python benchmarks/soak.py $(ARGS)
 
+# Shares the packages of $(VENV) but for Rucola itself, which is installed from a wheel: the checkout stays as it is.
+.PHONY: native
+native: $(STAMP) ## compile the hot path and install Rucola with it in .venv-native
+	@rm -rf build/native $(NATIVE)
+	@RUCOLA_COMPILE=1 $(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --wheel-dir build/native .
+	@$(VENV)/bin/python -m venv $(NATIVE)
+	@$(NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps build/native/*.whl
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		$(VENV)/bin/python -c "$$site" > "$$($(NATIVE)/bin/python -c "$$site")/packages-of-venv.pth"
+	@$(NATIVE)/bin/rucola --version
+
 # No address and no path may get into a lock, so that the hashes alone decide what is installed.
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
@@ -64,6 +77,6 @@ lock: $(STAMP) ## resolve the dependencies anew and write the lock files
 
 .PHONY: clean
 clean: ## remove what tests, builds and the demo left behind; .venv stays
-	@rm -rf build dist bench-output demo-output bench-output spark-warehouse metastore_db derby.log
+	@rm -rf build dist $(NATIVE) bench-output demo-output bench-output spark-warehouse metastore_db derby.log
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

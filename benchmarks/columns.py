@@ -10,11 +10,11 @@ import numpy as np
 
 from figures import Figure, median
 from floors import Options
-from rucola.message import properties
+from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
-from rucola.message.record import MessageInner, encode
+from rucola.message.record import encode
 from rucola.spark import columns
 from rucola.spark.arrays import Array
 

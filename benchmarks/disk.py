@@ -93,17 +93,18 @@ def _many_queues(folder: Path, options: Options) -> Figure:
 
 
 def _stalls(folder: Path, options: Options) -> Figure:
-    """Send while log files roll and what runs at intervals has its turns; the loop tells how long it stood still."""
+    """Make a thousand queues at once, then send while log files roll and what runs at intervals has its turns; the loop
+    tells how long it stood still."""
     topic, count = f"{TOPIC}Stall", options.count(STALL_COUNT)
     singles = [frames.send(topic, number, MANY_QUEUES) for number in range(FRAMES)]
     noted, floor = folder / "broker.json", folder / "echo.json"
     with standalone(folder / "store", conf=ROLLING, probe=noted) as broker:
         answer_to(broker, frames.create_topic(topic, MANY_QUEUES))
-        for frame in singles:  # each makes a queue
-            answer = ask(broker, frame)
+        answer = ask(broker, singles[0])
         broker.signal(signal.SIGUSR1)
+        drive(broker, singles, FRAMES, in_flight=MANY_QUEUES)
         drive(broker, singles, count, in_flight=64)
-        check_stored(broker, topic, FRAMES + count, MANY_QUEUES)
+        check_stored(broker, topic, 1 + FRAMES + count, MANY_QUEUES)
     largest = max(len(frame) for frame in singles)
     with echo(largest, answer, probe=floor) as server:
         server.signal(signal.SIGUSR1)

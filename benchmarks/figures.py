@@ -19,6 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import rucola
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -83,6 +85,7 @@ def machine() -> dict[str, Any]:
         "memory": _first("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "compiled": rucola.is_compiled(),
     }
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from rucola.message import properties
+from rucola.message import Message, properties
 from rucola.message.batch import encode_batch
 from rucola.message.ids import unique_id
-from rucola.message.record import Message
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import Header, RemotingCommand

@@ -171,7 +171,7 @@ def _lookup(folder: Path, options: Options) -> list[Figure]:
 
 
 def _open_queues(folder: Path, options: Options) -> list[Figure]:
-    """Open a store of thousands of queues, each with a few messages, after a clean stop."""
+    """Open a store of thousands of queues, each with a few messages, after a clean stop and after a crash."""
     count = options.count(QUEUE_COUNT)
     config = StoreConfig(folder, HOST)
     names = [(f"Bench{number // QUEUES_A_TOPIC}", number % QUEUES_A_TOPIC) for number in range(count)]
@@ -205,8 +205,15 @@ def _open_queues(folder: Path, options: Options) -> list[Figure]:
 
     warm = [(opened(), looked_at()) for _ in range(options.rounds)]
     cold = [(_forgotten(opened), _forgotten(looked_at)) for _ in range(min(options.rounds, 2))] if _can_forget() else []
+
+    def opened_after_a_crash() -> float:
+        (folder / "abort").touch()
+        return opened()
+
+    crashed = [(opened_after_a_crash(), looked_at()) for _ in range(options.rounds)]
     figures = []
-    for name, runs in (("open_10,000_queues", warm), ("open_10,000_queues_cold", cold)):
+    names_of_runs = ("open_10,000_queues", "open_10,000_queues_cold", "open_10,000_queues_after_a_crash")
+    for name, runs in zip(names_of_runs, (warm, cold, crashed), strict=True):
         if runs:
             figures.append(
                 Figure(

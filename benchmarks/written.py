@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from rucola.message import properties
+from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
-from rucola.message.record import MessageInner, encode
+from rucola.message.record import encode
 from rucola.store.config import PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
 

@@ -7,7 +7,12 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("rucola", deadline=None)
+hypothesis.settings.load_profile("rucola")
 
 ARCHIVES = Path(__file__).parent / "golden"
 

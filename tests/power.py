@@ -1,7 +1,7 @@
 """A disk that loses its power: what a directory tree may look like afterwards.
 
 While a `Disk` records, every call by which a program asks for a change of names or sizes, or for durability
-(`os.open`, `mkdir`, `ftruncate`, `pwrite`, `replace`, `unlink`, `fsync`, `fdatasync` ...), is framed by two looks at
+(`os.open`, `mkdir`, `ftruncate`, `pwrite`, `replace`, `unlink`, `fsync`, `sync_pages` ...), is framed by two looks at
 the whole tree. Stores into mapped memory pass by no call; the looks, and those that a test asks for, see what they
 made of the files. So the disk knows, for each file and each directory, every content that it has had since it was
 last synced, and a crash may leave
@@ -11,12 +11,15 @@ last synced, and a crash may leave
     of a directory    the names of any of these moments: journals keep the order of changes within a directory, and
                       say nothing about that between directories or between a name and the bytes behind it
 
-A sync makes the content that the file has when it begins the only one. A directory is synced apart from its files.
+A sync makes the content that the file has when it begins the only one; one of some pages does so for these, and for the
+size. A directory is synced apart from its files.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -27,14 +30,23 @@ from typing import Any
 
 import pytest
 
+from rucola.store import mapped_file
+
 SECTOR = 512
 
 _CHANGES = [
     *["open", "mkdir", "rmdir", "ftruncate", "truncate", "posix_fallocate", "pwrite", "write"],
-    *["replace", "rename", "unlink", "fsync", "fdatasync"],
+    *["replace", "rename", "unlink"],
 ]
 
-_SYNCS = {"fsync", "fdatasync"}
+_SYNCS = [(os, "fsync"), (os, "fdatasync"), (mapped_file, "sync_pages")]
+"""Where a program waits for the disk."""
+
+
+def without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Let nothing wait for the disk, in tests that are not about that and would do it thousands of times."""
+    for module, name in _SYNCS:
+        patch.setattr(module, name, lambda *arguments: None)
 
 
 class Disk:
@@ -87,15 +99,26 @@ class Disk:
             if inode in table:
                 del table[inode][:-1]
 
+    def _synced_pages(self, mapped: mmap.mmap, begin: int, end: int) -> None:
+        versions = self.contents[os.stat(mapped_path(mapped)).st_ino]
+        last = versions[-1]
+        for number, version in enumerate(versions[:-1]):
+            sized = version[: len(last)].ljust(len(last), b"\0")
+            versions[number] = sized[:begin] + last[begin:end] + sized[end:]
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Frame the calls of this process while the block runs."""
         with pytest.MonkeyPatch.context() as patch:
             for name in _CHANGES:
-                patch.setattr(os, name, self._framed(name, getattr(os, name)))
+                patch.setattr(os, name, self._framed(getattr(os, name)))
+            # Nothing waits for the disk below: this one is the disk.
+            for name in ("fsync", "fdatasync"):
+                patch.setattr(os, name, self._framed(lambda fd: self._synced(os.fstat(fd).st_ino)))
+            patch.setattr(mapped_file, "sync_pages", self._framed(self._synced_pages))
             yield
 
-    def _framed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _framed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def framed(*arguments: Any, **named: Any) -> Any:
             with self._one_at_a_time:
                 return call(*arguments, **named) if self._is_looking else watched(*arguments, **named)
@@ -104,12 +127,8 @@ class Disk:
             self._is_looking = True
             try:
                 self.look()
-                if name in _SYNCS:  # Nothing waits for the disk below: this one is the disk.
-                    self._synced(os.fstat(arguments[0]).st_ino)
-                    result = None
-                else:
-                    result = call(*arguments, **named)
-                    self.look()
+                result = call(*arguments, **named)
+                self.look()
             finally:
                 self._is_looking = False
             self.on_call()
@@ -141,6 +160,17 @@ class Disk:
 
 
 _open = os.open
+
+
+def mapped_path(mapped: mmap.mmap) -> str:
+    """Which file the kernel has mapped there."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        for line in lines:
+            begin, _, end = line.partition(" ")[0].partition("-")
+            if int(begin, 16) <= address < int(end, 16):
+                return line.rstrip("\n").split(maxsplit=5)[5]
+    raise AssertionError("not mapped")
 
 
 def _choose(versions: list[Any], random: Random, kind: str) -> Any:

@@ -52,9 +52,9 @@ class StatsItem:
         self._hour: deque[_Moment] = deque([begin], maxlen=7)
         self._day: deque[_Moment] = deque([begin], maxlen=25)
 
-    def add(self, value: int) -> None:
+    def add(self, value: int, times: int = 1) -> None:
         self.sum += value
-        self.times += 1
+        self.times += times
 
     def sample(self, now_ms: int, number: int) -> None:
         """Note what the total is now, in the rows whose turn it is at the sample of this number."""

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError, StoreLocked
+from rucola.message import Message
 from rucola.message.batch import encode_batch
-from rucola.message.record import Message, decode_many
+from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -29,6 +31,7 @@ from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHea
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
+from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
 
@@ -164,11 +167,11 @@ def test_pull_commits_the_offset_that_it_brings(tmp_path: Path) -> None:
 
 def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    fdatasync = os.fdatasync
+    sync_pages = mapped_file.sync_pages
 
-    def note(descriptor: int) -> None:
-        fdatasync(descriptor)
-        synced.append(descriptor)
+    def note(mapped: mmap, begin: int, end: int) -> None:
+        sync_pages(mapped, begin, end)
+        synced.append(end)
 
     async def talk(peer: Peer) -> None:
         await peer.send()
@@ -176,7 +179,7 @@ def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypa
         assert (await peer.send()).code == ResponseCode.SUCCESS
         assert len(synced) > before
 
-    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(mapped_file, "sync_pages", note)
     # No flush by the clock, so that only the send can have asked for one.
     slow_clock = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 3_600_000}
     with_broker(tmp_path, talk, store=slow_clock)
@@ -184,12 +187,12 @@ def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypa
 
 def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_broken = False
-    fdatasync = os.fdatasync
+    sync_pages = mapped_file.sync_pages
 
-    def break_down(descriptor: int) -> None:
+    def break_down(mapped: mmap, begin: int, end: int) -> None:
         if is_broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        fdatasync(descriptor)
+        sync_pages(mapped, begin, end)
 
     async def run() -> None:
         nonlocal is_broken
@@ -205,21 +208,21 @@ def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.Monke
             assert "Input/output error" in (refused.remark or "")
             assert [m.body for m in decode_many((await peer.pull()).body)][:1] == [b"safe"]
 
-    monkeypatch.setattr(os, "fdatasync", break_down)
+    monkeypatch.setattr(mapped_file, "sync_pages", break_down)
     asyncio.run(run())
     assert (tmp_path / "abort").exists()  # the next start looks at everything anew
     with_broker(tmp_path, lambda peer: peer.send())
 
 
 def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(descriptor: int) -> None:
+    def never(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async def run() -> None:
         async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
             assert (await peer.send()).code == ResponseCode.SUCCESS
             with monkeypatch.context() as broken:
-                broken.setattr(os, "fdatasync", never)
+                broken.setattr(mapped_file, "sync_pages", never)
                 assert (await peer.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
 
     asyncio.run(run())

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from pathlib import Path
 
 import pytest
 
-from rucola.broker.clockwork import Clockwork, in_thread
+from rucola.broker.clockwork import NEW_QUEUES_A_TURN, Clockwork, Reput, in_thread
+from rucola.broker.pull_hold import PullRequestHold
+from rucola.store.check import check
+from rucola.store.message_store import MessageStore
+from stores import config, inner
 
 
 def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped() -> None:
@@ -47,6 +53,33 @@ def test_a_step_that_waits_for_nothing_of_the_kind_is_cancelled() -> None:
         clockwork.every(1, "step", step)
         await waits.wait()
         await clockwork.stop()
+
+    asyncio.run(run())
+
+
+def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Path) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        turns = [0]
+        dispatched = asyncio.Event()
+
+        def turn() -> None:
+            turns.append(len(list((tmp_path / "store" / "consumequeue").glob("*/*/*"))))
+            if store.has_pending:
+                loop.call_soon(turn)
+            else:
+                dispatched.set()
+
+        with MessageStore(config(tmp_path / "store")) as store:
+            reput = Reput(store, PullRequestHold())
+            for queue_id in range(50):
+                store.put(inner(queue_id=queue_id), 1)
+                reput.on_put()
+            loop.call_soon(turn)
+            await dispatched.wait()
+        assert turns[-1] == 50
+        assert max(after - before for before, after in itertools.pairwise(turns)) == NEW_QUEUES_A_TURN
+        assert check(tmp_path / "store") == []
 
     asyncio.run(run())
 

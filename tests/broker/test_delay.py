@@ -17,10 +17,10 @@ from rucola import fastjson
 from rucola.broker.clockwork import Alarm
 from rucola.broker.delay import BATCH, RETRY_AFTER_MS, DelayedDelivery, postpone
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import MessageExt, properties
+from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.properties import DELAY, REAL_QID, REAL_TOPIC, TAGS, UNIQ_KEY
-from rucola.message.record import MessageInner, decode, decode_many
+from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueueRequestHeader

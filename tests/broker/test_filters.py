@@ -69,16 +69,16 @@ def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path,
     ]
     (tmp_path / "consumerFilter.json").unlink()
     died = json.loads(recorded.read_text())["filterDataByTopic"]["GSql"]["groupFilterData"]["G_g_sql"]["deadTime"]
-    table.persist(died + DAY_MS - 1)
+    table.persisting(died + DAY_MS - 1)()
     assert (tmp_path / "consumerFilter.json").read_text() == recorded.read_text()
-    table.persist(died + DAY_MS)
+    table.persisting(died + DAY_MS)()
     assert table.get("GSql", "G_g_sql") is None
     assert json.loads((tmp_path / "consumerFilter.json").read_text()) == {"filterDataByTopic": {}}
 
 
 def test_what_was_there_at_the_stop_has_left_until_it_is_heard_of(tmp_path: Path, table: ConsumerFilterTable) -> None:
     table.register("g", [by_properties("a > 1")], T0)
-    table.persist(T0)
+    table.persisting(T0)()
     again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
     again.load(T0 + 60_000)
     data = again.get("T", "g")

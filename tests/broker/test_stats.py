@@ -19,6 +19,7 @@ from rucola.protocol.stats import (
     BrokerStatsData,
 )
 from rucola.rates import SAMPLE_INTERVAL_MS
+from rucola.store.dispatch import Arrived
 
 BEGIN_MS = 1_795_217_554_000
 MINUTE_MS = 60_000
@@ -38,9 +39,14 @@ def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0
     """Let time pass, with so many messages for topic T before each sample; the time afterwards."""
     for now_ms in range(begin_ms + SAMPLE_INTERVAL_MS, begin_ms + duration_ms + 1, SAMPLE_INTERVAL_MS):
         if per_sample:
-            stats.put("T", per_sample, 100 * per_sample)
+            stats.put(arrived("T", per_sample, 100 * per_sample))
         stats.sample(now_ms)
     return begin_ms + duration_ms
+
+
+def arrived(topic: str, count: int, size: int) -> list[Arrived]:
+    """So many messages of so many bytes in all, in one queue."""
+    return [(topic, 0, count, [0] * count, size)]
 
 
 def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsData:
@@ -51,8 +57,8 @@ def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsD
 
 def test_what_was_counted_is_there_at_once() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put("T", 3, 300)
-    stats.put("T", 1, 60)
+    stats.put(arrived("T", 3, 300))
+    stats.put(arrived("T", 1, 60))
     stats.got("g", "T", 2, 200)
     now_ms = BEGIN_MS + 2000
     put = viewed(stats, TOPIC_PUT_NUMS, "T", now_ms).stats_minute
@@ -72,7 +78,7 @@ def test_what_was_counted_is_there_at_once() -> None:
 )
 def test_what_was_never_counted_is_none(name: str, key: str) -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put("T", 1, 1)
+    stats.put(arrived("T", 1, 1))
     stats.got("g", "T", 1, 1)
     assert stats.view(name, key, BEGIN_MS) is None
     assert stats.consume_tps("nobody", "T", BEGIN_MS) == 0.0
@@ -116,10 +122,10 @@ def test_rates_of_ten_seconds_a_minute_and_an_hour() -> None:
 
 def test_mornings() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put("T", 5, 5)
+    stats.put(arrived("T", 5, 5))
     now_ms = run(stats, BEGIN_MS, 24 * HOUR_MS)
     assert (stats.put_mornings.yesterday, stats.put_mornings.today) == (0, 5)
-    stats.put("T", 2, 2)
+    stats.put(arrived("T", 2, 2))
     stats.got("g", "T", 1, 1)
     run(stats, now_ms, 24 * HOUR_MS)
     assert (stats.put_mornings.yesterday, stats.put_mornings.today) == (5, 7)
@@ -129,7 +135,7 @@ def test_mornings() -> None:
 def test_topics_and_groups_are_forgotten() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     for topic in ("T", "U"):
-        stats.put(topic, 1, 1)
+        stats.put(arrived(topic, 1, 1))
         for group in ("g", "h"):
             stats.got(group, topic, 1, 1)
             stats.sent_back(group, topic)

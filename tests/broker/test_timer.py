@@ -24,7 +24,7 @@ from broker.test_retention import serving as serving_world
 from rucola.broker.due import BATCH, RETRY_AFTER_MS
 from rucola.broker.timer import Progress, TimedDelivery, waiting_place
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import MessageExt, properties
+from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import (
     DELAY,
     REAL_QID,
@@ -36,11 +36,12 @@ from rucola.message.properties import (
     TIMER_ROLL_TIMES,
     UNIQ_KEY,
 )
-from rucola.message.record import MessageInner, decode, decode_many
+from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
 from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
+from rucola.store.dispatch import Arrived
 from rucola.store.message_store import MessageStore
 from rucola.store.rebuild import rebuild
 
@@ -59,9 +60,10 @@ class Scene:
         self.timed = TimedDelivery(self.store, path / "config" / "timer.json", self._count_turn, **sizes)
         self.timed.load()
 
-    def _arrived(self, topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
-        if topic == TIMER_TOPIC:
-            self.timed.arrived(end, tags_codes)
+    def _arrived(self, queues: list[Arrived]) -> None:
+        for topic, _, end, tags_codes, _ in queues:
+            if topic == TIMER_TOPIC:
+                self.timed.arrived(end, tags_codes)
 
     def _count_turn(self) -> None:
         self.turns += 1
@@ -341,7 +343,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(steps, max_size=10))
 def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:

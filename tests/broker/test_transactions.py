@@ -18,8 +18,8 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.broker.transactions import TRANSACTION_GROUP, CheckBack, Transactions
-from rucola.message import MessageExt, properties, sysflag
-from rucola.message.record import MessageInner, decode, decode_many
+from rucola.message import MessageExt, MessageInner, properties, sysflag
+from rucola.message.record import decode, decode_many
 from rucola.message.topics import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -94,7 +94,7 @@ class Scene:
     def note(self) -> None:
         """Write the progress, as a broker does."""
         self.transactions.commit(self.transactions.progress())
-        self.offsets.persist()
+        self.offsets.persisting()()
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import resource
 import shutil
 import signal
 import socket
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.cli.serve import move_store
+from rucola.cli.serve import _serve, move_store
 from servers import run, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
@@ -42,6 +45,30 @@ def test_a_signal_that_comes_twice_changes_nothing(tmp_path: Path) -> None:
         standalone.process.send_signal(signal.SIGTERM)
         assert standalone.stop() == 0
     assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_the_table_of_descriptors_is_as_large_at_once_as_it_may_become(tmp_path: Path) -> None:
+    """Its growing keeps all messages waiting, and thousands of queues make it grow often."""
+    with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as running:
+        status = Path(f"/proc/{running.process.pid}/status").read_text()
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        assert int(status.partition("FDSize:")[2].split()[0]) >= min(hard, 1 << 16)
+        assert running.stop() == 0
+
+
+def test_what_is_there_at_the_start_is_not_collected_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    async def start() -> None:
+        serving = asyncio.ensure_future(_serve("ready"))
+        await asyncio.sleep(0)
+        serving.cancel()
+
+    assert gc.get_freeze_count() == 0
+    try:
+        asyncio.run(start())
+        assert capsys.readouterr().out == "ready\n"
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
 
 
 def test_a_store_that_is_served_already(tmp_path: Path) -> None:

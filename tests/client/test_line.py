@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rucola.client.line import Line
 from rucola.client.own_queue import Delivery, OwnQueue
 from rucola.client.process_queue import PullLimits
-from rucola.message import MessageExt
-from rucola.message.record import MessageInner, decode, encode
+from rucola.message import MessageExt, MessageInner
+from rucola.message.record import decode, encode
 from rucola.protocol.queue import MessageQueue
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rucola.client.process_queue import ProcessQueue, PullLimits
-from rucola.message import MessageExt
-from rucola.message.record import MessageInner, decode, encode
+from rucola.message import MessageExt, MessageInner
+from rucola.message.record import decode, encode
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 LIMITS = PullLimits(span=2000)

@@ -11,9 +11,9 @@ import pytest
 from cluster import cluster
 from rucola.client import MessageQueue, Producer, PullConsumer, PullStatus
 from rucola.errors import BrokerError, InvalidMessage, RemotingConnectError, TopicNotFound
-from rucola.message import Message
+from rucola.message import Message, MessageInner
 from rucola.message.compression import CompressionType
-from rucola.message.record import MessageInner, encode
+from rucola.message.record import encode
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pull import PullMessageResponseHeader

@@ -471,8 +471,9 @@ def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
             async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
                 consumer.listen(lambda message: None)
                 await producer.send(Message("T", b"x"))
-            left = asyncio.all_tasks() - before
-            assert left == set()
+            # The broker is in this loop, too, and still writes what it has learnt of the group.
+            left = [task.get_coro() for task in asyncio.all_tasks() - before]
+            assert [each for each in left if "/broker/" not in each.cr_code.co_filename] == []
 
     asyncio.run(run())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from power import without_waiting
 from rucola.errors import MQError, StoreError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, decode
 from rucola.store.check import check
@@ -112,8 +113,7 @@ def look_everywhere(root: Path) -> bool:
 
 @pytest.fixture(params=[False, True], ids=["clean stop", "crash"])
 def sound(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sound:
-    for call in ("fsync", "fdatasync"):  # thousands of them, and no power is cut here
-        monkeypatch.setattr(os, call, lambda descriptor: None)
+    without_waiting(monkeypatch)
     return Sound(tmp_path, request.param)
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from rucola.errors import StoreError
 from rucola.message.record import decode
+from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
 from rucola.store.config_files import config_path, read_config, write_config
@@ -43,8 +44,9 @@ def limited(kind: int, soft: int) -> Iterator[None]:
 
 @contextmanager
 def refusing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int = 0) -> Iterator[None]:
-    """Let a system call fail with that error, from the call after the first `after` on."""
-    real: Callable[..., Any] = getattr(os, call)
+    """Let a call of the system, or `sync_pages`, fail with that error, from the call after the first `after` on."""
+    module = mapped_file if call == "sync_pages" else os
+    real: Callable[..., Any] = getattr(module, call)
     left = after
 
     def fail(*arguments: Any, **named: Any) -> Any:
@@ -55,7 +57,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int
         return real(*arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, fail)
+        patch.setattr(module, call, fail)
         yield
 
 
@@ -98,7 +100,9 @@ def test_no_place_for_a_record_is_said_and_passes(
     assert check(tmp_path) == []
 
 
-@pytest.mark.parametrize(("call", "number"), [*NO_PLACE, ("fdatasync", errno.EIO), ("fsync", errno.EIO)])
+@pytest.mark.parametrize(
+    ("call", "number"), [*NO_PLACE, ("sync_pages", errno.EIO), ("fdatasync", errno.EIO), ("fsync", errno.EIO)]
+)
 def test_whatever_fails_while_dispatching_and_vouching_is_made_up_for_by_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
@@ -134,7 +138,7 @@ def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: p
     store = MessageStore(config(tmp_path))
     store.open(1)
     store.put(inner(), 1)
-    with refusing(monkeypatch, "fdatasync", errno.EIO), pytest.raises(OSError, match="Input/output"):
+    with refusing(monkeypatch, "sync_pages", errno.EIO), pytest.raises(OSError, match="Input/output"):
         store.flush()
     for vouch in (store.flush, store.checkpoint):  # the kernel says yes now, to pages that it has given up
         with pytest.raises(OSError, match="Input/output"):
@@ -142,6 +146,26 @@ def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: p
     assert store.flushed_physical_offset == 0
     store.close()
     assert (tmp_path / "abort").exists()
+
+
+def test_name_that_was_lost_while_pages_were_touched_is_lost_for_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that touches pages goes on after any error, and the kernel tells of one only once."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    store.put(inner(body=bytes(3900)), 1)
+    store.flush()
+    store.put(inner(body=bytes(3900)), 1)  # makes the second file
+    with refusing(monkeypatch, "fsync", errno.EIO):
+        store.warm()
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    store.close()
+    with MessageStore(config(tmp_path)) as again:
+        assert bodies(again) == [bytes(3900)] * 2
+    assert check(tmp_path) == []
 
 
 def test_flush_that_failed_is_not_believed_by_who_flushed_with_it(
@@ -154,7 +178,7 @@ def test_flush_that_failed_is_not_believed_by_who_flushed_with_it(
     is_second_there = threading.Event()
     calls = itertools.count()
 
-    def fail_the_first(_: int) -> None:
+    def fail_the_first(*_: object) -> None:
         if next(calls) == 0:
             assert is_second_there.wait(30)
             raise OSError(errno.EIO, "Input/output error")
@@ -164,7 +188,7 @@ def test_flush_that_failed_is_not_believed_by_who_flushed_with_it(
         store.flush()
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
-        patch.setattr(os, "fdatasync", fail_the_first)
+        patch.setattr(mapped_file, "sync_pages", fail_the_first)
         first = threads.submit(store.flush)
         second = threads.submit(flush_second)
         for flush in (first, second):

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from power import without_waiting
 from rucola import store as store_room
 from rucola.client.parcel import SendStatus
 from rucola.client.producer import Producer
 from rucola.errors import RemotingError
-from rucola.message import MessageInner
-from rucola.message.record import Message, decode
+from rucola.message import Message, MessageInner
+from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
@@ -123,8 +124,7 @@ def die_at(line: int, settings: StoreConfig) -> list[tuple[int, int, int]]:
 
 
 def test_killed_before_any_line_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for call in ("fsync", "fdatasync"):  # the page cache survives; the disk is not what this is about
-        monkeypatch.setattr(os, call, lambda descriptor: None)
+    without_waiting(monkeypatch)  # the page cache survives
     seen: dict[tuple[str, int], list[int]] = {}
 
     def note(count: int) -> None:

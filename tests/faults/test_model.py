@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from power import without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store.check import check
@@ -140,9 +140,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def test_store_answers_as_a_dict_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    for call in ("fsync", "fdatasync"):  # no power is cut here
-        monkeypatch.setattr(os, call, lambda descriptor: None)
+    without_waiting(monkeypatch)
     StoreMachine.TestCase.settings = settings(
-        max_examples=25, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=25, stateful_step_count=60, suppress_health_check=list(HealthCheck)
     )
     StoreMachine.TestCase("runTest").runTest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from power import Disk
+from power import Disk, without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store.check import check
@@ -169,8 +168,7 @@ def live(at: StoreConfig, ledger: Ledger, random: Random, crashes: Path, steps: 
 def test_whatever_the_disk_holds_what_was_flushed_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, seed: int
 ) -> None:
-    for call in ("fsync", "fdatasync"):  # the true disk below is not what this is about
-        monkeypatch.setattr(os, call, lambda descriptor: None)
+    without_waiting(monkeypatch)  # for the true disk below
     random = Random(seed)
     (tmp_path / "first").mkdir()
     lives = live(config(tmp_path / "store", **SIZES[sizes]), Ledger(), random, tmp_path / "first", 60)
@@ -226,6 +224,90 @@ def test_units_that_came_without_those_before_them_are_erased(tmp_path: Path) ->
             file.write(bytes(end - begin))
     with after:
         assert [decode(record).body for record in read(after, "T", 0)] == [bytes(3500)]
+    assert check(root) == []
+
+
+def test_names_that_a_killed_broker_did_not_sync_are_synced_by_the_next(tmp_path: Path) -> None:
+    """What a kill leaves is there, but not on disk: neither bytes nor names, until the next broker flushes them."""
+    bodies = [bytes(3900), b"in the second file"]
+    root = tmp_path / "store"
+    root.mkdir()
+    with closing(Disk(root)) as disk:
+        with disk.recording():
+            killed = MessageStore(config(root))
+            killed.open(1)
+            for body in bodies:
+                assert killed.put(inner(body=body), 1).status is PutMessageStatus.PUT_OK
+            killed.reput()
+            killed._fail("a kill")  # so that closing lets the lock go, and nothing else
+            killed.close()
+            store = MessageStore(config(root))
+            store.open(2)
+            store.flush()
+        disk.crash(Random(0), tmp_path / "flushed", "nothing more")
+        with disk.recording():
+            store.checkpoint()
+        disk.crash(Random(0), tmp_path / "vouched", "nothing more")
+        store.close()
+    assert (tmp_path / "vouched" / "consumequeue" / "T" / "0" / file_name(0)).read_bytes()[8:12] != bytes(4)
+    for after in (tmp_path / "flushed", tmp_path / "vouched"):
+        with MessageStore(config(after)) as again:
+            assert [decode(record).body for record in read(again, "T", 0)] == bodies
+        assert check(after) == []
+
+
+def test_units_of_messages_that_were_lost_are_gone_from_the_disk_too(tmp_path: Path) -> None:
+    """Units can reach the disk before their records. A checkpoint after the recovery vouches for their being zeros."""
+    with MessageStore(config(tmp_path / "store")) as store:
+        for number in range(11):
+            store.put(inner(queue_id=number % 2), 10_000)
+        store.reput()
+        crashed_copy(store, tmp_path / "after")
+    root = tmp_path / "after"
+    for log in (root / "commitlog").iterdir():
+        log.write_bytes(bytes(log.stat().st_size))
+    with closing(Disk(root)) as disk:
+        with disk.recording():
+            store = MessageStore(config(root))
+            store.open(20_000)
+            assert set(store.queues().values()) == {(0, 0)}
+            store.checkpoint()
+        disk.crash(Random(0), tmp_path / "again", "nothing more")
+        store.close()
+    for queue_id in range(2):
+        path = tmp_path / "again" / "consumequeue" / "T" / str(queue_id) / file_name(0)
+        assert not path.exists() or not any(path.read_bytes())
+
+
+@pytest.mark.parametrize("first_file", [0, 1 << 32])
+@pytest.mark.parametrize("lacks", [slice(0, 4), slice(4, 20)], ids=["its first bytes", "its last bytes"])
+def test_unit_of_which_a_page_has_only_a_part_is_none(tmp_path: Path, first_file: int, lacks: slice) -> None:
+    """Units lie across the edges of sectors and pages, and above 4 GiB the half of an address looks like an old one."""
+    root = tmp_path / "store"
+    (root / "commitlog").mkdir(parents=True)
+    (root / "commitlog" / file_name(first_file)).write_bytes(bytes(4096))
+    with MessageStore(config(root, mapped_file_size_consume_queue=2000)) as store:
+        for number in range(51):  # the next unit begins four bytes before a sector does
+            store.put(inner(body=b"%d" % number), 1)
+        store.put(inner(queue_id=1, body=bytes(3900)), 2)  # opens the file with which recovery begins
+        store.reput()
+        store.put(inner(queue_id=2, body=bytes(3900)), 10_000)
+        store.reput()
+        store.checkpoint()
+        lost = store.put(inner(body=b"lost"), 10_000).physical_offset
+        store.reput()
+        after = crashed_copy(store, tmp_path / "after")
+    root = tmp_path / "after"
+    with open(root / "commitlog" / file_name(lost - lost % 4096), "r+b") as log:
+        log.seek(lost % 4096)
+        log.write(bytes(4096 - lost % 4096))
+    with open(root / "consumequeue" / "T" / "0" / file_name(0), "r+b") as units:
+        units.seek(51 * 20 + lacks.start)
+        units.write(bytes(lacks.stop - lacks.start))
+    with after:
+        assert after.queues() == {("T", 0): (0, 51), ("T", 1): (0, 1), ("T", 2): (0, 1)}
+        assert after.put(inner(body=b"51"), 20_000).queue_offset == 51
+        assert [decode(record).body for record in read(after, "T", 0)] == [b"%d" % number for number in range(52)]
     assert check(root) == []
 
 

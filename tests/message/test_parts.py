@@ -61,6 +61,12 @@ def test_offset_msg_id() -> None:
     assert (len(v6), ids.parse_offset_msg_id(v6)) == (56, ("0:0:0:0:0:0:0:1:1", 5))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:10911", "[::1]:10911"])
+def test_offset_msg_ids_of_several_records(host: str) -> None:
+    store_host, offsets = encode_host(host), [0, 0x2A3FC, 2**63 - 1]
+    assert ids.offset_msg_ids(store_host, offsets) == ",".join(ids.offset_msg_id(store_host, at) for at in offsets)
+
+
 @pytest.mark.parametrize(
     "text",
     [

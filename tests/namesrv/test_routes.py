@@ -322,4 +322,4 @@ class Registrations(RuleBasedStateMachine):
 
 OWNERS = [object(), object(), object()]
 TestRegistrations = Registrations.TestCase
-TestRegistrations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRegistrations.settings = settings(max_examples=60, stateful_step_count=30)

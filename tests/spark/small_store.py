@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rucola.message import properties, record
+from rucola.message import MessageInner, properties, record
 from rucola.message.hashing import string_hash
 from rucola.message.host import encode_host
 
@@ -34,7 +34,7 @@ class SmallStore:
         **pairs: str,
     ) -> int:
         """Append a message and return its physical offset; keyword arguments are its properties."""
-        inner = record.MessageInner(topic, queue_id, body, properties.join(pairs), 0, sys_flag, at_ms, HOST)
+        inner = MessageInner(topic, queue_id, body, properties.join(pairs), 0, sys_flag, at_ms, HOST)
         queue_offset = self.next_offsets.get((topic, queue_id), 0)
         size = len(record.encode(inner, queue_offset, self.end, at_ms, HOST))
         left = FILE_SIZE - self.end % FILE_SIZE

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rucola.errors import InvalidMessage
-from rucola.message import compression, record, sysflag
+from rucola.message import MessageExt, MessageInner, compression, record, sysflag
 from rucola.spark import columns
 from rucola.spark.columns import Damage, batches, decode, locate
 from spark.small_store import SmallStore
@@ -43,7 +43,7 @@ def moment(timestamp_ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
 
 
-def row(message: record.MessageExt) -> dict[str, Any]:
+def row(message: MessageExt) -> dict[str, Any]:
     """What the columns must hold for a message, from its one-by-one decoding."""
     return {
         "topic": message.topic,
@@ -112,12 +112,12 @@ property_strings = st.one_of(regular, regular.map(lambda text: text + b"\x02"), 
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> record.MessageInner:
+def messages(draw: st.DrawFn) -> MessageInner:
     body, flag = draw(st.binary(max_size=40)), 0
     if draw(st.booleans()):
         kind = draw(st.sampled_from(compression.CompressionType))
         body, flag = compression.compress(body, kind), kind.sys_flag
-    return record.MessageInner(
+    return MessageInner(
         topic=draw(st.one_of(st.sampled_from(["Flights", "%RETRY%g"]), names)),
         queue_id=draw(numbers),
         body=body,
@@ -131,7 +131,7 @@ def messages(draw: st.DrawFn) -> record.MessageInner:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), log_offset=st.sampled_from([0, 1 << 30, 7 << 40]))
 def test_any_records_decode_as_one_by_one(data: st.DataObject, log_offset: int) -> None:
     log, places = bytearray(data.draw(st.binary(max_size=3))), []
@@ -145,9 +145,7 @@ def test_any_records_decode_as_one_by_one(data: st.DataObject, log_offset: int) 
 
 
 def record_of(body: bytes = b"hello", *, physical_offset: int = 0, sys_flag: int = 0, **fields: Any) -> bytes:
-    inner = record.MessageInner(
-        "T", 0, body, fields.pop("properties", b"KEYS\x01a  b "), 0, sys_flag, 1, bytes(8), **fields
-    )
+    inner = MessageInner("T", 0, body, fields.pop("properties", b"KEYS\x01a  b "), 0, sys_flag, 1, bytes(8), **fields)
     return record.encode(inner, 0, physical_offset, 2, bytes(8))
 
 
@@ -160,7 +158,7 @@ def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> t
     return left, damages
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 399), st.integers(0, 255)), max_size=4))
 def test_a_damaged_log_gives_what_can_be_decoded_and_names_the_rest(changes: list[tuple[int, int]]) -> None:
     log, places = bytearray(), []
@@ -243,7 +241,6 @@ def test_one_odd_row_leaves_the_others_alone() -> None:
     assert [each["tags"] for each in rows] == [None, None, None, None, None, "t", None]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(91, 60 << 20), max_size=60))
 def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
     array = np.array(sizes, np.int64)

@@ -250,9 +250,12 @@ def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_pat
         with subprocess.Popen(
             [*RUCOLA, "pipeline", "replay", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
-            until(is_sending, process)
-            os.killpg(process.pid, signal.SIGINT)
-            _, said = process.communicate(timeout=DEADLINE_S)
+            try:
+                until(is_sending, process)
+                os.killpg(process.pid, signal.SIGINT)
+                _, said = process.communicate(timeout=DEADLINE_S)
+            finally:
+                process.kill()
     assert process.returncode == 130
     assert not_of_java(said) == []
 
@@ -270,13 +273,15 @@ def test_an_archive_waits_for_other_runs_and_ends_by_sigterm(
         subprocess.Popen([*RUCOLA, "pipeline", *command], stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
     ):
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("0 messages of ")
-        with opened(lake):
-            until(
-                lambda: f"another run is writing to {lake}; wait until it has ended; trying" in log.read_text(), process
-            )
-        process.terminate()
-        assert process.wait(DEADLINE_S) == 0
+        try:
+            assert process.stdout.readline().startswith("0 messages of ")
+            with opened(lake):
+                waits = f"another run is writing to {lake}; wait until it has ended; trying"
+                until(lambda: waits in log.read_text(), process)
+            process.terminate()
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def conditions(rows: list[dict[str, Any]]) -> st.SearchStrategy[Filter]:
     return st.sampled_from(sorted(values)).flatmap(of_column)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_conditions_leave_out_nothing_that_is_asked_for(golden: Path, data: st.DataObject) -> None:
     store = golden / "g1-clean" / "store"

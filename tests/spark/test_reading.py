@@ -88,7 +88,7 @@ def keys_of(row: Row) -> set[str]:
 TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_TRANS_HALF_TOPIC"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.DataObject) -> None:
     store = golden / "g1-clean" / "store"

@@ -118,7 +118,7 @@ def test_queues_that_come_later_are_read_from_their_beginning(small_store: Small
     assert query.run() == places[:2]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     puts=st.lists(st.tuples(st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX"]), st.integers(0, 2)), max_size=80),
     most=st.integers(1, 30),

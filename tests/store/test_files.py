@@ -32,7 +32,7 @@ def test_config_files_of_apache_come_back_byte_for_byte(golden: Path, tmp_path: 
 
 def test_what_was_asked_for_last_stays_in_a_config_file(tmp_path: Path) -> None:
     file = ConfigFile(config_path(tmp_path, "consumerOffset"))
-    first, second, third = (file.writing({"offsetTable": {"T@G": {0: number}}}) for number in range(3))
+    first, second, third = (file.writing(lambda n=n: {"offsetTable": {"T@G": {0: n}}}) for n in range(3))
     first()
     third()
     second()  # a thread that came late
@@ -104,7 +104,7 @@ def test_a_broken_file_is_named_when_nothing_else_is_there(tmp_path: Path) -> No
 entries = st.lists(st.tuples(st.integers(0, 2**31 - 1) | st.integers(0, 9), st.integers(0, 5_000)), max_size=120)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(entries, st.lists(st.integers(1, 50), min_size=1), st.sampled_from([0, 1_795_217_264_729]))
 def test_many_entries_are_as_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, put: list[tuple[int, int]], sizes: list[int], begin_ms: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import threading
 from itertools import pairwise
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,15 @@ from rucola.message import MessageInner, sysflag
 from rucola.message.hashing import string_hash
 from rucola.message.record import decode
 from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
-from rucola.store.mapped_file import MappedFile
+from rucola.store.consume_queue import UNIT_SIZE
+from rucola.store.dispatch import Arrived
+from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
+from rucola.store.rebuild import rebuild
 from stores import OpenStore, config, crashed_copy, inner
 
 
@@ -180,9 +184,10 @@ def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None
     arrived: list[tuple[str, int, int, list[int]]] = []
     sizes: list[int] = []
 
-    def arrive(topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
-        arrived.append((topic, queue_id, end, tags_codes))
-        sizes.append(size)
+    def arrive(queues: list[Arrived]) -> None:
+        for topic, queue_id, end, tags_codes, size in queues:
+            arrived.append((topic, queue_id, end, tags_codes))
+            sizes.append(size)
 
     store = open_store(on_arrive=arrive)
     for k in range(3):
@@ -210,7 +215,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(messages, st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_batched_dispatch_is_the_same_as_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, put: list[tuple[str, int, bytes, str, bool, int]], batches: list[int]
@@ -265,6 +270,37 @@ def test_get_answers_as_apache_does(open_store: OpenStore) -> None:
     assert len(store.get("T", 0, 0, 32, max_bytes=3 * size).records) == 3
     assert len(store.get("T", 0, 0, 32, max_bytes=1).records) == 1, "one always goes"
     assert len(store.get("T", 0, 0, 0).records) == 1
+
+
+@pytest.mark.parametrize(("byte", "bit"), [(0, 7), (2, 0), (6, 1), (7, 0), (8, 7), (9, 0), (11, 0), (11, 6)])
+def test_a_unit_that_points_elsewhere_is_passed_over(
+    open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, byte: int, bit: int
+) -> None:
+    """Who reads gets the messages of the queue and no other bytes, and the store says where one is missing."""
+    store = open_store()
+    for number in range(9):
+        store.put(inner(queue_id=number % 2, body=b"%d" % number), 1)
+    store.reput()
+    with (tmp_path / "store" / "consumequeue" / "T" / "0" / file_name(0)).open("r+b") as file:
+        file.seek(2 * UNIT_SIZE + byte)
+        (value,) = file.read(1)
+        file.seek(2 * UNIT_SIZE + byte)
+        file.write(bytes([value ^ 1 << bit]))
+    for _ in range(2):
+        page = store.get("T", 0, 0, 32)
+        found, end = bodies(page.records), page.next_begin_offset
+        while (page := store.get("T", 0, end, 32)).status is not GetMessageStatus.OFFSET_OVERFLOW_ONE:
+            found, end = found + bodies(page.records), page.next_begin_offset
+        assert (found, end) == ([b"0", b"2", b"6", b"8"], 5)
+    page = store.get("T", 0, 2, 1)
+    assert (page.status, bodies(page.records), page.next_begin_offset) == (GetMessageStatus.FOUND, [b"6"], 4)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert told.startswith("T-0: the unit at 2 does not point at its message")
+    store.close()
+    rebuild(tmp_path / "store", settings=store.config)
+    with MessageStore(store.config) as again:
+        assert bodies(again.get("T", 0, 0, 32).records) == [b"0", b"2", b"4", b"6", b"8"]
+    assert check(tmp_path / "store") == []
 
 
 def test_less_is_read_at_once_from_the_disk_than_from_memory(open_store: OpenStore) -> None:
@@ -326,16 +362,42 @@ def test_flush_says_how_far(open_store: OpenStore) -> None:
     assert store.flushed_physical_offset == store.max_physical_offset
 
 
+def test_a_flush_asks_for_what_was_put_since_the_last_and_no_more(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    sync_pages = mapped_file.sync_pages
+    flushed: list[tuple[int, int]] = []
+
+    def note(mapped: mmap, begin: int, end: int) -> None:
+        flushed.append((begin, end))
+        sync_pages(mapped, begin, end)
+
+    monkeypatch.setattr(mapped_file, "sync_pages", note)
+    first = store.put(inner(), 1)
+    store.warm()
+    store.flush()
+    second = store.put(inner(), 2)
+    store.flush()
+    assert flushed == [(0, first.size), (first.size, first.size + second.size)]
+    flushed.clear()
+    size = store.config.mapped_file_size_commit_log
+    while (last := store.put(inner(), 3)).physical_offset < size:
+        pass
+    store.flush()
+    assert flushed == [(first.size + second.size, size), (0, last.size)], "with the blank, and the file behind it"
+
+
 def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore(config(tmp_path / "store"))
     store.open(1)
     store.put(inner(body=b"before"), 1)
 
-    def broken(fd: int) -> None:
+    def broken(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", broken)
+        patch.setattr(mapped_file, "sync_pages", broken)
         with pytest.raises(OSError, match="Input/output"):
             store.flush()
     assert "Input/output" in str(store.refuses_writes)

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from power import mapped_path
+from rucola.message import sysflag
+from rucola.store import mapped_file
+from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
+from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
+from rucola.store.dispatch import Arrived
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
-from stores import OpenStore, config, inner
+from stores import OpenStore, config, crashed_copy, inner
 
 PER_FILE = 3 * PAGE_SIZE // 4
 
@@ -21,7 +27,7 @@ def _units(count: int) -> bytes:
     return b"".join(pack_unit(100 * number, 100, 0) for number in range(count))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(count=st.integers(0, PER_FILE), written=st.sampled_from(["sparse", "with blocks", "whole", "a page more"]))
 def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     tmp_path_factory: pytest.TempPathFactory, count: int, written: str
@@ -98,6 +104,107 @@ def test_a_checkpoint_vouches_for_queues_when_all_have_had_their_turn(open_store
     store.reput()
     store.checkpoint()
     assert vouched_ms() == (30_000, 30_000)
+
+
+def test_recovery_of_queues_that_are_whole_writes_nothing_to_them(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten thousand queues most are whole after a crash, and each file that is made anew or synced takes a while."""
+    store = open_store()
+    for number in range(60):
+        store.put(inner(queue_id=number % 4), number)
+    store.reput()
+    after = crashed_copy(store, tmp_path / "after")
+    files = list((tmp_path / "after" / "consumequeue").glob("*/*/*"))
+    for number, file in enumerate(files):
+        os.link(file, tmp_path / f"{number}")
+        os.utime(file, (1, 1))
+    synced = []
+    for call in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, call, lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(mapped_file, "sync_pages", lambda mapped, begin, end: synced.append(mapped_path(mapped)))
+    with after:
+        assert {path for path in synced if "consumequeue/T/" in path} == set()
+        assert {file.stat().st_mtime for file in files} == {1}
+        assert after.queues() == {("T", queue_id): (0, 15) for queue_id in range(4)}
+        for queue_id in range(4):
+            after.put(inner(queue_id=queue_id), 99)
+        after.checkpoint()
+        assert {str(file) for file in files} <= set(synced), "a process that is killed has synced nothing"
+    assert (len(files), {file.stat().st_nlink for file in files}) == (8, {2})
+    assert check(tmp_path / "after") == []
+
+
+@settings(max_examples=200)
+@given(
+    begin=st.sampled_from([0, 3, 10, 25]),
+    count=st.integers(0, 35),
+    rewound=st.integers(0, 60),
+    again_at=st.sampled_from([0, 3, 10, 25, 40]),
+    again=st.integers(0, 35),
+    same=st.integers(0, 35),
+)
+def test_a_queue_that_was_rewound_is_as_if_it_had_been_written_so(
+    tmp_path_factory: pytest.TempPathFactory, begin: int, count: int, rewound: int, again_at: int, again: int, same: int
+) -> None:
+    """Whatever comes after a rewind, the same units for a while, others then: nothing of before is left behind it."""
+    directory = tmp_path_factory.mktemp("queues") / "T" / "0"
+    before = [(1000 + number, 10, number) for number in range(begin, begin + count)]
+    queue = ConsumeQueue("T", 0, MappedFileQueue(directory, 200, []))
+    if before:
+        queue.append(begin, b"".join(pack_unit(*unit) for unit in before))
+    queue.files.close()
+    queue = ConsumeQueue("T", 0, MappedFileQueue.open(directory, writable=True, file_size=200))
+    queue.rewind(rewound)
+    kept = [unit for unit in before if rewound > begin and unit[2] < rewound]
+    first = kept[-1][2] + 1 if kept else again_at
+    after = [(1000 if number - first < same else 5000, 10, number) for number in range(first, first + again)]
+    after = [(address + number, size, number) for address, size, number in after]
+    for unit in after:
+        queue.append(unit[2], pack_unit(*unit))
+    queue.settle()
+    queue.flush()
+    queue.files.close()
+    queue = ConsumeQueue("T", 0, MappedFileQueue.open(directory))
+    units = kept + after
+    assert [queue.unit(number) for number in range(queue.min_offset, queue.max_offset)] == units
+    assert (queue.min_offset, queue.max_offset) == ((units[0][2], units[-1][2] + 1) if units else (0, 0))
+    for file in queue.files:
+        assert file.is_zero_from(min(max(queue.max_offset * UNIT_SIZE - file.begin, 0), file.size))
+    queue.files.close()
+
+
+def test_much_is_dispatched_a_part_at_a_time(open_store: OpenStore) -> None:
+    store = open_store()
+    prepared = inner("Half", 0, sys_flag=sysflag.TRANSACTION_PREPARED)
+    for message in (inner(queue_id=0), inner(queue_id=0), inner(queue_id=1), prepared, inner(queue_id=2), inner()):
+        assert store.put(message, 1).status is PutMessageStatus.PUT_OK
+    assert (store.reput(None, 2), store.has_pending) == (4, True)
+    assert store.put(inner(queue_id=3), 1).status is PutMessageStatus.PUT_OK
+    assert (store.reput(9, 1), store.has_pending) == (2, True), "the third queue, and one that is there"
+    assert (store.reput(9, 1), store.has_pending) == (1, False)
+    for queue_id in range(10, 20):
+        store.put(inner(queue_id=queue_id), 1)
+    assert (store.reput(3), store.has_pending) == (3, True)
+    assert (store.reput(3, 1), store.has_pending) == (1, True)
+    assert store.max_offset("T", 19) == 1, "who reads does not wait for turns"
+    assert not store.has_pending
+    assert store.queues() == {("T", queue_id): (0, 1 + 2 * (queue_id == 0)) for queue_id in [*range(4), *range(10, 20)]}
+
+
+def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
+    """A held pull reads when it hears of a message; that must not dispatch what follows before its turn."""
+    seen: list[tuple[int, int]] = []
+
+    def arrive(queues: list[Arrived]) -> None:
+        seen.extend((queue_id, store.max_offset("T", queue_id)) for _, queue_id, *_ in queues)
+
+    store = open_store(on_arrive=arrive)
+    for queue_id in (0, 1, 1, 0):
+        store.put(inner(queue_id=queue_id), 1)
+    assert (store.reput(2), store.has_pending) == (2, True)
+    assert (store.reput(), store.has_pending) == (2, False)
+    assert seen == [(0, 1), (1, 1), (1, 2), (0, 2)]
 
 
 def test_queues_are_opened_in_the_order_of_topic_and_number(open_store: OpenStore, tmp_path: Path) -> None:

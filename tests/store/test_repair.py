@@ -137,7 +137,7 @@ def undamaged(whole: Path, copy: Path, *, but: int | None = None) -> Iterator[in
         yield physical_offset
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), with_units=st.booleans())
 def test_whatever_byte_is_damaged(whole: Path, data: st.DataObject, with_units: bool) -> None:
     used = {"commitlog": 2 * FILE_SIZE, "consumequeue": 200, "index": 880}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import threading
 from collections.abc import Callable
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rucola.errors import ConfigError
 from rucola.message.record import decode
+from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.mapped_file import MappedFile
@@ -265,14 +266,14 @@ def test_only_a_queue_without_messages_can_be_deleted(open_store: OpenStore) -> 
 def first_file(store: MessageStore, monkeypatch: pytest.MonkeyPatch, held: Callable[[], None]) -> None:
     """Let a flush in another thread hold the first file of the log while `held` runs."""
     under_way, go_on = threading.Event(), threading.Event()
-    sync = os.fdatasync
+    sync = mapped_file.sync_pages
 
-    def slow(fd: int) -> None:
+    def slow(mapped: mmap, begin: int, end: int) -> None:
         under_way.set()
         assert go_on.wait(20)
-        sync(fd)
+        sync(mapped, begin, end)
 
-    monkeypatch.setattr(os, "fdatasync", slow)
+    monkeypatch.setattr(mapped_file, "sync_pages", slow)
     thread = threading.Thread(target=store.flush)
     thread.start()
     assert under_way.wait(20)
@@ -406,11 +407,11 @@ def test_space_does_not_heal_a_failure(open_store: OpenStore, monkeypatch: pytes
     store = open_store()
     store.put(inner(), 1)
 
-    def fails(fd: int) -> None:
+    def fails(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     store.begin_cleaning(1, 12, disk(99))
-    monkeypatch.setattr(os, "fdatasync", fails)
+    monkeypatch.setattr(mapped_file, "sync_pages", fails)
     with pytest.raises(OSError, match="Input/output"):
         store.flush()
     monkeypatch.undo()
@@ -514,7 +515,7 @@ def test_archived_first_needs_to_know_the_archive(tmp_path: Path) -> None:
 # everything at once --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 30), st.integers(0, 40), st.sampled_from([4, 12]), st.integers(0, 100)), max_size=12

@@ -10,6 +10,8 @@ Answers to `BrokerController` of Apache RocketMQ 4.9.8; the parts get what they 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -47,18 +49,23 @@ from rucola.broker.tables.filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.tables.writing import TableWriting
 from rucola.broker.timer import TimedDelivery
 from rucola.broker.transaction_check import TransactionCheck
 from rucola.broker.transactions import Transactions
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
-from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import StoreConfig
+from rucola.store.dispatch import Arrived
 from rucola.store.message_store import MessageStore
+
+DESCRIPTORS_AT_ONCE = 1 << 16
+"""As many files as a process can map where vm.max_map_count is as it comes; their table takes half a megabyte."""
 
 
 def wall_clock_ms() -> int:
@@ -131,14 +138,17 @@ class Broker:
         config.listen_port = server.port
         self.store_config.store_host = config.store_host
 
-        def arrived(topic: str, queue_id: int, end: int, tags_codes: list[int], size: int) -> None:
-            hold.arrived(topic, queue_id, end)
-            stats.put(topic, len(tags_codes), size)
-            if topic == SCHEDULE_TOPIC:
-                delay_alarm.ring_at(min(tags_codes))
-            elif topic == TIMER_TOPIC:
-                timed.arrived(end, tags_codes)
-                timer_alarm.ring_at(min(tags_codes))
+        def arrived(queues: list[Arrived]) -> None:
+            stats.put(queues)
+            for topic, queue_id, end, tags_codes, _ in queues:
+                if hold.held:
+                    hold.arrived(topic, queue_id, end)
+                if topic in DUE_TIME_TOPICS:
+                    if topic == TIMER_TOPIC:
+                        timed.arrived(end, tags_codes)
+                        timer_alarm.ring_at(min(tags_codes))
+                    else:
+                        delay_alarm.ring_at(min(tags_codes))
 
         store = MessageStore(self.store_config, arrived)
         await asyncio.to_thread(store.open, clock())
@@ -149,8 +159,17 @@ class Broker:
         client = RemotingClient()
         running.push_async_callback(client.close)
         directory = Path(self.store_config.store_path_root_dir) / "config"
-        topics = TopicConfigTable(directory / "topics.json", config, lambda: registration.changed())
-        groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config)
+        writing = TableWriting()
+
+        def topics_changed() -> None:
+            writing.changed(topics.persisting)
+            registration.changed()
+
+        def groups_changed() -> None:
+            writing.changed(groups.persisting)
+
+        topics = TopicConfigTable(directory / "topics.json", config, topics_changed)
+        groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config, groups_changed)
         offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
         registration = Registration(config, topics, client)
@@ -158,10 +177,16 @@ class Broker:
         groups.load()
         offsets.load()
         filters.load(clock())
-        running.callback(lambda: filters.persist(clock()))
-        running.callback(offsets.persist)
-        running.callback(groups.persist)
-        running.callback(topics.persist)
+
+        async def persist_offsets() -> None:
+            await in_thread(offsets.persisting())
+
+        async def persist_filters() -> None:
+            await in_thread(filters.persisting(clock()))
+
+        running.push_async_callback(persist_filters)
+        running.push_async_callback(persist_offsets)
+        running.push_async_callback(writing.stop, topics.persisting, groups.persisting)
 
         reput = Reput(store, hold)
         running.callback(reput.stop)
@@ -173,12 +198,6 @@ class Broker:
         timed = TimedDelivery(store, directory / "timer.json", reput.on_put)
         timed.load()
         timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
-
-        async def persist_offsets() -> None:
-            await in_thread(offsets.persisting())
-
-        async def persist_filters() -> None:
-            await in_thread(filters.persisting(clock()))
 
         async def persist_deliveries() -> bool:
             offsets, progress = delayed.offsets(), timed.progress()
@@ -213,7 +232,7 @@ class Broker:
         transaction_check = TransactionCheck(transactions, store, offsets, clients, flush, clock)
         running.push_async_callback(transaction_check.note_progress)
 
-        state = BrokerState(config, store, topics, groups, offsets, filters, clients, stats, clock)
+        state = BrokerState(config, store, topics, groups, offsets, filters, writing, clients, stats, clock)
         send = SendProcessor(
             config,
             self.store_config,
@@ -221,6 +240,7 @@ class Broker:
             topics,
             groups,
             registration,
+            writing,
             flush,
             len(delays_ms),
             transactions,
@@ -293,6 +313,16 @@ class Broker:
 
 
 def _take_all_descriptors() -> None:
-    """Let this process open as many files as the system allows: a store has several for every queue."""
+    """Let this process open as many files as the system allows: a store has several for every queue.
+
+    The kernel keeps them in a table that it doubles when it is full, and the thread that opens one file too many waits
+    for all processors meanwhile, 10 ms and more. Opening one far behind all others makes the table large at once.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = DESCRIPTORS_AT_ONCE if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_AT_ONCE)
+    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.close(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, most - 1))
+    finally:
+        os.close(descriptor)

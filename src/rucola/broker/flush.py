@@ -1,6 +1,6 @@
 """Flush: makes what was put durable, in a thread, for many messages at once.
 
-`Flush` runs `MessageStore.flush` (one fdatasync a file) on a thread of its own, one run at a time. A message that
+`Flush` runs `MessageStore.flush` (one msync a file) on a thread of its own, one run at a time. A message that
 needs durability before its answer waits for the first run that begins after it was put: every message that arrives
 during a run shares the next one. This is group commit, and needs no timer: under load the groups grow by themselves.
 Checkpoints have a thread of their own, since the queues may take longer than a sender waits.
@@ -60,11 +60,11 @@ class Flush:
         await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, QUEUES_A_CHECKPOINT)
 
     async def stop(self) -> None:
-        """Let the flush under way end, and the thread with it."""
+        """Let flush and checkpoint under way end, and the threads with them. Others are served meanwhile."""
         if self._running is not None:
             await self._running
-        self._thread.shutdown()
-        self._checkpoint_thread.shutdown()
+        for thread in (self._thread, self._checkpoint_thread):
+            await asyncio.to_thread(thread.shutdown)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from rucola.broker.tables.filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.tables.writing import TableWriting
 from rucola.store.message_store import MessageStore
 
 
@@ -29,6 +30,7 @@ class BrokerState:
     groups: SubscriptionGroupTable
     offsets: ConsumerOffsetTable
     filters: ConsumerFilterTable
+    writing: TableWriting
     clients: Clients
     stats: BrokerStats
     clock: Callable[[], int]

@@ -1,8 +1,8 @@
 """BrokerStats: how much was put and read, by topic, by group, and in all.
 
 Totals and their windows, the last minute, hour and day, are those of `rucola.rates`. Nothing is computed when a message
-passes: puts are counted once for each queue in each dispatch, reads once for each pull, what consumers gave back once
-each, and `sample` is wound every 10 s.
+passes: puts are counted once for each queue or message in each dispatch, reads once for each pull, what consumers gave
+back once each, and `sample` is wound every 10 s.
 
 Every message that reaches a queue counts as put, those that the broker moves (delayed, retried) in each queue they
 reach.
@@ -13,12 +13,13 @@ Answers to `BrokerStatsManager`, `BrokerStats` and the sampling in `StoreStatsSe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rucola.protocol import stats
 from rucola.protocol.stats import BrokerStatsData, BrokerStatsItem, group_key
 from rucola.rates import StatsItem, Window
+from rucola.store.dispatch import Arrived
 
 
 @dataclass(slots=True)
@@ -49,15 +50,20 @@ class BrokerStats:
         self._number = 0
         self._day = _day(now_ms)
 
-    def put(self, topic: str, count: int, size: int) -> None:
-        """Messages arrived in a queue of the topic: so many, of so many bytes."""
-        items = self._topics.get(topic)
-        if items is None:
-            items = self._topics[topic] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
-        items[0].add(count)
-        items[1].add(size)
-        self.put_nums.add(count)
-        self.put_size.add(size)
+    def put(self, queues: Sequence[Arrived]) -> None:
+        """Messages arrived in some queues."""
+        all_nums = all_size = 0
+        for topic, _, _, tags_codes, size in queues:
+            items = self._topics.get(topic)
+            if items is None:
+                items = self._topics[topic] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
+            count = len(tags_codes)
+            items[0].add(count)
+            items[1].add(size)
+            all_nums += count
+            all_size += size
+        self.put_nums.add(all_nums, len(queues))
+        self.put_size.add(all_size, len(queues))
 
     def got(self, group: str, topic: str, count: int, size: int) -> None:
         """A pull of the group found messages."""

@@ -12,6 +12,7 @@ everything.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Coroutine
@@ -196,6 +197,11 @@ async def _until_signal(server: Coroutine[Any, Any, None]) -> None:
 
 
 async def _serve(ready: str) -> None:
-    """Say that the server is ready, then wait to be cancelled."""
+    """Say that the server is ready, then wait to be cancelled.
+
+    What is in memory now stays. The garbage collector need not look at it again and again, which would keep all
+    messages waiting for 10 ms, and for several times that with ten thousand queues.
+    """
+    gc.freeze()
     print(ready, flush=True)
     await asyncio.Event().wait()

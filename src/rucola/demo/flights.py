@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from rucola.errors import MQError
-from rucola.message.record import Message
+from rucola.message import Message
 
 TOPIC = "Flights"
 COUNT = 336_776

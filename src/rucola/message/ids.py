@@ -24,18 +24,26 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Iterable
 from itertools import count
 from struct import Struct, pack
+from typing import Final
 
 from rucola.errors import InvalidMessage
 from rucola.message.host import decode_host
 
-_TAIL = Struct(">IH")
+_OFFSET: Final = Struct(">q")
+_TAIL: Final = Struct(">IH")
 
 
 def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
     """Return the id of the record at `physical_offset` of the broker whose storeHost has these 8 or 20 bytes."""
     return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
+
+
+def offset_msg_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
+    """Return the ids of several records, separated by commas."""
+    return b"".join([store_host + _OFFSET.pack(at) for at in physical_offsets]).hex(",", len(store_host) + 8).upper()
 
 
 def parse_offset_msg_id(message_id: str) -> tuple[str, int]:

@@ -17,16 +17,16 @@ Answers to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache R
 from __future__ import annotations
 
 from struct import Struct
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, decode_command
 
-MAX_FRAME_SIZE = 16 * 1024 * 1024
+MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Largest frame accepted by default, the length field not counted; Apache's `com.rocketmq.remoting.frameMaxLength`."""
 
-_LENGTH = Struct(">I")
-_PREFIX = Struct(">II")
+_LENGTH: Final = Struct(">I")
+_PREFIX: Final = Struct(">II")
 
 
 class FrameError(RemoteProtocolError):

@@ -32,7 +32,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from struct import Struct
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
@@ -45,11 +45,11 @@ Answer: TypeAlias = "RemotingCommand | bytes | None"
 Reply: TypeAlias = "Answer | Awaitable[Answer]"
 Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
 
-READ_SIZE = 256 * 1024
-WRITE_LIMIT = 4 * 1024 * 1024
+READ_SIZE: Final = 256 * 1024
+WRITE_LIMIT: Final = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 3.0
 
-_TCP_INFO = Struct("=44xI4xI")
+_TCP_INFO: Final = Struct("=44xI4xI")
 """Of the kernel's struct tcp_info: the milliseconds since data was last sent, and since some was last received."""
 
 

@@ -153,8 +153,7 @@ class CommitLog:
         end, begin = self.end, self.flushed_end
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
-                file.keep_open()
-                file.flush()
+                file.flush(max(begin - file.begin, 0), min(end - file.begin, file.size))
         self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
@@ -170,8 +169,9 @@ class CommitLog:
             window = min(max(_WARM_WINDOW, 4 * (self.end - self._end_at_warm)), _MAX_WARM_WINDOW)
             self._end_at_warm = self.end
             file.warm(position, position + window)
-            if position > file.size - file.size // 4:
-                with suppress(OSError):
+            with suppress(OSError):
+                file.sync_name()  # without which no file may follow
+                if position > file.size - file.size // 4:
                     self._following(file).warm(0, window)
 
     def close(self) -> None:

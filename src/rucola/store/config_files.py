@@ -71,18 +71,18 @@ class ConfigFile:
         """As `read_config`."""
         return read_config(self.path)
 
-    def writing(self, value: Any) -> Callable[[], None]:
+    def writing(self, value: Callable[[], Any]) -> Callable[[], None]:
         """Return a call that does what `write_config` does, unless a value that was asked for later is there already.
 
-        The value must not change any more. Make this call where values follow each other, and what it returns on any
-        thread.
+        Make this call where values follow each other, and what it returns on any thread; `value`, which is called
+        there, must always give the same.
         """
         number = next(self._numbers)
 
         def write() -> None:
             with self._one_at_a_time:
                 if number > self._written:
-                    write_config(self.path, value)
+                    write_config(self.path, value())
                     self._written = number
 
         return write

@@ -21,6 +21,7 @@ Answers to org.apache.rocketmq.store.ConsumeQueue. ConsumeQueueExt (bit maps for
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.errors import InvalidMessage
+from rucola.files import sync_directory
 from rucola.message.record import peek
 from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
 
@@ -44,6 +46,7 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 _UNIT: Final = struct.Struct(">qiq")
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
+_TAIL_COUNT: Final = 16
 _OPENED_AT_A_TIME: Final = 8
 
 
@@ -54,12 +57,16 @@ class ConsumeQueue:
     """
 
     __slots__ = (
+        "_aside",
         "_files",
         "_flushed_end",
         "_last",
-        "_last_read",
         "_log_begin",
+        "_map",
+        "_map_begin",
         "_per_file",
+        "_room_end",
+        "_tail",
         "max_offset",
         "min_offset",
         "queue_id",
@@ -71,11 +78,15 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self._files = files
         self._per_file = files.file_size // UNIT_SIZE
+        self._aside: dict[int, MappedFile] | None = None
         self._last: MappedFile | None = None
+        self._map: mmap.mmap | None = None
+        self._map_begin = self._room_end = 0
+        """Of the file that is written: its bytes, its first queue offset, and the one behind what it has blocks for."""
         self._grow_at_the_end()
         self._flushed_end = 0
         self._log_begin = 0
-        self._last_read: tuple[int, tuple[int, int, int]] | None = None
+        self._tail: tuple[int, bytes] = 0, b""
         self.max_offset = self._count_written()
         self.min_offset = self._skip_filler()
 
@@ -83,8 +94,9 @@ class ConsumeQueue:
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Return (physical offset, size, tags code) of a unit between the first file's and `max_offset`."""
-        if self._last_read is not None and self._last_read[0] == queue_offset:
-            return self._last_read[1]
+        begin, tail = self._tail
+        if begin <= queue_offset < begin + len(tail) // UNIT_SIZE:
+            return _UNIT.unpack_from(tail, (queue_offset - begin) * UNIT_SIZE)
         file = self._files.find(queue_offset * UNIT_SIZE)
         assert file is not None, "a unit was asked for that is not there"
         return _UNIT.unpack_from(file.map, queue_offset * UNIT_SIZE - file.begin)
@@ -147,6 +159,40 @@ class ConsumeQueue:
             begin, step = max(begin - step, self.min_offset), 2 * step
         return self.max_offset - self.first_at_or_after(physical_offset, begin)
 
+    def nearest(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
+        """Return the queue offset of the message that was stored nearest to that time; the queue must have some.
+
+        `time_at` tells the store time of the record at a physical offset, -1 where it is gone.
+        """
+        low, high = self._file_of_time(timestamp_ms, time_at)
+        left = right = -1
+        left_time = right_time = 0
+        while high >= low:
+            middle = (low + high) // 2
+            time_ms = time_at(self.unit(middle)[0])
+            if time_ms < 0:
+                return 0
+            if time_ms == timestamp_ms:
+                return middle
+            if time_ms > timestamp_ms:
+                high = middle - 1
+                right, right_time = middle, time_ms
+            else:
+                low = middle + 1
+                left, left_time = middle, time_ms
+        if left < 0 or right < 0:
+            return max(left, right)
+        return right if timestamp_ms - left_time > right_time - timestamp_ms else left
+
+    def _file_of_time(self, timestamp_ms: int, time_at: Callable[[int], int]) -> tuple[int, int]:
+        """Return the first and last queue offset of the first file that does not end before that time."""
+        for file in self._files:
+            first = max(file.begin // UNIT_SIZE, self.min_offset)
+            last = min(file.end // UNIT_SIZE, self.max_offset) - 1
+            if last >= first and (last == self.max_offset - 1 or time_at(self.unit(last)[0]) >= timestamp_ms):
+                return first, last
+        return self.min_offset, self.max_offset - 1
+
     def is_sound_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Tell whether a unit points at a whole record of this queue and queue offset, or before the log's begin."""
         physical_offset, size, _ = self.unit(queue_offset)
@@ -165,7 +211,7 @@ class ConsumeQueue:
     def _count_written(self) -> int:
         """Return the number of units before the zeros; a queue has no other mark.
 
-        Nothing is mapped for that: of thousands of queues most are never asked for more than their last unit.
+        Nothing is mapped for that: of thousands of queues most are never asked for more than their last units.
         """
         for file in reversed(self._files.files):
             count = self._count_written_in(file)
@@ -188,8 +234,9 @@ class ConsumeQueue:
                 low, high = (0, first) if count == first else (count, end)
                 count = _halve(low, high, lambda number: _UNIT.unpack(os.pread(fd, UNIT_SIZE, number * UNIT_SIZE)))
             if count:
-                last = _UNIT.unpack(os.pread(fd, UNIT_SIZE, (count - 1) * UNIT_SIZE))
-                self._last_read = file.begin // UNIT_SIZE + count - 1, last
+                begin = max(count - _TAIL_COUNT, 0)
+                tail = os.pread(fd, (count - begin) * UNIT_SIZE, begin * UNIT_SIZE)
+                self._tail = file.begin // UNIT_SIZE + begin, tail
         return count
 
     def _skip_filler(self) -> int:
@@ -219,46 +266,117 @@ class ConsumeQueue:
                 if file is not None:
                     file.read_ahead()
                 # Behind the last unit there may be a file already, made before a crash that took the units.
-                file = self._last = self._files.find(at) or self._files.create_next(at, reads_ahead=False)
+                file = self._last = self._files.find(at) or self._next_file(at)
             at -= file.begin
             size = min(end - position, file.size - at)
-            file.reserve(at + size, _RESERVE_WINDOW)
-            file.map[at : at + size] = units[position : position + size] if size < end else units
+            self._write(file, at, units[position : position + size] if size < end else units)
             position += size
         self.max_offset = queue_offset + end // UNIT_SIZE
+        if self._aside is None and self._last is not None:
+            self._map, self._map_begin = self._last.map, self._last.begin // UNIT_SIZE
+            self._room_end = self._map_begin + self._last.reserved // UNIT_SIZE
+
+    def append_one(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
+        """Write one unit; otherwise as `append`. What most units need is here, and nothing else."""
+        if queue_offset == self.max_offset and queue_offset < self._room_end:
+            assert self._map is not None
+            _UNIT.pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
+            self.max_offset = queue_offset + 1
+        else:
+            self.append(queue_offset, _UNIT.pack(physical_offset, size, tags_code))
 
     def _begin_at(self, queue_offset: int) -> None:
         """Let an empty queue begin in the middle: fillers from its file's beginning to the first unit."""
         assert not self._files.files, "a queue has no gaps"
         begin = queue_offset * UNIT_SIZE
-        file = self._last = self._files.create_next(begin - begin % self._files.file_size, reads_ahead=False)
-        file.reserve(begin - file.begin, _RESERVE_WINDOW)
-        file.map[0 : begin - file.begin] = _FILLER * ((begin - file.begin) // UNIT_SIZE)
+        file = self._last = self._next_file(begin - begin % self._files.file_size)
+        self._write(file, 0, _FILLER * ((begin - file.begin) // UNIT_SIZE))
         self.min_offset = self.max_offset = queue_offset
 
-    def cut(self, queue_offset: int) -> None:
-        """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there.
+    def _next_file(self, begin: int) -> MappedFile:
+        """Return the file behind the last one, or the first one, which has `begin` in it: the one that a rewind put
+        aside, or a new one."""
+        begin -= begin % self._files.file_size
+        if self._aside:
+            if (file := self._aside.pop(begin, None)) is not None:
+                file.reads_ahead = False
+                self._files.files.append(file)
+                return file
+            self._let_go_of_aside()  # or there would be a gap between them and the new one
+        return self._files.create_next(begin, reads_ahead=False)
 
-        What stands behind the last unit becomes zeros, too. After a power cut that need not be nothing: pages reach the
-        disk in any order, so units can be there whose predecessors are not.
+    def _write(self, file: MappedFile, position: int, data: bytes) -> None:
+        end = position + len(data)
+        if self._aside is None or file.map[position:end] != data:
+            file.reserve(end, _RESERVE_WINDOW)
+            file.map[position:end] = data
+
+    def rewind(self, queue_offset: int) -> None:
+        """Count no unit from `queue_offset` on as written. Without any unit left the queue is as if it was never there.
+
+        The bytes stay: `append` writes where it does not find the same units again, and `settle` ends that. So a
+        recovery of thousands of queues leaves most of their files as they are.
         """
         self._flushed_end = min(self._flushed_end, queue_offset * UNIT_SIZE)
-        self._last_read = None
-        if queue_offset <= self.min_offset:
-            self._files.cut(-1)
+        self._tail = 0, b""
+        if self._aside is None:
+            self._aside = {}
+        files = self._files.files
+        end = queue_offset * UNIT_SIZE if queue_offset > self.min_offset else -1
+        for file in files:
+            if file.begin >= end:  # nothing in it was ever vouched for
+                file.doubt_name()
+        while files and files[-1].begin > end:
+            file = files.pop()
+            self._aside[file.begin] = file
+        if end < 0:
             self.min_offset = self.max_offset = 0
-        elif queue_offset <= self.max_offset:
-            self._files.cut(queue_offset * UNIT_SIZE)
-            self.max_offset = queue_offset
+        else:
+            self.max_offset = min(self.max_offset, queue_offset)
         self._grow_at_the_end()
 
-    def cut_at(self, physical_offset: int) -> None:
-        """Drop all units whose records lie at a physical offset or behind it."""
+    def rewind_to(self, physical_offset: int) -> None:
+        """Rewind to the first unit whose record lies at a physical offset or behind it, if there is one."""
         if self.max_physical_offset > physical_offset:
-            self.cut(self.first_at_or_after(physical_offset))
+            self.rewind(self.first_at_or_after(physical_offset))
+
+    def settle(self) -> None:
+        """End what `rewind` began: what stands behind the last unit becomes zeros, and files that are not needed go.
+
+        There may be something even where no unit was dropped. After a power cut pages are there or not in any order, so
+        units can be there whose predecessors are not.
+
+        The zeros are brought to disk by `flush`, as units are. Until then no checkpoint vouches for more than the one
+        by which the queue was rewound, so after another crash the same is done again.
+        """
+        if self._aside is not None:
+            if not self._files.files and 0 in self._aside:  # Removing files takes longer than all else.
+                self._files.files.append(self._aside.pop(0))
+                self._grow_at_the_end()
+            self._let_go_of_aside()
+            self._aside = None
+            if self._last is not None:
+                self._last.erase(max(self.max_offset * UNIT_SIZE - self._last.begin, 0))
+
+    def _let_go_of_aside(self) -> None:
+        """Remove the files that were put aside, so that whatever a crash leaves of it has no gap."""
+        assert self._aside is not None
+        begin = self._files.begin
+        before = sorted(number for number in self._aside if number < begin)
+        behind = sorted((number for number in self._aside if number >= begin), reverse=True)
+        for number in before + behind:
+            self._aside.pop(number).delete()
+        if before or behind:
+            sync_directory(self._files.directory)
+
+    def cut(self, queue_offset: int) -> None:
+        """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there."""
+        self.rewind(queue_offset)
+        self.settle()
 
     def _grow_at_the_end(self) -> None:
         """Write to the last file from now on. What follows its units are holes, which nobody shall read ahead."""
+        self._room_end = 0
         self._last = self._files.files[-1] if self._files.files else None
         if self._last is not None:
             self._last.reads_ahead = not self._last.writable
@@ -279,7 +397,9 @@ class ConsumeQueue:
 
     def delete(self) -> None:
         """Remove the queue's files and directory, and that of its topic with the last queue. Raises OSError."""
-        self.cut(self.min_offset)
+        self._files.cut(-1)
+        self._tail, self.min_offset, self.max_offset = (0, b""), 0, 0
+        self._grow_at_the_end()
         for directory in (self._files.directory, self._files.directory.parent):
             try:
                 directory.rmdir()
@@ -296,7 +416,7 @@ class ConsumeQueue:
         """Wait until all units that were written before this call are on disk. For any thread, one at a time."""
         end, begin = self.max_offset * UNIT_SIZE, self._flushed_end
         for file in list(self._files.files):
-            if file.begin < end and begin < file.end:
+            if file.begin <= end and begin < file.end:  # with the file of the next unit, of which `settle` made zeros
                 file.flush()
         self._flushed_end = end
 
@@ -343,6 +463,15 @@ def open_queues(
     with ThreadPoolExecutor(_OPENED_AT_A_TIME, "open-queues") as threads:
         topics = threads.map(of_topic, _directories(directory))
         return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
+
+
+def sync_names(directory: Path) -> None:
+    """Wait until the names of all queues under `consumequeue` are on disk, but not those of their files."""
+    directories = [directory / topic for topic in _directories(directory)]
+    with ThreadPoolExecutor(_OPENED_AT_A_TIME, "sync-names") as threads:
+        list(threads.map(sync_directory, directories))
+    if directories:
+        sync_directory(directory)
 
 
 def queue_directories(directory: Path) -> Iterator[tuple[str, int, Path]]:

@@ -38,8 +38,11 @@ Pending = tuple[MessageInner, int, int, int, int]
 UnitsOfQueue = tuple[int, list[bytes], list[int], list[int]]
 """Units that follow each other: (queue offset of the first, units, their tags codes, bytes of their records)."""
 
-Arrive = Callable[[str, int, int, list[int], int], None]
-"""Is told of what arrived: (topic, queue id, max queue offset, tags codes of the new units, bytes of their records)."""
+Arrived = tuple[str, int, int, list[int], int]
+"""What came to a queue: (topic, queue id, queue offset behind it, tags codes of the units, bytes of their records)."""
+
+Arrive = Callable[[list[Arrived]], None]
+"""Is told of everything that came, in order; a queue may be named again for what came to it after that."""
 
 MAX_TAGS_CODE: Final = (1 << 63) - 1
 
@@ -61,6 +64,17 @@ class Queues(dict[tuple[str, int], ConsumeQueue]):
         queue = self[name] = ConsumeQueue(topic, queue_id, files)
         return queue
 
+    def end_of_new(self, batch: Sequence[Pending], count: int) -> int:
+        """Return how many messages of `batch` come before the one for which more than `count` queues would be new."""
+        new: set[tuple[str, int]] = set()
+        for number, (message, *_) in enumerate(batch):
+            name = (message.topic, message.queue_id)
+            if name not in self and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
+                new.add(name)
+                if len(new) > count:
+                    return number
+        return len(batch)
+
 
 def check_queue_name(topic: str, queue_id: int) -> None:
     """Raise InvalidMessage unless a queue of this name can have a directory."""
@@ -75,8 +89,10 @@ class Dispatcher:
         self.queues = queues
         self.index = index
         self.delay_levels = delay_levels
+        self._is_spread = False
+        """Whether most messages of the last batch were for different queues, as those of the next will be."""
 
-    def dispatch(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> list[ConsumeQueue]:
+    def dispatch(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> set[ConsumeQueue]:
         """Write what leads to the records of `batch`, in order, and return the queues that got units.
 
         Raises OSError where the disk has no room; then a part may be written, which only `recovery` sets right.
@@ -86,34 +102,56 @@ class Dispatcher:
             self.add_entries(batch)
         return touched
 
-    def add_units(self, batch: Iterable[Pending], on_arrive: Arrive | None = None) -> list[ConsumeQueue]:
+    def add_units(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> set[ConsumeQueue]:
         """Write the ConsumeQueue units of `batch`; see `dispatch`."""
-        touched = []
-        for name, (queue_offset, units, codes, sizes) in self.units_of(batch).items():
-            queue = self.queues[name]
-            queue.append(queue_offset, b"".join(units))
-            touched.append(queue)
-            if on_arrive is not None:
-                on_arrive(*name, queue.max_offset, codes, sum(sizes))
+        touched: set[ConsumeQueue] = set()
+        arrived: list[Arrived] = []
+        if self._is_spread or len(batch) == 1:
+            self._add_each(batch, touched, arrived)
+        else:
+            for name, (queue_offset, units, codes, sizes) in self.units_of(batch).items():
+                queue = self.queues[name]
+                queue.append(queue_offset, b"".join(units))
+                touched.add(queue)
+                arrived.append((*name, queue.max_offset, codes, sum(sizes)))
+        self._is_spread = 2 * len(touched) > len(batch)
+        if on_arrive is not None and arrived:
+            on_arrive(arrived)
         return touched
+
+    def _add_each(self, batch: Iterable[Pending], touched: set[ConsumeQueue], arrived: list[Arrived]) -> None:
+        """Write units one by one: where most are for different queues, sorting them by queue first takes longer."""
+        queues = self.queues
+        for message, queue_offset, physical_offset, size, store_timestamp in batch:
+            if message.sys_flag & sysflag.TRANSACTION_PREPARED:
+                continue
+            topic, queue_id, code = message.topic, message.queue_id, message.tags_code
+            if topic in DUE_TIME_TOPICS:
+                code = self._due_time(message, store_timestamp)
+            queue = queues[topic, queue_id]
+            queue.append_one(queue_offset, physical_offset, size, code)
+            touched.add(queue)
+            arrived.append((topic, queue_id, queue_offset + 1, [code], size))
 
     def units_of(self, batch: Iterable[Pending]) -> dict[tuple[str, int], UnitsOfQueue]:
         """Return the units of `batch`, by queue; of one queue the messages must follow each other."""
         groups: dict[tuple[str, int], UnitsOfQueue] = {}
+        group: UnitsOfQueue | None = None
+        topic, queue_id = "", -1
         for message, queue_offset, physical_offset, size, store_timestamp in batch:
             if message.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
+            if group is None or message.topic is not topic or message.queue_id != queue_id:
+                topic, queue_id = name = (message.topic, message.queue_id)
+                group = groups.get(name)
+                if group is None:
+                    group = groups[name] = (queue_offset, [], [], [])
             code = message.tags_code
-            if message.topic in DUE_TIME_TOPICS:
+            if topic in DUE_TIME_TOPICS:
                 code = self._due_time(message, store_timestamp)
-            name = (message.topic, message.queue_id)
-            group = groups.get(name)
-            if group is None:
-                groups[name] = (queue_offset, [pack_unit(physical_offset, size, code)], [code], [size])
-            else:
-                group[1].append(pack_unit(physical_offset, size, code))
-                group[2].append(code)
-                group[3].append(size)
+            group[1].append(pack_unit(physical_offset, size, code))
+            group[2].append(code)
+            group[3].append(size)
         return groups
 
     def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:
@@ -136,11 +174,15 @@ class Dispatcher:
         keys: list[str] = []
         counts: list[int] = []
         append = keys.append
-        for message, *_ in batch:
+        topic = prefix = ""
+        for item in batch:
+            message = item[0]
             before = len(keys)
             if message.sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
                 # What `index_key` gives, without a call for each, which would be a tenth of all the work here.
-                prefix = f"{message.topic}{KEY_MARK}"
+                if message.topic is not topic:
+                    topic = message.topic
+                    prefix = f"{topic}{KEY_MARK}"
                 if message.unique_key is not None:
                     append(prefix + message.unique_key)
                 words = message.keys

@@ -34,6 +34,7 @@ numbers here, so that a damaged file cannot send a query round in circles.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -420,10 +421,16 @@ class Index:
                 file.file.flush()
 
     def drop(self, first: int) -> None:
-        """Delete the files from number `first` on; their messages must be indexed again."""
+        """Delete the files from number `first` on; their messages must be indexed again.
+
+        Nobody waits for their blocks: to give back those of a large file can take a disk seconds.
+        """
         if len(self.files) > first:
             while len(self.files) > first:
-                self.files.pop().file.delete()
+                file = self.files.pop().file
+                file.hold()
+                file.delete()
+                threading.Thread(target=file.release, name="blocks-of-index").start()
             sync_directory(self.directory)
 
     def take_before(self, physical_offset: int) -> list[MappedFile]:

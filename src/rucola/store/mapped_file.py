@@ -13,10 +13,11 @@ that the disk cannot give kills the process (SIGBUS), therefore `reserve` asks f
 windows, and turns a full disk into an OSError. `warm` takes the page faults of a window off the writer's path.
 
 A file that is opened is mapped when its bytes are first asked for: a broker has thousands of queues, most of them idle,
-and a process has a limit of descriptors and one of mappings. A mapping keeps a descriptor of its own; a second one is
-there while somebody flushes, and is kept where that is often.
+and a process has a limit of descriptors and one of mappings. A mapping keeps a descriptor of its own.
 
-Flushing goes by file descriptor, because `mmap.flush` holds the interpreter lock for as long as the disk takes.
+A flush brings those pages to disk that it is asked for, and not what was touched ahead of the writes: that would go
+there twice, and fault once more when it is written.
+
 A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector.
 
 A new file's name is brought to disk by its first flush, not when it is made: whoever waits for the bytes waits for
@@ -30,6 +31,7 @@ Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -50,8 +52,29 @@ _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
 
+_MS_SYNC: Final = 4
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_madvise: Final = _LIBC.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_msync: Final = _LIBC.msync
+_msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
 _lock: Final = threading.Lock()
-"""Guards who holds which file, and its descriptor; never kept while the disk works."""
+"""Guards who holds which file; never kept while the disk works."""
+
+
+def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
+    """Wait until the pages from position `begin` to `end` are on disk, and what leads to them. Raises OSError.
+
+    `mmap.flush` keeps the interpreter lock for as long as the disk takes, so this goes past it.
+    """
+    begin -= begin % PAGE_SIZE
+    if begin < end:
+        first = ctypes.c_char.from_buffer(mapped, begin)  # while this is there the file stays mapped
+        if _msync(ctypes.addressof(first), end - begin, _MS_SYNC):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
 class MappedFile:
@@ -73,10 +96,10 @@ class MappedFile:
         """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
         self.reserved = 0
         """Up to this position the file is known to have blocks."""
-        self._fd = -1
         self._warmed = 0
         self._populates = True
         self._unsynced: list[Path] = []
+        self._lost_name: OSError | None = None
         self._holders = 0
         self._is_leaving = self._is_deleted = self._is_closed = False
 
@@ -134,21 +157,11 @@ class MappedFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """A descriptor of the file for as long as the block runs. Raises OSError where it cannot be opened."""
-        fd = self._open()
+        fd = os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             yield fd
         finally:
             os.close(fd)
-
-    def _open(self) -> int:
-        return os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
-
-    def keep_open(self) -> None:
-        """Keep a descriptor until the file is closed, for one that is flushed so often that opening it each time would
-        cost. For any thread."""
-        with _lock:
-            if self._fd < 0 and not self._is_leaving:
-                self._fd = self._open()
 
     @property
     def end(self) -> int:
@@ -172,9 +185,9 @@ class MappedFile:
     def warm(self, begin: int, end: int) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
 
-        Takes blocks for them first. For a thread beside the writer's: works in small steps, because each holds the
-        interpreter lock. Pages that were warmed before are passed over. A full disk and an old kernel end it early;
-        both are the writer's to meet.
+        Takes blocks for them first. For a thread beside the writer's. `mmap.madvise` keeps the interpreter lock, for
+        which the writer would wait some milliseconds each time, so the call goes past it. Pages that were warmed before
+        are passed over. A full disk and an old kernel end it early; both are the writer's to meet.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
@@ -185,26 +198,30 @@ class MappedFile:
                 self.is_changed = True
                 if begin <= self.reserved:
                     self.reserved = max(self.reserved, end)
+                first = ctypes.c_char.from_buffer(self.map, begin)  # while this is there the file stays mapped
                 for step in range(begin, end, _WARM_STEP):
-                    self.map.madvise(_MADV_POPULATE_WRITE, step, min(_WARM_STEP, end - step))
+                    address = ctypes.addressof(first) + step - begin
+                    if _madvise(address, min(_WARM_STEP, end - step), _MADV_POPULATE_WRITE):
+                        raise OSError(ctypes.get_errno(), "the pages of a file could not be touched")
                     self._warmed = min(step + _WARM_STEP, end)
         except OSError:
             self._populates = False
 
-    def erase(self, position: int) -> None:
-        """Turn everything from `position` to the end of the file into zeros, and give its blocks back.
+    def erase(self, position: int) -> bool:
+        """Turn everything from `position` to the end of the file into zeros, give its blocks back, and tell whether
+        there was anything. The zeros are not on disk yet.
 
-        The file keeps its size all the while: a file cut short in a crash would contradict the configuration. The
-        zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        The file keeps its size all the while: a file cut short in a crash would contradict the configuration.
         """
-        if not self.is_zero_from(position):
+        is_anything = not self.is_zero_from(position)
+        if is_anything:
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
             self.map[position:page] = bytes(page - position)
             if page < self.size:
                 self.map.madvise(mmap.MADV_REMOVE, page, self.size - page)
             self.reserved = self._warmed = 0
             self.is_changed = True
-            self.flush()
+        return is_anything
 
     def is_zero_from(self, position: int) -> bool:
         """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
@@ -224,16 +241,16 @@ class MappedFile:
                     position += len(piece)
             return True
 
-    def flush(self) -> None:
-        """Wait until the file's bytes and its name are on disk. Lets other threads run; they may write meanwhile.
+    def flush(self, begin: int = 0, end: int | None = None) -> None:
+        """Wait until the bytes from position `begin` to `end`, or all, and the file's name are on disk.
 
-        Does nothing for a file that has left its queue.
+        Lets other threads run; they may write meanwhile. Does nothing for a file that has left its queue.
         """
         if self.hold():
             try:
-                if self._fd >= 0:
-                    os.fdatasync(self._fd)
-                else:
+                if "map" in self.__dict__:
+                    sync_pages(self.map, begin, self.size if end is None else end)
+                else:  # not written to by this process, but perhaps by one before it
                     with self.opened() as fd:
                         os.fdatasync(fd)
                 self.sync_name()
@@ -244,10 +261,23 @@ class MappedFile:
                 self.release()
 
     def sync_name(self) -> None:
-        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread."""
-        for directory in reversed(self._unsynced):
-            sync_directory(directory)
+        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread.
+
+        An error is for all who ask: the kernel tells one alone of it, and who asks next would believe that all is well.
+        """
+        if self._lost_name is not None:
+            raise self._lost_name
+        try:
+            for directory in reversed(self._unsynced):
+                sync_directory(directory)
+        except OSError as error:
+            self._lost_name = error
+            raise
         self._unsynced = []
+
+    def doubt_name(self) -> None:
+        """Let the next flush bring the file's name to disk: a process that was killed may not have come to that."""
+        self._unsynced = [self.path.parent]
 
     def hold(self) -> bool:
         """Keep the file open until `release`. False where it has left its queue. For any thread."""
@@ -281,10 +311,6 @@ class MappedFile:
                 self.map.close()
         except BufferError:
             pass
-        with _lock:
-            fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def delete(self) -> None:
         """Remove the file from its directory and close it; while somebody holds it, its blocks stay taken.
@@ -387,13 +413,17 @@ class MappedFileQueue:
         return file
 
     def cut(self, offset: int) -> None:
-        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that."""
+        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that.
+
+        The zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        """
         if self.files and self.files[-1].begin > offset:
             while self.files and self.files[-1].begin > offset:
                 self.files.pop().delete()
             sync_directory(self.directory)
-        if (file := self.find(offset)) is not None:
-            file.erase(offset - file.begin)
+        file = self.find(offset)
+        if file is not None and file.erase(offset - file.begin):
+            file.flush()
 
     def close(self) -> None:
         """Close all files."""

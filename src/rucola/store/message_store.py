@@ -59,6 +59,7 @@ from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.recovery import Recovery
 from rucola.store.retention import DiskUsage, Retention
+from rucola.store.taking import take
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive` is called by `reput` for every queue that got messages; see `dispatch.Arrive`.
+    `on_arrive` is called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
     """
 
     def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
@@ -86,6 +87,7 @@ class MessageStore:
         self._on_arrive = on_arrive
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
+        self._damaged: set[ConsumeQueue] = set()
         self._lost_bytes: OSError | None = None
         self._put_timestamp = self._dispatched_timestamp = self._flushing_timestamp = 0
         self._dirty: set[ConsumeQueue] = set()
@@ -260,10 +262,10 @@ class MessageStore:
     def _refuse_batch(self, messages: Sequence[MessageInner]) -> PutMessageStatus | None:
         if self.refuses_writes is not None:
             return PutMessageStatus.SERVICE_NOT_AVAILABLE
-        name = (messages[0].topic, messages[0].queue_id)
+        topic, queue_id = messages[0].topic, messages[0].queue_id
         size = 0
         for message in messages:
-            if (message.topic, message.queue_id) != name or message.sys_flag & sysflag.TRANSACTION_MASK:
+            if message.topic != topic or message.queue_id != queue_id or message.sys_flag & sysflag.TRANSACTION_MASK:
                 return PutMessageStatus.MESSAGE_ILLEGAL
             size += len(message.body)
         return PutMessageStatus.MESSAGE_ILLEGAL if size > self.config.max_message_size else None
@@ -280,24 +282,37 @@ class MessageStore:
             self._fail(f"the disk gave no place for a message: {error}")
         return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
 
-    def reput(self) -> int:
-        """Write the units and entries of everything that is pending, tell `on_arrive`, and return how many there were.
+    def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
+        """Write the units and entries of what is pending, tell `on_arrive`, and return how many there were.
 
+        Of more than `max_count`, or for which more than `max_new_queues` files had to be made, the rest stays pending.
         An error from the disk makes the store refuse writes from then on and is raised.
         """
         pending = self._pending
         if not pending:
             return 0
         self._pending = []
+        end = len(pending) if max_count is None else max_count
+        if max_new_queues is not None and len(self._next_offsets) > len(self._queues) + max_new_queues:
+            end = self._queues.end_of_new(pending[:end], max_new_queues)
+        pending, rest = pending[:end], pending[end:]
         try:
             touched = self._dispatcher.dispatch(pending, self._on_arrive)
         except OSError as error:
+            rest = []
             self._fail(f"a message could not be dispatched: {error}")
             raise
+        finally:  # not before: who is told of arrivals may read, and reading dispatches
+            self._pending = rest + self._pending
         with self._dirty_lock:
             self._dirty.update(touched)
             self._dispatched_timestamp = pending[-1][4]
         return len(pending)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something was put that `reput` has not dispatched yet."""
+        return bool(self._pending)
 
     # -- to disk ------------------------------------------------------------------------------------------------------
 
@@ -426,7 +441,8 @@ class MessageStore:
         """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
 
         `accepts` is asked with the tags code of each, then `matches` with the properties; what they refuse is passed
-        over. Wherever that ends, `next_begin_offset` is where to go on; for an offset outside, the nearest inside.
+        over, and so is a unit that does not point at its record. Wherever that ends, `next_begin_offset` is where to go
+        on; for an offset outside, the nearest inside.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
@@ -447,29 +463,29 @@ class MessageStore:
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
         most, room = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
         max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
-        records: list[bytes] = []
-        total = looked_at = 0
-        goes_on_at = -1
-        for physical_offset, size, code in iter_units(units):
-            if physical_offset >= goes_on_at:
-                if records and (len(records) >= max_count or total + size > max_bytes):
-                    break
-                is_accepted = accepts is None or accepts(code)
-                if is_accepted and (matches is None or self._log.matches(physical_offset, matches)):
-                    record = self._log.read(physical_offset, size)
-                    if record is not None:
-                        records.append(record)
-                        total += size
-                        status = GetMessageStatus.FOUND
-                        goes_on_at = -1
-                    else:
-                        if not records:
-                            status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                        goes_on_at = self._log.roll(physical_offset)
-                elif not records:
-                    status = GetMessageStatus.NO_MATCHED_MESSAGE
-            looked_at += 1
+        status, looked_at, records, total = take(
+            self._log,
+            units,
+            queue_offset,
+            max_count,
+            max_bytes,
+            accepts,
+            matches,
+            lambda at: self._pass_over(queue, at),
+        )
         return GetResult(status, queue_offset + looked_at, begin, end, records, total)
+
+    def _pass_over(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Say once of a queue that it is damaged."""
+        if queue not in self._damaged:
+            self._damaged.add(queue)
+            log.error(
+                "%s-%d: the unit at %d does not point at its message, which is passed over; `rucola store check` names "
+                "all such units, and `rucola store rebuild`, with the broker stopped, makes them anew",
+                queue.topic,
+                queue.queue_id,
+                queue_offset,
+            )
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
@@ -548,36 +564,7 @@ class MessageStore:
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == queue.min_offset:
             return 0
-        low, high = self._file_of_time(queue, timestamp_ms)
-        left = right = -1
-        left_time = right_time = 0
-        while high >= low:
-            middle = (low + high) // 2
-            time_ms = self.store_time(topic, queue_id, middle)
-            if time_ms < 0:
-                return 0
-            if time_ms == timestamp_ms:
-                return middle
-            if time_ms > timestamp_ms:
-                high = middle - 1
-                right, right_time = middle, time_ms
-            else:
-                low = middle + 1
-                left, left_time = middle, time_ms
-        if left < 0 or right < 0:
-            return max(left, right)
-        return right if timestamp_ms - left_time > right_time - timestamp_ms else left
-
-    def _file_of_time(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
-        """Return the first and last queue offset of the first file that does not end before that time."""
-        for file in queue.files:
-            first = max(file.begin // UNIT_SIZE, queue.min_offset)
-            last = min(file.end // UNIT_SIZE, queue.max_offset) - 1
-            if last >= first and (
-                last == queue.max_offset - 1 or self._log.store_timestamp(queue.unit(last)[0]) >= timestamp_ms
-            ):
-                return first, last
-        return queue.min_offset, queue.max_offset - 1
+        return queue.nearest(timestamp_ms, self._log.store_timestamp)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return a queue that leads to everything that was put and is still there, or None where nothing ever was."""

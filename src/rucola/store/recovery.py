@@ -5,7 +5,8 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
 
 1. Where to begin. Up to the checkpoint everything is on disk, so the scan begins with the newest log file whose
    first record is not younger than it, less three seconds. After a clean stop only the last file is scanned.
-2. Units that point behind that place are dropped, after a clean stop those that point behind the end of the log.
+2. Units that point behind that place are not believed, after a clean stop those that point behind the end of the
+   log. They stay in their files until it is known what belongs there, so that queues that are whole are not written.
    Index files that the checkpoint does not vouch for are dropped after a crash. The last index file that stays says
    how far the index goes; a message of whose keys only some made it is recognised by its entries at the end.
 3. The log is read from the earlier of the two places. Every sound record gets the unit and the entries that it
@@ -35,17 +36,19 @@ disk.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
-from rucola.message.record import FRAME, peek
+from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.consume_queue import ConsumeQueue
+from rucola.store.consume_queue import ConsumeQueue, sync_names
 from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
@@ -89,6 +92,13 @@ class Recovery:
         if not self._files.files:
             self._forget_everything()
             return 0
+        with _uncollected():
+            return self._run()
+
+    def _run(self) -> int:
+        if self.after_crash:
+            self._files.files[-1].doubt_name()
+            sync_names(self._queues.directory)
         scan_begin = self._scan_begin()
         units_begin = self._units_begin(scan_begin)
         if not self.after_crash and not self._queues_are_sound(scan_begin):
@@ -98,13 +108,14 @@ class Recovery:
         except _Gap as gap:
             log.warning("%s: %s; all ConsumeQueues are rebuilt from the log", self._files.directory, gap)
             for queue in self._queues.values():
-                queue.cut(0)
+                queue.rewind(0)
             end = self._read(scan_begin, self._files.begin, *self._index_end())
         if end < self._sound_end:
             return self._run_as_after_crash()
         self._files.cut(end)
         for queue in self._queues.values():
-            queue.cut_at(end)
+            queue.rewind_to(end)
+            queue.settle()
             queue.raise_min_offset(self._files.begin)
         self._index_again(end)
         return end
@@ -120,7 +131,7 @@ class Recovery:
         """The stop was not as clean as it seemed."""
         log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
         self.after_crash, self._sound_end = True, 0
-        return self.run()
+        return self._run()
 
     def _index_again(self, end: int) -> None:
         """Index files can have reached the disk before the log did. Drop those that lead beyond it, and make up for
@@ -147,14 +158,32 @@ class Recovery:
         if self.after_crash:
             self._vouched_end = max([self._vouched_end_of(queue, scan_begin) for queue in queues], default=0)
             for queue in queues:
-                queue.cut(queue.first_at_or_after(scan_begin))
+                self._rewind(queue, scan_begin)
             begin = max([queue.max_physical_offset for queue in queues], default=-1)
             return scan_begin if begin >= 0 else self._files.begin
         self._vouched_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
         self._sound_end = end = self._end_of_clean_log(scan_begin)
         for queue in queues:
-            queue.cut_at(end)
+            queue.rewind_to(end)
         return max(min(begin, end), self._files.begin)
+
+    def _rewind(self, queue: ConsumeQueue, scan_begin: int) -> None:
+        """Drop the units that point at `scan_begin` or behind it, and those of which the disk has only a part.
+
+        A unit may lie in two pages. Where only the second came, an address looks as if it lay some times 4 GiB before.
+        """
+        queue.rewind(queue.first_at_or_after(scan_begin))
+        while queue.max_offset > queue.min_offset:
+            last = queue.max_offset - 1
+            address = queue.unit(last)[0]
+            if address >= self._files.begin:
+                is_whole = address >> 32 >= scan_begin >> 32 or queue.is_sound_at(last, self._files)
+            else:
+                is_whole = last == queue.min_offset or queue.unit(last - 1)[0] < address
+            if is_whole:
+                return
+            queue.rewind(last)
+            queue.rewind(queue.first_at_or_after(scan_begin))
 
     def _end_of_clean_log(self, scan_begin: int) -> int:
         """Return where the log ends, and count the records that must have units already."""
@@ -170,12 +199,13 @@ class Recovery:
     def _vouched_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
         """Return where the last record ends that has its unit in a queue and was on disk when the checkpoint was
         written; 0 where that is before the scan."""
+        vouched_ms = self._checkpoint.min_timestamp
         for queue_offset in range(queue.max_offset - 1, queue.first_at_or_after(scan_begin) - 1, -1):
             physical_offset, size, _ = queue.unit(queue_offset)
-            if physical_offset >= scan_begin and queue.is_sound_at(queue_offset, self._files):
-                file = self._files.find(physical_offset)
-                assert file is not None
-                if peek(file.map, physical_offset - file.begin).store_timestamp <= self._checkpoint.min_timestamp:
+            if physical_offset >= scan_begin and (file := self._files.find(physical_offset)) is not None:
+                # What came after the checkpoint may be much, and most of it says so at once.
+                is_old = _store_timestamp(file, physical_offset - file.begin) <= vouched_ms
+                if is_old and queue.is_sound_at(queue_offset, self._files):
                     return physical_offset + size
         return 0
 
@@ -333,7 +363,7 @@ class Recovery:
                     log.warning("%s-%d starts over; its topic was deleted and made anew", *name)
                     self._dispatcher.add_units(units)
                     units.clear()
-                    self._queues[name].cut(0)
+                    self._queues[name].rewind(0)
                 elif queue_offset != expected[name]:
                     why = f"queueOffset is {queue_offset} where {name[0]}-{name[1]} goes on with {expected[name]}"
                     if not tail:
@@ -361,6 +391,19 @@ class Recovery:
         return queue_offset if self._files.begin > 0 else 0
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage while the block runs: a million records make none, and the looking would take a third of the
+    time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
     """Tell whether a part of a record's properties never came. Its CRC ends with the body and does not tell."""
     message, _, _, size, _ = item
@@ -371,6 +414,13 @@ def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
     return any(not any(file.map[sector : sector + _SECTOR]) for sector in sectors) or (
         message.properties.endswith(b"\0") and not any(file.map[end : end + FRAME.size])
     )
+
+
+def _store_timestamp(file: MappedFile, position: int) -> int:
+    """Return what would be the store time of a record that begins there."""
+    is_v6 = int.from_bytes(file.map[position + 36 : position + 40], "big") & sysflag.BORN_HOST_V6
+    position += 68 if is_v6 else 56
+    return int.from_bytes(file.map[position : position + 8], "big", signed=True)
 
 
 def _first_timestamp(file: MappedFile) -> int | None:

@@ -49,7 +49,7 @@ from rucola.protocol.topic import (
     TopicRequestHeader,
     encode_consume_stats,
 )
-from rucola.remoting.connection import Connection, Processor, Reply
+from rucola.remoting.connection import Answer, Connection, Processor, Reply
 
 MAX_LONG = 2**63 - 1
 
@@ -76,22 +76,24 @@ class GroupProcessor:
 
     # Settings.
 
-    def update_and_create_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Reply:
+    async def update_and_create_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Answer:
         group = decode_body(SubscriptionGroupConfig, command.body)
         check_group(group.group_name)
         check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
         self._state.groups.put(group, self._state.clock())
+        await self._state.writing.settled()
         return command.response(ResponseCode.SUCCESS)
 
     def get_all_subscriptiongroup_config(self, connection: Connection, command: RemotingCommand) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(self._state.groups.wrapper()))
 
-    def delete_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Reply:
+    async def delete_subscriptiongroup(self, connection: Connection, command: RemotingCommand) -> Answer:
         header = command.decode_header(DeleteSubscriptionGroupRequestHeader)
         self._state.groups.remove(header.group_name, self._state.clock())
         if is_true(header.remove_offset):
             self._state.offsets.remove_group(header.group_name)
         self._state.stats.forget_group(header.group_name)
+        await self._state.writing.settled()
         return command.response(ResponseCode.SUCCESS)
 
     # How far groups have come.

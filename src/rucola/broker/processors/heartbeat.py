@@ -43,7 +43,7 @@ class HeartbeatProcessor:
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms)
             self._state.filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
         self._state.clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
-        return command.response(ResponseCode.SUCCESS)
+        return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))
 
     def unregister_client(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(UnregisterClientRequestHeader)

@@ -26,9 +26,8 @@ from rucola.broker.filters import Matches, MessageFilter, accepts, filter_not_su
 from rucola.broker.pull_hold import HeldPull, PullRequestHold
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
-from rucola.message import properties
+from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
-from rucola.message.record import MessageInner
 from rucola.message.topics import OFFSET_MOVED_EVENT, RETRY_PREFIX
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode, ResponseCode

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from rucola.broker.processors.send import SendHeader, SendProcessor
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage, RemotingError
-from rucola.message import properties
+from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import decode_host
 from rucola.message.ids import offset_msg_id
-from rucola.message.record import MessageInner
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.reply import ReplyMessageRequestHeader

@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from struct import Struct
+from typing import Final
 
 from msgspec import json
 
@@ -33,15 +34,15 @@ from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.tables.writing import TableWriting
 from rucola.broker.timer import TIMERS, waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
-from rucola.message import properties, sysflag, topics
+from rucola.message import MessageInner, properties, sysflag, topics
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
-from rucola.message.ids import offset_msg_id
-from rucola.message.record import MessageInner
+from rucola.message.ids import offset_msg_id, offset_msg_ids
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
@@ -52,13 +53,13 @@ from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
-_PREFIX = Struct(">II")
-_ANSWER_TAIL = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+_PREFIX: Final = Struct(">II")
+_ANSWER_TAIL: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
-_UNUSUAL = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
+_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
 
-_SYSTEM_PREFIX = "%"
+_SYSTEM_PREFIX: Final = "%"
 """How the names of retry and dead letter topics begin."""
 
 _REFUSED_BY_STORE = {
@@ -86,6 +87,7 @@ class SendProcessor:
         topic_table: TopicConfigTable,
         groups: SubscriptionGroupTable,
         registration: Registration,
+        writing: TableWriting,
         flush: Flush,
         delay_level_count: int,
         transactions: Transactions,
@@ -100,6 +102,7 @@ class SendProcessor:
         self._delay_level_count = delay_level_count
         self._transactions = transactions
         self._registration = registration
+        self._writing = writing
         self._flush = flush
         self._clock = clock
         self._on_put = on_put
@@ -118,17 +121,19 @@ class SendProcessor:
         }
 
     def send_message(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeader))
+        header = command.decode_header(SendMessageRequestHeader)
+        return self.admit(connection, command, header, self._put if header.batch == "false" else self._put_of(header))
 
     def send_message_v2(self, connection: Connection, command: RemotingCommand) -> Reply:
-        return self._send(connection, command, command.decode_header(SendMessageRequestHeaderV2))
+        header = command.decode_header(SendMessageRequestHeaderV2)
+        return self.admit(connection, command, header, self._put if header.batch == "false" else self._put_of(header))
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> Reply:
         return self.admit(connection, command, command.decode_header(SendMessageRequestHeaderV2), self._put_batch)
 
-    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
-        is_batch = header.batch != "false" and (is_true(header.batch) or header.batch == "1")
-        return self.admit(connection, command, header, self._put_batch if is_batch else self._put)
+    def _put_of(self, header: SendHeader) -> Callable[[RemotingCommand, SendHeader, int, bytes], Reply]:
+        """How what comes under the code of a single message is put, given what its header says of a batch."""
+        return self._put_batch if is_true(header.batch) or header.batch == "1" else self._put
 
     def admit(
         self,
@@ -165,7 +170,7 @@ class SendProcessor:
         header: SendHeader,
         put: Callable[[RemotingCommand, SendHeader, int, bytes], Reply],
     ) -> Answer:
-        """Make the topic, let the name servers know it, then send: a consumer that starts now finds it."""
+        """Make the topic, write it, let the name servers know it, then send: a consumer that starts now finds it."""
         try:
             topics.check_topic(header.topic)
         except InvalidMessage as error:
@@ -182,6 +187,7 @@ class SendProcessor:
                 f"topic[{header.topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
                 "autoCreateTopicEnable=true on the broker",
             )
+        await self._writing.settled()
         await self._registration.settled()
         reply = self.admit(connection, command, header, put)
         return reply if reply is None or isinstance(reply, (bytes, RemotingCommand)) else await reply
@@ -344,7 +350,7 @@ class SendProcessor:
         if last.status is not PUT_OK:
             return self._not_stored(command, last)
         self._on_put()
-        ids = ",".join([offset_msg_id(self._store_host, result.physical_offset) for result in results])
+        ids = offset_msg_ids(self._store_host, [result.physical_offset for result in results])
         answer = self._answer(command, queue_id, ids, results[0].queue_offset)
         if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
             return self._once_flushed(command, answer, last)
@@ -355,18 +361,17 @@ class SendProcessor:
 
         None where the string is not well formed, or asks for more than to be stored.
         """
-        segments = text.removesuffix("\x02").split("\x02")
-        try:
-            pairs = dict([segment.split("\x01", 1) for segment in segments])
-        except ValueError:
-            return None
-        if len(pairs) != len(segments) or not _UNUSUAL.isdisjoint(pairs):
-            return None
-        wait = pairs.get(properties.WAIT)
-        if wait is not None:
-            segments.remove(f"{properties.WAIT}\x01{wait}")
-        segments.append(self._cluster)
-        return pairs, "\x02".join(segments).encode()
+        pairs: dict[str, str] = {}
+        stored: list[str] = []
+        for segment in text.removesuffix("\x02").split("\x02"):
+            name, separator, value = segment.partition("\x01")
+            if not separator or name in _UNUSUAL or name in pairs:
+                return None
+            pairs[name] = value
+            if name != properties.WAIT:
+                stored.append(segment)
+        stored.append(self._cluster)
+        return pairs, "\x02".join(stored).encode()
 
     def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
         """The same for a message of a batch, which can neither wait nor be half of a transaction."""

@@ -89,4 +89,4 @@ class SendBackProcessor:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=self._state.store.refuses_writes or status.name)
         self._state.stats.sent_back(header.group, pairs[properties.RETRY_TOPIC])
         self._on_put()
-        return command.response(ResponseCode.SUCCESS)
+        return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))

@@ -76,6 +76,7 @@ class TopicProcessor:
             ),
             self._state.clock(),
         )
+        await self._state.writing.settled()
         await self._registration.settled()
         return command.response(ResponseCode.SUCCESS)
 
@@ -105,6 +106,7 @@ class TopicProcessor:
             raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
         self._state.topics.remove(topic, self._state.clock())
         self._state.stats.forget_topic(topic)
+        await self._state.writing.settled()
         await self._registration.settled()
         return command.response(ResponseCode.SUCCESS)
 

@@ -110,10 +110,6 @@ class ConsumerFilterTable:
         """The last member of the group has gone."""
         self.register(group, (), now_ms)
 
-    def persist(self, now_ms: int) -> None:
-        """Forget what left long ago, and write the rest."""
-        self.persisting(now_ms)()
-
     def persisting(self, now_ms: int) -> Callable[[], None]:
         """Forget what left long ago, and return a call, for any thread, that writes the rest as it is now."""
         for (topic, group), data in list(self._table.items()):
@@ -123,7 +119,8 @@ class ConsumerFilterTable:
         for (topic, group), data in sorted(self._table.items()):
             groups = document.filter_data_by_topic.setdefault(topic, GroupFilters(topic=topic))
             groups.group_filter_data[group] = data
-        return self._file.writing(msgspec.to_builtins(document))
+        written = msgspec.to_builtins(document)
+        return self._file.writing(lambda: written)
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         known = self._table.get((subscription.topic, group))

@@ -1,12 +1,14 @@
 """Consumer groups of a broker: `config/subscriptionGroup.json`.
 
 A group comes into being when an operator creates it or, where `autoCreateSubscriptionGroup` allows it, when it is
-first heard of. Answers to `SubscriptionGroupManager` of Apache RocketMQ 4.9.8.
+first heard of. Every change raises the data version and is told to `on_change`, which has it written.
+
+Answers to `SubscriptionGroupManager` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,21 +18,22 @@ from rucola.message.topics import check_group
 from rucola.protocol.body import to_body
 from rucola.protocol.group import SYSTEM_GROUPS
 from rucola.protocol.topic import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
-from rucola.store import config_files
+from rucola.store.config_files import ConfigFile
 
 
 class SubscriptionGroupTable:
     """The groups by name, with their data version."""
 
-    def __init__(self, path: Path, config: BrokerConfig) -> None:
-        self._path = path
+    def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
+        self._file = ConfigFile(path)
         self._config = config
+        self._on_change = on_change
         self.data_version = DataVersion()
         self._table: dict[str, SubscriptionGroupConfig] = {}
 
     def load(self) -> None:
         """Read what was written, then add the system's own groups. StoreCorrupt where the file cannot be read."""
-        value = config_files.read_config(self._path)
+        value = self._file.read()
         if value:
             stored = to_body(SubscriptionGroupWrapper, value)
             self._table = stored.subscription_group_table
@@ -57,13 +60,13 @@ class SubscriptionGroupTable:
         """Create the group or replace its settings."""
         self._table[config.group_name] = config
         self.data_version = self.data_version.next(now_ms)
-        self.persist()
+        self._on_change()
 
     def remove(self, group: str, now_ms: int) -> None:
         """Forget the group's settings, where there are any."""
         if self._table.pop(group, None) is not None:
             self.data_version = self.data_version.next(now_ms)
-            self.persist()
+            self._on_change()
 
     def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
         return iter(self._table.values())
@@ -72,5 +75,7 @@ class SubscriptionGroupTable:
         """Everything, as GET_ALL_SUBSCRIPTIONGROUP_CONFIG carries it."""
         return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
 
-    def persist(self) -> None:
-        config_files.write_config(self._path, msgspec.to_builtins(self.wrapper()))
+    def persisting(self) -> Callable[[], None]:
+        """Return a call, for any thread, that writes the table as it is now."""
+        written = SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=dict(self._table))
+        return self._file.writing(lambda: msgspec.to_builtins(written))

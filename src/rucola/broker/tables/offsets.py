@@ -72,15 +72,12 @@ class ConsumerOffsetTable:
         """Everything, as GET_ALL_CONSUMER_OFFSET and the file carry it: by `topic@group`, then queue id."""
         return self._table
 
-    def persist(self) -> None:
-        """Write the table where it has changed since the last time."""
-        self.persisting()()
-
     def persisting(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now, where it has changed since the last."""
         if not self._is_changed:
             return _nothing
-        write = self._file.writing({"offsetTable": {key: dict(queues) for key, queues in self._table.items()}})
+        table = {key: dict(queues) for key, queues in self._table.items()}
+        write = self._file.writing(lambda: {"offsetTable": table})
         self._is_changed = False
 
         def persist() -> None:

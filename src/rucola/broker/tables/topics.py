@@ -2,8 +2,8 @@
 
 A topic comes into being when an operator creates it, when a producer sends to it and AUTO_CREATE_TOPIC (TBW102)
 may be inherited from, or when the system needs it (retry and dead letter topics, system topics at the start). Every
-change raises the data version, is written to disk at once, and is told to `on_change`, which registers it with the
-name servers.
+change raises the data version and is told to `on_change`, which has it written, and registered with the name servers.
+A request that changes the table is answered when that is on disk; what a retry by way of a send makes, soon after.
 
 Answers to `TopicConfigManager` of Apache RocketMQ 4.9.8.
 """
@@ -26,7 +26,7 @@ from rucola.protocol.topic import (
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
-from rucola.store import config_files
+from rucola.store.config_files import ConfigFile
 
 SCHEDULE_QUEUE_NUMS = 18
 BENCHMARK_QUEUE_NUMS = 1024
@@ -36,7 +36,7 @@ class TopicConfigTable:
     """The topics by name, with their data version."""
 
     def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
-        self._path = path
+        self._file = ConfigFile(path)
         self._config = config
         self._on_change = on_change
         self.data_version = DataVersion()
@@ -44,7 +44,7 @@ class TopicConfigTable:
 
     def load(self, now_ms: int) -> None:
         """Read what was written, then add the system's own topics. StoreCorrupt where the file cannot be read."""
-        value = config_files.read_config(self._path)
+        value = self._file.read()
         if value:
             stored = to_body(TopicConfigSerializeWrapper, value)
             self._table = stored.topic_config_table
@@ -64,14 +64,12 @@ class TopicConfigTable:
         """Create the topic or replace its settings."""
         self._table[topic.topic_name] = topic
         self.data_version = self.data_version.next(now_ms)
-        self.persist()
         self._on_change()
 
     def remove(self, topic: str, now_ms: int) -> None:
         """Forget the topic, where there is one."""
         if self._table.pop(topic, None) is not None:
             self.data_version = self.data_version.next(now_ms)
-            self.persist()
             self._on_change()
 
     def create_from_default(
@@ -110,8 +108,10 @@ class TopicConfigTable:
         """Everything, as a registration and GET_ALL_TOPIC_CONFIG carry it."""
         return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
 
-    def persist(self) -> None:
-        config_files.write_config(self._path, msgspec.to_builtins(self.wrapper()))
+    def persisting(self) -> Callable[[], None]:
+        """Return a call, for any thread, that writes the table as it is now."""
+        written = TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=dict(self._table))
+        return self._file.writing(lambda: msgspec.to_builtins(written))
 
     def _system_topics(self) -> Iterator[TopicConfig]:
         config = self._config

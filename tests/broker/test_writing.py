@@ -1,0 +1,144 @@
+"""Tables of a broker reach their files in a thread: no message waits for that, and no answer comes before it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.test_broker import Peer, heartbeat, serving
+from rucola.broker.tables.writing import TableWriting
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
+from rucola.store.check import check
+from rucola.store.config_files import ConfigFile, config_path
+
+
+class Table:
+    """A number in a config file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = ConfigFile(path)
+        self.number = 0
+        self.asked: list[int] = []
+
+    def persisting(self) -> Any:
+        number = self.number
+        self.asked.append(number)
+        return self.file.writing(lambda: {"number": number})
+
+
+class SlowDisk:
+    """Keeps every fsync waiting until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked, self.may_go = threading.Event(), threading.Event()
+        sync = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            self.is_asked.set()
+            assert self.may_go.wait(20)
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_changes_that_come_while_a_table_is_written_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TableWriting()
+        writing.changed(table.persisting)
+        await asyncio.to_thread(disk.is_asked.wait, 20)
+        for table.number in range(1, 100):
+            writing.changed(table.persisting)
+        waiting = asyncio.ensure_future(writing.settled())
+        await asyncio.sleep(0)
+        assert (table.asked, waiting.done()) == ([0], False)
+        disk.may_go.set()
+        await waiting
+        assert (table.asked, table.file.read()) == ([0, 99], {"number": 99})
+        table.number = 100
+        await writing.stop(table.persisting)
+        assert table.file.read() == {"number": 100}
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
+    async def run() -> None:
+        broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TableWriting()
+        obstacle = tmp_path / "broken.json.tmp"
+        obstacle.mkdir()
+        await writing.settled()  # nothing is to be written yet
+        writing.changed(broken.persisting)
+        with pytest.raises(IsADirectoryError):
+            await writing.settled()
+        obstacle.rmdir()
+        writing.changed(sound.persisting)
+        await writing.settled()
+        assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
+)
+def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    new_topic = CreateTopicRequestHeader(
+        topic="New",
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+        topic_sys_flag=0,
+        order="false",
+    )
+    new_group = encode_body(SubscriptionGroupConfig(group_name="New"))
+
+    async def ask(peer: Peer) -> ResponseCode:
+        if what == "a topic":
+            answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic)
+        elif what == "a topic goes":
+            answer = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="New"))
+        elif what == "a first message":
+            answer = await peer.send(topic="New", default_topic="TBW102", default_topic_queue_nums=1)
+        elif what == "a heartbeat of a group":
+            answer = await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
+        elif what == "a group":
+            answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
+        else:
+            gone = DeleteSubscriptionGroupRequestHeader(group_name="New", remove_offset="false")
+            answer = await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, gone)
+        return ResponseCode(answer.code)
+
+    name, table = ("subscriptionGroup", "subscriptionGroupTable") if "group" in what else ("topics", "topicConfigTable")
+
+    async def run() -> None:
+        async with serving(tmp_path) as peer:
+            if "goes" in what:
+                await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic)
+                await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
+            disk = SlowDisk(monkeypatch)
+            asking = asyncio.ensure_future(ask(peer))
+            await asyncio.to_thread(disk.is_asked.wait, 20)
+            assert (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).code == ResponseCode.SUCCESS
+            assert not asking.done()
+            disk.may_go.set()
+            assert await asking == ResponseCode.SUCCESS
+            written = json.loads(config_path(tmp_path, name).read_text())[table]
+            assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
+
+    asyncio.run(run())
+    assert check(tmp_path) == []
