@@ -2,7 +2,8 @@
 
 `Flush` runs `MessageStore.flush` (one msync a file) on a thread of its own, one run at a time. A message that
 needs durability before its answer waits for the first run that begins after it was put: every message that arrives
-during a run shares the next one. This is group commit, and needs no timer: under load the groups grow by themselves.
+during a run shares the next one, and so does what comes in the turns of the loop right before it. This is group commit,
+and needs no timer: under load the groups grow by themselves.
 Checkpoints have a thread of their own, since the queues may take longer than a sender waits.
 
 The promise: `until` returns True only when a flush that covers the physical offset has succeeded. After a flush has
@@ -21,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
+
+TURNS_TO_GATHER = 8
 
 QUEUES_A_CHECKPOINT = 128
 """Each costs the disk some tenths of a millisecond, and the processor as much as ten messages."""
@@ -70,6 +73,7 @@ class Flush:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                await self._gather()
                 waiting, self._waiting = self._waiting, []
                 try:
                     await loop.run_in_executor(self._thread, self._store.flush)
@@ -83,3 +87,13 @@ class Flush:
                     return
         finally:
             self._running = None
+
+    async def _gather(self) -> None:
+        """Let the group grow as long as each turn of the loop brings more, but not for ever: those whom the last flush
+        let go come again within a few turns, and would else wait for a flush of one or two of them."""
+        count = 0
+        for _ in range(TURNS_TO_GATHER):
+            if len(self._waiting) == count:
+                break
+            count = len(self._waiting)
+            await asyncio.sleep(0)
