@@ -36,7 +36,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +51,6 @@ PAGE_SIZE: Final = mmap.PAGESIZE
 _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
-
 _MS_SYNC: Final = 4
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -65,14 +64,19 @@ _lock: Final = threading.Lock()
 
 
 def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
-    """Wait until the pages from position `begin` to `end` are on disk, and what leads to them. Raises OSError.
+    """Wait until the pages from position `begin` to `end` are on disk, and what leads to them. Raises OSError."""
+    _ask_for_pages(_msync, mapped, begin - begin % PAGE_SIZE, end, _MS_SYNC)
 
-    `mmap.flush` keeps the interpreter lock for as long as the disk takes, so this goes past it.
+
+def _ask_for_pages(call: Callable[..., int], mapped: mmap.mmap, begin: int, end: int, flag: int) -> None:
+    """Ask the kernel for something with the pages from `begin`, where one begins, to `end`. Raises OSError.
+
+    `mmap.flush` and `mmap.madvise` keep the interpreter lock for as long as that takes, and the writer waiting for it;
+    this goes past them.
     """
-    begin -= begin % PAGE_SIZE
     if begin < end:
         first = ctypes.c_char.from_buffer(mapped, begin)  # while this is there the file stays mapped
-        if _msync(ctypes.addressof(first), end - begin, _MS_SYNC):
+        if call(ctypes.addressof(first), end - begin, flag):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
@@ -185,9 +189,8 @@ class MappedFile:
     def warm(self, begin: int, end: int) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
 
-        Takes blocks for them first. For a thread beside the writer's. `mmap.madvise` keeps the interpreter lock, for
-        which the writer would wait some milliseconds each time, so the call goes past it. Pages that were warmed before
-        are passed over. A full disk and an old kernel end it early; both are the writer's to meet.
+        Takes blocks for them first. For a thread beside the writer's. Pages that were warmed before are passed over. A
+        full disk and an old kernel end it early; both are the writer's to meet.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
@@ -198,11 +201,8 @@ class MappedFile:
                 self.is_changed = True
                 if begin <= self.reserved:
                     self.reserved = max(self.reserved, end)
-                first = ctypes.c_char.from_buffer(self.map, begin)  # while this is there the file stays mapped
                 for step in range(begin, end, _WARM_STEP):
-                    address = ctypes.addressof(first) + step - begin
-                    if _madvise(address, min(_WARM_STEP, end - step), _MADV_POPULATE_WRITE):
-                        raise OSError(ctypes.get_errno(), "the pages of a file could not be touched")
+                    _ask_for_pages(_madvise, self.map, step, min(step + _WARM_STEP, end), _MADV_POPULATE_WRITE)
                     self._warmed = min(step + _WARM_STEP, end)
         except OSError:
             self._populates = False

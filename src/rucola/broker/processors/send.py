@@ -122,7 +122,7 @@ class SendProcessor:
 
     def send_message(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(SendMessageRequestHeader)
-        return self.admit(connection, command, header, self._put if header.batch == "false" else self._put_of(header))
+        return self.admit(connection, command, header, self._put_of(header))
 
     def send_message_v2(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(SendMessageRequestHeaderV2)
