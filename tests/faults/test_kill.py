@@ -29,7 +29,7 @@ from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
 from servers import server
-from stores import config, inner
+from stores import batch, config, inner
 
 STORE_CODE = os.path.dirname(store_room.__file__)
 
@@ -63,11 +63,13 @@ def use(settings: StoreConfig, acknowledge: Callable[[int, int, int], None]) -> 
             if number % 10 == 5:
                 name = (messages[number].topic, messages[number].queue_id)
                 several = [inner(*name, b"%d" % number, unique_key=f"U{number + k}") for k in range(3)]
-                results = store.put_batch(several, now_ms)
+                result = store.put_batch(batch(*several), now_ms)
+                for queue_offset, physical_offset in enumerate(result.physical_offsets, result.queue_offset):
+                    acknowledge(number, physical_offset, queue_offset)
+                    number += 1
             else:
-                results = [store.put(messages[number], now_ms)]
-            for result in results:
-                acknowledge(number, result.physical_offset, result.queue_offset)
+                one = store.put(messages[number], now_ms)
+                acknowledge(number, one.physical_offset, one.queue_offset)
                 number += 1
             if number % 4 == 0:
                 store.reput()

@@ -17,7 +17,7 @@ from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.message_store import MessageStore
-from stores import config, crashed_copy, inner
+from stores import batch, config, crashed_copy, inner
 
 Name = tuple[str, int]
 
@@ -65,9 +65,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=names, count=st.integers(2, 12), key=keys)
     def put_batch(self, name: Name, count: int, key: str | None) -> None:
         messages = [self.message(name, 20, key) for _ in range(count)]
-        results = self.store.put_batch(messages, self.now_ms)
-        begin = len(self.queues.get(name, []))
-        assert [result.queue_offset for result in results] == list(range(begin, begin + count))
+        result = self.store.put_batch(batch(*messages), self.now_ms)
+        assert result.status is PutMessageStatus.PUT_OK
+        assert (result.queue_offset, len(result.physical_offsets)) == (len(self.queues.get(name, [])), count)
         for message in messages:
             self.note(message)
 

@@ -18,7 +18,7 @@ from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
-from stores import config, crashed_copy, inner
+from stores import batch, config, crashed_copy, inner
 
 
 @dataclass
@@ -57,12 +57,14 @@ def work(store: MessageStore, ledger: Ledger, random: Random, steps: int, disk: 
     def put(*messages: MessageInner) -> None:
         ledger.now_ms += random.choice([0, 1, 900, 4000])
         if len(messages) == 1:
-            results = [store.put(messages[0], ledger.now_ms)]
+            one = store.put(messages[0], ledger.now_ms)
+            status, physical_offsets = one.status, [one.physical_offset]
         else:
-            results = store.put_batch(messages, ledger.now_ms)
-        assert {result.status for result in results} == {PutMessageStatus.PUT_OK}
-        for message, result in zip(messages, results, strict=True):
-            record = store.record_at(result.physical_offset)
+            several = store.put_batch(batch(*messages), ledger.now_ms)
+            status, physical_offsets = several.status, list(several.physical_offsets)
+        assert status is PutMessageStatus.PUT_OK
+        for message, physical_offset in zip(messages, physical_offsets, strict=True):
+            record = store.record_at(physical_offset)
             assert record is not None
             ledger.records.append(record)
             ledger.keys.append(str(message.unique_key))

@@ -229,7 +229,7 @@ messages = st.builds(
 @given(st.lists(messages, max_size=5))
 def test_a_batch_comes_back(sent: list[Message]) -> None:
     decoded = decode_batch(encode_batch(sent))
-    assert [(flag, bytes(body), parse(data)) for flag, body, data in decoded] == [
+    assert [(flag, bytes(body), parse(data)) for flag, body, data in zip(*decoded, strict=True)] == [
         (message.flag, message.body, message.properties) for message in sent
     ]
 
@@ -240,7 +240,7 @@ def test_a_garbage_batch_is_refused_or_whole(body: bytes) -> None:
         decoded = decode_batch(body)
     except InvalidMessage:
         return
-    assert sum(22 + len(one) + len(data) for _, one, data in decoded) == len(body)
+    assert sum(22 + len(one) + len(data) for _, one, data in zip(*decoded, strict=True)) == len(body)
 
 
 def test_a_batch_cut_or_changed_is_refused() -> None:

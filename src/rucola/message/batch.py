@@ -50,8 +50,8 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(body: Buffer) -> list[tuple[int, memoryview, bytes]]:
-    """Return (flag, body, properties) of every message in a batch.
+def decode_batch(body: Buffer) -> tuple[list[int], list[memoryview], list[bytes]]:
+    """Return the flags, the bodies and the property strings of the messages in a batch, each in their order.
 
     The bodies are views into `body` where that is bytes, else into a copy. Raises InvalidMessage, which names the
     position, for sizes that do not agree.
@@ -59,7 +59,7 @@ def decode_batch(body: Buffer) -> list[tuple[int, memoryview, bytes]]:
     data = bytes(body)  # Everything but a slice costs less of bytes than of a view.
     view = memoryview(data)
     end = len(data)
-    messages = []
+    flags, bodies, strings = [], [], []
     position = 0
     while position < end:
         if end - position < _MIN_SIZE:
@@ -75,9 +75,11 @@ def decode_batch(body: Buffer) -> list[tuple[int, memoryview, bytes]]:
             raise _invalid(position, f"body size is {body_size} in a message of {size}")
         if properties_begin + (data[body_end] << 8 | data[body_end + 1]) != message_end:
             raise _invalid(position, f"the sizes inside do not add up to the message's size of {size}")
-        messages.append((flag, view[body_begin:body_end], data[properties_begin:message_end]))
+        flags.append(flag)
+        bodies.append(view[body_begin:body_end])
+        strings.append(data[properties_begin:message_end])
         position = message_end
-    return messages
+    return flags, bodies, strings
 
 
 def _invalid(position: int, why: str) -> InvalidMessage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -104,6 +105,18 @@ class PutMessageStatus(Enum):
 
 PUT_OK = PutMessageStatus.PUT_OK
 """For where every message passes: a global is cheaper than a member that is taken from its class."""
+
+
+class PutBatchResult(Struct, frozen=True):
+    """The outcome of a put of several messages, all or none. Only with PUT_OK does the rest mean anything.
+
+    `physical_offsets` has one for each message, `queue_offset` is that of the first, `size` the bytes of all records.
+    """
+
+    status: PutMessageStatus
+    physical_offsets: Sequence[int] = ()
+    queue_offset: int = -1
+    size: int = 0
 
 
 class GetMessageStatus(Enum):

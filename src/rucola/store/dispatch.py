@@ -183,7 +183,7 @@ class Dispatcher:
                 if message.topic is not topic:
                     topic = message.topic
                     prefix = f"{topic}{KEY_MARK}"
-                if message.unique_key is not None:
+                if message.unique_key:
                     append(prefix + message.unique_key)
                 words = message.keys
                 if words:

@@ -28,6 +28,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,16 +37,17 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreError
 from rucola.files import make_directory, sync_directory
-from rucola.message import MessageInner, sysflag
+from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.message.record import encode, encode_many
+from rucola.message.record import encode, encode_batch
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
 from rucola.store.config import (
     PUT_OK,
     GetMessageStatus,
     GetResult,
+    PutBatchResult,
     PutMessageStatus,
     PutResult,
     QueryResult,
@@ -212,75 +214,72 @@ class MessageStore:
                     record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
             commit_log.append(record)
         except InvalidMessage as error:
-            return self._illegal(message, error)
+            return PutResult(self._illegal(*name, [message.properties], error))
         except OSError as error:
-            return self._no_room(error)
+            return PutResult(self._no_room(error))
         self._put_timestamp = now_ms
         if takes_place:
             self._next_offsets[name] = queue_offset + 1
         self._pending.append((message, queue_offset, physical_offset, size, now_ms))
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
-    def put_batch(self, messages: Sequence[MessageInner], now_ms: int) -> list[PutResult]:
+    def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
         """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
 
-        Returns one result for each; when the first is not PUT_OK all are as that, and nothing was stored. Transaction
-        messages cannot travel in a batch (MESSAGE_ILLEGAL).
+        Transaction messages cannot travel in a batch (MESSAGE_ILLEGAL), nor can nothing. Otherwise as `put`.
         """
-        if not messages:
-            return []
-        if (refused := self._refuse_batch(messages)) is not None:
-            return [PutResult(refused)] * len(messages)
+        if self.refuses_writes is not None:
+            return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
+        count = len(batch.bodies)
+        if (
+            not count
+            or batch.sys_flag & sysflag.TRANSACTION_MASK
+            or sum(map(len, batch.bodies)) > self.config.max_message_size
+        ):
+            return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log, host = self._log, self._store_host
-        name = (messages[0].topic, messages[0].queue_id)
+        topic, queue_id = name = (batch.topic, batch.queue_id)
         queue_offset = self._next_offsets.get(name, 0)
         physical_offset = commit_log.end
         try:
-            check_queue_name(*name)
-            records = encode_many(messages, queue_offset, physical_offset, now_ms, host)
-            size = sum(map(len, records))
+            check_queue_name(topic, queue_id)
+            records, sizes = encode_batch(batch, queue_offset, physical_offset, now_ms, host)
+            size = len(records)
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
-                return [PutResult(PutMessageStatus.MESSAGE_ILLEGAL)] * len(messages)
+                return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
             if (place := commit_log.make_room(size)) != physical_offset:
-                records = encode_many(messages, queue_offset, place, now_ms, host)
-            commit_log.append(b"".join(records))
+                physical_offset = place
+                records, sizes = encode_batch(batch, queue_offset, physical_offset, now_ms, host)
+            commit_log.append(records)
         except InvalidMessage as error:
-            return [self._illegal(messages[0], error)] * len(messages)
+            return PutBatchResult(self._illegal(topic, queue_id, batch.properties, error))
         except OSError as error:
-            return [self._no_room(error)] * len(messages)
-        results = []
-        for message, record in zip(messages, records, strict=True):
-            size = len(record)
-            self._pending.append((message, queue_offset, place, size, now_ms))
-            results.append(PutResult(PUT_OK, place, queue_offset, size))
-            queue_offset += 1
-            place += size
+            return PutBatchResult(self._no_room(error))
+        physical_offsets = list(accumulate(sizes[:-1], initial=physical_offset))
+        # Without the bodies, which nobody needs any more and which are views into what the socket gave.
+        messages = map(
+            MessageInner, repeat(topic), repeat(queue_id), repeat(b"", count), batch.properties, batch.flags,
+            repeat(batch.sys_flag), repeat(batch.born_timestamp), repeat(batch.born_host),
+            repeat(batch.reconsume_times), repeat(0), batch.tags_codes, batch.unique_keys, batch.keys,
+        )  # fmt: skip
+        self._pending += zip(messages, range(queue_offset, queue_offset + count), physical_offsets, sizes, repeat(now_ms))
         self._put_timestamp = now_ms
-        self._next_offsets[name] = queue_offset
-        return results
+        self._next_offsets[name] = queue_offset + count
+        return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
 
-    def _refuse_batch(self, messages: Sequence[MessageInner]) -> PutMessageStatus | None:
-        if self.refuses_writes is not None:
-            return PutMessageStatus.SERVICE_NOT_AVAILABLE
-        topic, queue_id = messages[0].topic, messages[0].queue_id
-        size = 0
-        for message in messages:
-            if message.topic != topic or message.queue_id != queue_id or message.sys_flag & sysflag.TRANSACTION_MASK:
-                return PutMessageStatus.MESSAGE_ILLEGAL
-            size += len(message.body)
-        return PutMessageStatus.MESSAGE_ILLEGAL if size > self.config.max_message_size else None
+    def _illegal(
+        self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage
+    ) -> PutMessageStatus:
+        log.debug("a message for %s-%d was refused: %s", topic, queue_id, error)
+        if max(map(len, strings)) > MAX_PROPERTIES_SIZE:
+            return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
+        return PutMessageStatus.MESSAGE_ILLEGAL
 
-    def _illegal(self, message: MessageInner, error: InvalidMessage) -> PutResult:
-        log.debug("a message for %s-%d was refused: %s", message.topic, message.queue_id, error)
-        if len(message.properties) > MAX_PROPERTIES_SIZE:
-            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
-        return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
-
-    def _no_room(self, error: OSError) -> PutResult:
+    def _no_room(self, error: OSError) -> PutMessageStatus:
         log.error("no place for a record at %d: %s", self._log.end, error)
         if error.errno not in _PASSING:
             self._fail(f"the disk gave no place for a message: {error}")
-        return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
+        return PutMessageStatus.CREATE_MAPEDFILE_FAILED
 
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Write the units and entries of what is pending, tell `on_arrive`, and return how many there were.

@@ -21,7 +21,7 @@ to its dead letter topic by way of `%RETRY%group` goes there at once, where Apac
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final
 
@@ -38,7 +38,7 @@ from rucola.broker.tables.writing import TableWriting
 from rucola.broker.timer import TIMERS, waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
-from rucola.message import MessageInner, properties, sysflag, topics
+from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
@@ -48,7 +48,7 @@ from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.config import PUT_OK, FlushDiskType, PutMessageStatus, PutResult, StoreConfig
+from rucola.store.config import PUT_OK, FlushDiskType, PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -58,6 +58,15 @@ _ANSWER_TAIL: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
 _UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
+
+_DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
+"""Properties that lead to a message."""
+
+_Edited = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
+
+_WAIT: Final = f"\x02{properties.WAIT}\x01".encode()
+_WAIT_TRUE: Final = _WAIT + b"true\x02"
+_BETWEEN: Final = b"\x00\x02"
 
 _SYSTEM_PREFIX: Final = "%"
 """How the names of retry and dead letter topics begin."""
@@ -249,13 +258,13 @@ class SendProcessor:
             self._clock(),
         )
         if result.status is not PUT_OK:
-            return self._not_stored(command, result)
+            return self._not_stored(command, result.status)
         self._on_put()
         answer = self._answer(
             command, queue_id, offset_msg_id(self._store_host, result.physical_offset), result.queue_offset
         )
         if self._waits_for_disk and pairs.get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, result)
+            return self._once_flushed(command, answer, result.physical_offset + result.size)
         return answer
 
     def _put_unusual(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
@@ -309,51 +318,46 @@ class SendProcessor:
         )
         result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
-            return self._not_stored(command, result)
+            return self._not_stored(command, result.status)
         self._on_put()
         msg_id = offset_msg_id(self._store_host, result.physical_offset)
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
         if self._waits_for_disk and wait != "false":
-            return self._once_flushed(command, answer, result)
+            return self._once_flushed(command, answer, result.physical_offset + result.size)
         return answer
 
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
-        topic, sys_flag = header.topic, header.sys_flag
-        born_timestamp, reconsume_times = header.born_timestamp, header.reconsume_times
-        messages = []
-        for flag, body, raw_properties in decode_batch(command.body):
-            pairs, stored_properties = self._batched(str(raw_properties, "utf-8", "replace"))
-            messages.append(
-                MessageInner(
-                    topic,
-                    queue_id,
-                    body,
-                    stored_properties,
-                    flag,
-                    sys_flag,
-                    born_timestamp,
-                    born_host,
-                    reconsume_times,
-                    0,
-                    tags_code(pairs.get(properties.TAGS)),
-                    pairs.get(properties.UNIQ_KEY),
-                    pairs.get(properties.KEYS),
-                )
-            )
-        if not messages:
+        flags, bodies, strings = decode_batch(command.body)
+        if not bodies:
             raise InvalidMessage("the batch is empty")
         limit = self._store_config.max_message_size
-        if len(command.body) > limit and (largest := max([len(message.body) for message in messages])) > limit:
+        if len(command.body) > limit and (largest := max(map(len, bodies))) > limit:
             raise InvalidMessage(f"a body has {largest} bytes; {limit} are allowed (maxMessageSize)")
-        results = self._store.put_batch(messages, self._clock())
-        last = results[-1]
-        if last.status is not PUT_OK:
-            return self._not_stored(command, last)
+        stored_properties, tags, unique_keys, keys = self._edited_alike(strings) or self._edited_each(strings)
+        result = self._store.put_batch(
+            MessageInnerBatch(
+                header.topic,
+                queue_id,
+                bodies,
+                stored_properties,
+                flags,
+                header.sys_flag,
+                header.born_timestamp,
+                born_host,
+                header.reconsume_times,
+                list(map(tags_code, tags)),
+                unique_keys,
+                keys,
+            ),
+            self._clock(),
+        )
+        if result.status is not PUT_OK:
+            return self._not_stored(command, result.status)
         self._on_put()
-        ids = offset_msg_ids(self._store_host, [result.physical_offset for result in results])
-        answer = self._answer(command, queue_id, ids, results[0].queue_offset)
+        ids = offset_msg_ids(self._store_host, result.physical_offsets)
+        answer = self._answer(command, queue_id, ids, result.queue_offset)
         if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, last)
+            return self._once_flushed(command, answer, result.physical_offsets[0] + result.size)
         return answer
 
     def _edited(self, text: str) -> tuple[dict[str, str], bytes] | None:
@@ -372,6 +376,33 @@ class SendProcessor:
                 stored.append(segment)
         stored.append(self._cluster)
         return pairs, "\x02".join(stored).encode()
+
+    def _edited_alike(self, strings: list[bytes]) -> _Edited | None:
+        """The same for the messages of a batch: all of them as they lie on disk, and their tags, unique keys and KEYS.
+
+        None unless all have the same properties in the same order, and none asks for more than to be stored.
+        """
+        if strings[0].endswith(b"\x02"):
+            strings = [string.removesuffix(b"\x02") for string in strings]
+        columns = properties.columns(strings)
+        if columns is None or not _UNUSUAL.isdisjoint(columns):
+            return None
+        # With a separator on both sides a property is found as a whole; what no string holds is between them.
+        end = f"\x02{self._cluster}".encode()
+        joined = b"\x02" + (end + _BETWEEN).join(strings) + end
+        joined = joined.replace(_WAIT_TRUE, b"\x02")
+        stored = joined[1:].split(_BETWEEN)
+        if len(stored) != len(strings) or _WAIT in joined:
+            return None
+        absent = [None] * len(strings)
+        tags, unique_keys, keys = (columns.get(name, absent) for name in _DISPATCHED)
+        return stored, tags, unique_keys, keys
+
+    def _edited_each(self, strings: list[bytes]) -> _Edited:
+        """The same for any batch, one message after the other."""
+        edited = [self._batched(str(string, "utf-8", "replace")) for string in strings]
+        tags, unique_keys, keys = ([pairs.get(name) for pairs, _ in edited] for name in _DISPATCHED)
+        return [stored for _, stored in edited], tags, unique_keys, keys
 
     def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
         """The same for a message of a batch, which can neither wait nor be half of a transaction."""
@@ -402,16 +433,16 @@ class SendProcessor:
         answer.ext_fields.update(self._region, msgId=msg_id, queueId=str(queue_id), queueOffset=str(queue_offset))
         return answer
 
-    async def _once_flushed(self, command: RemotingCommand, answer: Answer, result: PutResult) -> Answer:
-        """The answer when the record is on disk, or FLUSH_DISK_TIMEOUT with the same fields."""
+    async def _once_flushed(self, command: RemotingCommand, answer: Answer, end: int) -> Answer:
+        """The answer when the log is on disk up to `end`, or FLUSH_DISK_TIMEOUT with the same fields."""
         timeout_ms = self._store_config.sync_flush_timeout
-        if await self._flush.until(result.physical_offset + result.size, timeout_ms):
+        if await self._flush.until(end, timeout_ms):
             return answer
         why = self._store.refuses_writes or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
         return self._refusal(command, ResponseCode.FLUSH_DISK_TIMEOUT, why)
 
-    def _not_stored(self, command: RemotingCommand, result: PutResult) -> RemotingCommand:
-        code, why = _REFUSED_BY_STORE.get(result.status, (ResponseCode.SYSTEM_ERROR, result.status.name))
+    def _not_stored(self, command: RemotingCommand, status: PutMessageStatus) -> RemotingCommand:
+        code, why = _REFUSED_BY_STORE.get(status, (ResponseCode.SYSTEM_ERROR, status.name))
         return self._refusal(command, code, self._store.refuses_writes or why)
 
     def _refusal(self, command: RemotingCommand, code: ResponseCode, remark: str) -> RemotingCommand:
