@@ -10,7 +10,7 @@ from rucola.message import MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
-from rucola.message.record import encode_batch
+from rucola.message.record import encode_many
 from rucola.store.config import PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
 
@@ -30,7 +30,7 @@ def write(path: Path, topic: str, size: int, count: int, first: int = 0) -> None
     config = StoreConfig(path, HOST, message_index_enable=False)
     pool = random.Random(2013).randbytes(2 * size)
     with MessageStore(config) as store:
-        body_size = size - len(encode_batch(_batch(topic, 0, 1, pool, 0), 0, 0, 0, HOST)[0])
+        body_size = size - len(encode_many(_batch(topic, 0, 1, pool, 0), 0, 0, 0, HOST)[0])
         for number in range(first, count, _BATCH_COUNT):
             batch = _batch(topic, number, min(number + _BATCH_COUNT, count), pool, body_size)
             result = store.put_batch(batch, BEGIN_MS + number // _A_MILLISECOND)

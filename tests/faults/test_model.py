@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from power import without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
+from rucola.store import commit_log
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.message_store import MessageStore
@@ -29,8 +30,10 @@ keys = st.sampled_from([None, "k", "k other", "Aa", "BB"])
 class StoreMachine(RuleBasedStateMachine):
     """Files hold a few records, ten units and 39 entries, so that every kind of file rolls."""
 
-    @initialize()
-    def make(self) -> None:
+    @initialize(write_from=st.sampled_from([0, 300, 4096]))
+    def make(self, write_from: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(commit_log, "_WRITE_FROM", write_from)
         self.root = Path(tempfile.mkdtemp(prefix="store-model-"))
         self.lives = 0
         self.now_ms = 1_000_000
@@ -137,6 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         assert check(self.store.config.store_path_root_dir) == []
         shutil.rmtree(self.root)
+        self.patch.undo()
 
 
 def test_store_answers_as_a_dict_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -237,6 +238,31 @@ def test_reserve_and_erase(tmp_path: Path) -> None:
     file.close()
     assert view[0] == ord("x"), "a view that is out keeps the bytes"
     view.release()
+
+
+@pytest.mark.parametrize("taken", [None, 0, 1, 7000])
+def test_what_is_written_by_a_call_is_in_the_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int | None
+) -> None:
+    """Also what the system does not take, be it some of the bytes or, for want of a descriptor, all."""
+    file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)
+    data = os.urandom(10_000)
+    file.map[:3] = b"abc"
+    if taken is not None:
+        pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, position: pwrite(fd, data[:taken], position))
+    file.write(5000, data)
+    assert file.map[:3] == b"abc"
+    assert file.map[5000:15_000] == data == file.path.read_bytes()[5000:15_000]
+    file.finish()
+    monkeypatch.setattr(os, "open", _no_descriptor)
+    file.write(4999, data)
+    assert file.map[4999:15_000] == data + data[-1:]
+    file.close()
+
+
+def _no_descriptor(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_blocks_that_warming_takes_meanwhile_are_not_asked_for_again(

@@ -43,7 +43,8 @@ def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
 
 def offset_msg_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
     """Return the ids of several records, separated by commas."""
-    return b"".join([store_host + _OFFSET.pack(at) for at in physical_offsets]).hex(",", len(store_host) + 8).upper()
+    ids = store_host + store_host.join(map(_OFFSET.pack, physical_offsets))
+    return ids.hex(",", len(store_host) + 8).upper()
 
 
 def parse_offset_msg_id(message_id: str) -> tuple[str, int]:

@@ -194,7 +194,7 @@ def encode(
         raise _does_not_fit(error) from error
 
 
-def encode_batch(
+def encode_many(
     batch: MessageInnerBatch, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
     """Return the records of a batch end to end, and the size of each; see `encode`.

@@ -33,12 +33,14 @@ BLANK_SIZE: Final = FRAME.size
 _RESERVE_WINDOW: Final = 8 << 20
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
+_WRITE_FROM: Final = 4096
+"""What has at least so many bytes is written by a call, which costs less than to touch its pages."""
 
 
 class CommitLog:
     """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
 
-    __slots__ = ("_end_at_warm", "_file", "_making", "end", "files", "flushed_end", "safe_end")
+    __slots__ = ("_file", "_making", "_touched", "end", "files", "flushed_end", "safe_end")
 
     def __init__(self, files: MappedFileQueue, end: int) -> None:
         self.files = files
@@ -48,7 +50,8 @@ class CommitLog:
         """Everything before this physical offset is on disk."""
         self._file: MappedFile | None = files.find(end)
         self._making = threading.Lock()
-        self._end_at_warm = end
+        self._touched = 1
+        """How many bytes were put into mapped pages since the last call of `warm`; the first may be about to come."""
         self.safe_end = 0
         """Up to this physical offset records can be appended without `make_room`."""
 
@@ -71,7 +74,7 @@ class CommitLog:
                 file.reserve(self.end - file.begin + BLANK_SIZE, BLANK_SIZE)
                 FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
                 self.end = file.end
-                file.read_ahead()
+                file.finish()
                 file = self._file = following
             elif file is None:
                 file = self._file = self.files.create_next(self.end, reads_ahead=False)
@@ -88,10 +91,14 @@ class CommitLog:
         """Write records for which `make_room` has just made a place, at `end`."""
         file = self._file
         assert file is not None
+        size = len(data)
         position = self.end - file.begin
-        end = position + len(data)
-        file.map[position:end] = data
-        self.end += len(data)
+        if size < _WRITE_FROM:
+            file.map[position : position + size] = data
+            self._touched += size
+        else:
+            file.write(position, data)
+        self.end += size
 
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""
@@ -157,8 +164,8 @@ class CommitLog:
         self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
-        """Touch the pages that the next records will take: some megabytes, or four times what came since the last call.
-        For a thread beside the writer's.
+        """Touch the pages that the next records will take: some megabytes, or four times what came since the last call,
+        and none where all was written by calls. For a thread beside the writer's.
 
         In the last quarter of a file the next one is made, and its beginning touched, so that no put waits for that.
         A disk that has no room for it is the writer's to meet.
@@ -166,9 +173,10 @@ class CommitLog:
         file = self._file
         if file is not None:
             position = self.end - file.begin
-            window = min(max(_WARM_WINDOW, 4 * (self.end - self._end_at_warm)), _MAX_WARM_WINDOW)
-            self._end_at_warm = self.end
-            file.warm(position, position + window)
+            touched, self._touched = self._touched, 0
+            window = min(max(_WARM_WINDOW, 4 * touched), _MAX_WARM_WINDOW)
+            if touched:
+                file.warm(position, position + window)
             with suppress(OSError):
                 file.sync_name()  # without which no file may follow
                 if position > file.size - file.size // 4:

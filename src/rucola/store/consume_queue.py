@@ -264,7 +264,7 @@ class ConsumeQueue:
             at = queue_offset * UNIT_SIZE + position
             if file is None or not file.begin <= at < file.end:
                 if file is not None:
-                    file.read_ahead()
+                    file.finish()
                 # Behind the last unit there may be a file already, made before a crash that took the units.
                 file = self._last = self._files.find(at) or self._next_file(at)
             at -= file.begin

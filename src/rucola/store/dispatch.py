@@ -165,8 +165,9 @@ class Dispatcher:
                 self.index.put(hashes, physical_offset, store_timestamp)
                 position += count
         elif len(keys) > skip:
-            physical_offsets = np.repeat(np.array([item[2] for item in batch], np.int64), counts)
-            store_timestamps = np.repeat(np.array([item[4] for item in batch], np.int64), counts)
+            _, _, placed, _, stored = zip(*batch, strict=True)
+            physical_offsets = np.array(placed, np.int64).repeat(counts)
+            store_timestamps = np.array(stored, np.int64).repeat(counts)
             self.index.put_many(index_hashes(keys)[skip:], physical_offsets[skip:], store_timestamps[skip:])
 
     def keys_of(self, batch: Iterable[Pending]) -> tuple[list[str], list[int]]:

@@ -40,7 +40,7 @@ from rucola.files import make_directory, sync_directory
 from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.message.record import encode, encode_batch
+from rucola.message.record import encode, encode_many
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
 from rucola.store.config import (
@@ -243,13 +243,13 @@ class MessageStore:
         physical_offset = commit_log.end
         try:
             check_queue_name(topic, queue_id)
-            records, sizes = encode_batch(batch, queue_offset, physical_offset, now_ms, host)
+            records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
             size = len(records)
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                 return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
             if (place := commit_log.make_room(size)) != physical_offset:
                 physical_offset = place
-                records, sizes = encode_batch(batch, queue_offset, physical_offset, now_ms, host)
+                records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
             commit_log.append(records)
         except InvalidMessage as error:
             return PutBatchResult(self._illegal(topic, queue_id, batch.properties, error))
@@ -262,14 +262,14 @@ class MessageStore:
             repeat(batch.sys_flag), repeat(batch.born_timestamp), repeat(batch.born_host),
             repeat(batch.reconsume_times), repeat(0), batch.tags_codes, batch.unique_keys, batch.keys,
         )  # fmt: skip
-        self._pending += zip(messages, range(queue_offset, queue_offset + count), physical_offsets, sizes, repeat(now_ms))
+        self._pending += zip(
+            messages, range(queue_offset, queue_offset + count), physical_offsets, sizes, repeat(now_ms)
+        )
         self._put_timestamp = now_ms
         self._next_offsets[name] = queue_offset + count
         return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
 
-    def _illegal(
-        self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage
-    ) -> PutMessageStatus:
+    def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:
         log.debug("a message for %s-%d was refused: %s", topic, queue_id, error)
         if max(map(len, strings)) > MAX_PROPERTIES_SIZE:
             return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
