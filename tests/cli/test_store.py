@@ -206,4 +206,12 @@ def test_damage_that_stops_a_command_says_what_to_run(store: Path) -> None:
 def test_help_tells_exit_codes_and_examples() -> None:
     assert "Exit codes:" in run("--help").stdout
     for command in ("check", "stat", "dump", "grep", "rebuild", "repair"):
-        assert f"rucola store {command} data" in run(command, "--help").stdout
+        told = run(command, "--help").stdout
+        assert f"rucola store {command} data" in told
+        assert "--json" in told
+
+
+def test_dump_and_grep_print_json_whether_they_are_told_or_not(store: Path) -> None:
+    for arguments in (("dump", store), ("grep", store, "-t", "GA")):
+        result = run(*arguments, "--json")
+        assert (result.exit_code, result.stdout) == (0, run(*arguments).stdout)
