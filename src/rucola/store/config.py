@@ -72,12 +72,16 @@ class StoreConfig:
     def transfer_limits(self, distance: int) -> tuple[int, int]:
         """How many messages and bytes are read at once from `distance` bytes before the end of the log.
 
-        Fewer where that lies more than accessMessageInMemoryMaxRatio per cent of the memory behind, since it must come
-        from the disk and everyone waits for it.
+        Fewer where it must come from the disk, since everyone waits for it.
         """
-        if distance > _memory_size() * self.access_message_in_memory_max_ratio // 100:
+        if self.is_on_disk(distance):
             return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk
         return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory
+
+    def is_on_disk(self, distance: int) -> bool:
+        """Whether what lies `distance` bytes before the end of the log counts as no longer in memory: more than
+        accessMessageInMemoryMaxRatio per cent of that behind."""
+        return distance > _memory_size() * self.access_message_in_memory_max_ratio // 100
 
 
 @cache
