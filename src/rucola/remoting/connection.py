@@ -265,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         try:
             answer = processor(self, command)
-            if answer.__class__ is bytes and not command.flag & FLAG_ONEWAY:
+            if answer.__class__ is bytes and not command.flag:
                 return answer  # as `_encoded` would, for the most frequent answers without a call
             if answer is None or isinstance(answer, (bytes, RemotingCommand)):
                 return self._encoded(command, answer)

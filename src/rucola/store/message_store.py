@@ -72,10 +72,13 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive` is called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
+    `on_pending` is called by a put before which nothing was pending, so that somebody winds `reput`. `on_arrive` is
+    called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
     """
 
-    def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
+    def __init__(
+        self, config: StoreConfig, on_arrive: Arrive | None = None, on_pending: Callable[[], None] | None = None
+    ) -> None:
         self.config = config
         self.refuses_writes: str | None = "the store is not open"
         """Why puts are turned away; None while they are taken."""
@@ -85,6 +88,7 @@ class MessageStore:
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         self._on_arrive = on_arrive
+        self._on_pending = on_pending
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._damaged: set[ConsumeQueue] = set()
@@ -218,6 +222,8 @@ class MessageStore:
         self._put_timestamp = now_ms
         if takes_place:
             self._next_offsets[name] = queue_offset + 1
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
         self._pending.append((message, queue_offset, physical_offset, size, now_ms))
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
@@ -248,6 +254,8 @@ class MessageStore:
             return [self._illegal(messages[0], error)] * len(messages)
         except OSError as error:
             return [self._no_room(error)] * len(messages)
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
         results = []
         for message, record in zip(messages, records, strict=True):
             size = len(record)

@@ -76,7 +76,7 @@ _REFUSED_BY_STORE = {
 
 
 class SendProcessor:
-    """Puts messages into the store. `on_put` is called after each request that stored something."""
+    """Puts messages into the store."""
 
     def __init__(
         self,
@@ -91,7 +91,6 @@ class SendProcessor:
         delay_level_count: int,
         transactions: Transactions,
         clock: Callable[[], int],
-        on_put: Callable[[], None],
     ) -> None:
         self._config = config
         self._store_config = store_config
@@ -104,7 +103,6 @@ class SendProcessor:
         self._writing = writing
         self._flush = flush
         self._clock = clock
-        self._on_put = on_put
         self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = config.store_host
         self._host_digits = host_digits(config.store_host)
@@ -253,7 +251,6 @@ class SendProcessor:
         )
         if result.status is not PUT_OK:
             return self._not_stored(command, result)
-        self._on_put()
         msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
         if self._waits_for_disk and pairs.get(properties.WAIT) != "false":
@@ -312,7 +309,6 @@ class SendProcessor:
         result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
             return self._not_stored(command, result)
-        self._on_put()
         msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
         if self._waits_for_disk and wait != "false":
@@ -351,7 +347,6 @@ class SendProcessor:
         last = results[-1]
         if last.status is not PUT_OK:
             return self._not_stored(command, last)
-        self._on_put()
         ids = offset_msg_ids(self._store_host, [result.physical_offset for result in results])
         answer = self._answer(command, queue_id, ids.encode(), results[0].queue_offset)
         if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
