@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from struct import Struct
+from sys import intern
 from typing import Final
 
 from msgspec import json
@@ -226,7 +227,7 @@ class SendProcessor:
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
         edited = self._edited(header.properties)
-        topic = header.topic
+        topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
         if edited is None or topic[0] == _SYSTEM_PREFIX:
             return self._put_unusual(command, header, queue_id, born_host)
         pairs, stored_properties = edited
