@@ -88,10 +88,11 @@ class CommitLog:
         """Write records for which `make_room` has just made a place, at `end`."""
         file = self._file
         assert file is not None
-        position = self.end - file.begin
+        begin = file.begin
+        position = self.end - begin
         end = position + len(data)
         file.map[position:end] = data
-        self.end += len(data)
+        self.end = begin + end
 
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""

@@ -151,8 +151,7 @@ class SendProcessor:
         queue_id = header.queue_id
         if (
             queue_id >= topic.write_queue_nums
-            or not topic.perm & PERM_WRITE
-            or not self._config.broker_permission & PERM_WRITE
+            or not topic.perm & self._config.broker_permission & PERM_WRITE
             or header.topic in topics.NOT_ALLOWED_SEND_TOPICS
         ):
             refusal = self._refuse(connection, command, header, topic)
