@@ -64,7 +64,9 @@ def test_offset_msg_id() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:10911", "[::1]:10911"])
 def test_offset_msg_ids_of_several_records(host: str) -> None:
     store_host, offsets = encode_host(host), [0, 0x2A3FC, 2**63 - 1]
-    assert ids.offset_msg_ids(store_host, offsets) == ",".join(ids.offset_msg_id(store_host, at) for at in offsets)
+    each = [ids.offset_msg_id(store_host, at) for at in offsets]
+    assert ids.offset_msg_ids(store_host, offsets) == ",".join(each)
+    assert [ids.host_digits(store_host) + ids.OFFSET_DIGITS % at for at in offsets] == [one.encode() for one in each]
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,28 @@ def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None
     assert sum(sizes) == store.max_physical_offset
 
 
+def test_the_first_put_after_each_dispatch_is_told(open_store: OpenStore) -> None:
+    told: list[int] = []
+    store = open_store(on_pending=lambda: told.append(store.max_physical_offset))
+    store.put(inner(topic=""), 1)  # refused
+    assert told == []
+    ends = []
+    for put in (
+        lambda: store.put(inner(), 1),
+        lambda: store.put_batch(batch(inner(), inner()), 1),
+        lambda: store.put(inner(sys_flag=sysflag.TRANSACTION_PREPARED), 1),
+    ):
+        put()
+        ends.append(store.max_physical_offset)
+        store.put(inner(), 1)
+        store.put_batch(batch(inner(), inner()), 1)
+        assert told == ends
+        assert store.reput(2) == 2
+        store.put(inner(), 1)  # while some are pending still
+        assert told == ends
+        store.reput()
+
+
 messages = st.lists(
     st.tuples(
         st.sampled_from(["A", "Bb", "Ünder"]),

@@ -150,7 +150,7 @@ class Broker:
                     else:
                         delay_alarm.ring_at(min(tags_codes))
 
-        store = MessageStore(self.store_config, arrived)
+        store = MessageStore(self.store_config, arrived, lambda: reput.on_pending())
         await asyncio.to_thread(store.open, clock())
         running.push_async_callback(asyncio.to_thread, store.close)
         flush = Flush(store)
@@ -191,11 +191,11 @@ class Broker:
         reput = Reput(store, hold)
         running.callback(reput.stop)
         delays_ms = parse_delay_levels(self.store_config.message_delay_level)
-        delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json", reput.on_put)
+        delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json")
         delayed.load()
         delay_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
 
-        timed = TimedDelivery(store, directory / "timer.json", reput.on_put)
+        timed = TimedDelivery(store, directory / "timer.json")
         timed.load()
         timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
 
@@ -224,7 +224,6 @@ class Broker:
             offsets,
             config.store_host,
             len(delays_ms),
-            reput.on_put,
             timeout_ms=config.transaction_time_out,
             check_max=config.transaction_check_max,
         )
@@ -245,11 +244,10 @@ class Broker:
             len(delays_ms),
             transactions,
             clock,
-            reput.on_put,
         )
         processors |= send.table()
-        processors |= ReplyProcessor(state, send, reput.on_put).table()
-        processors |= SendBackProcessor(state, len(delays_ms), reput.on_put).table()
+        processors |= ReplyProcessor(state, send).table()
+        processors |= SendBackProcessor(state, len(delays_ms)).table()
         processors |= TransactionProcessor(transactions, clock).table()
         processors |= PullProcessor(state, hold).table()
         processors |= QueryProcessor(config, store).table()

@@ -64,7 +64,7 @@ class Reput:
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
 
-    def on_put(self) -> None:
+    def on_pending(self) -> None:
         if self._held:
             if self._next is None:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
@@ -80,9 +80,11 @@ class Reput:
 
     def _dispatch(self) -> None:
         self.stop()
-        self._store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
-        if self._store.has_pending:
-            self._next = asyncio.get_running_loop().call_soon(self._dispatch)
+        try:
+            self._store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
+        finally:  # nobody is told of what stays pending
+            if self._store.has_pending:
+                self._next = asyncio.get_running_loop().call_soon(self._dispatch)
 
 
 class Alarm:

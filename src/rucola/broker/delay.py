@@ -24,7 +24,7 @@ that cannot be delivered at all (damaged, or no longer fit for a record) is logg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rucola.broker.due import BATCH, RETRY_AFTER_MS, deliver
@@ -57,13 +57,12 @@ def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int)
 
 
 class DelayedDelivery:
-    """Delivers what is due. `on_put` is called after each turn that put something."""
+    """Delivers what is due."""
 
-    def __init__(self, store: MessageStore, delays_ms: Sequence[int], path: Path, on_put: Callable[[], None]) -> None:
+    def __init__(self, store: MessageStore, delays_ms: Sequence[int], path: Path) -> None:
         self._store = store
         self._delays_ms = delays_ms
         self._path = path
-        self._on_put = on_put
         self._offsets: dict[int, int] = {}
         self._looked_up_until_ms = 0
 
@@ -91,10 +90,7 @@ class DelayedDelivery:
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver what is due and return when to come back, milliseconds; None when nothing waits."""
-        before = sum(self._offsets.values())
         due = [self._deliver_level(level, now_ms) for level in self._offsets]
-        if sum(self._offsets.values()) != before:
-            self._on_put()
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def _deliver_level(self, level: int, now_ms: int) -> int | None:

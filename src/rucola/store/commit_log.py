@@ -92,13 +92,15 @@ class CommitLog:
         file = self._file
         assert file is not None
         size = len(data)
-        position = self.end - file.begin
+        begin = file.begin
+        position = self.end - begin
+        end = position + size
         if size < _WRITE_FROM:
-            file.map[position : position + size] = data
+            file.map[position:end] = data
             self._touched += size
         else:
             file.write(position, data)
-        self.end += size
+        self.end = begin + end
 
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""

@@ -74,10 +74,13 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive` is called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
+    `on_pending` is called by a put before which nothing was pending, so that somebody winds `reput`. `on_arrive` is
+    called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
     """
 
-    def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
+    def __init__(
+        self, config: StoreConfig, on_arrive: Arrive | None = None, on_pending: Callable[[], None] | None = None
+    ) -> None:
         self.config = config
         self.refuses_writes: str | None = "the store is not open"
         """Why puts are turned away; None while they are taken."""
@@ -87,6 +90,7 @@ class MessageStore:
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         self._on_arrive = on_arrive
+        self._on_pending = on_pending
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._damaged: set[ConsumeQueue] = set()
@@ -220,6 +224,8 @@ class MessageStore:
         self._put_timestamp = now_ms
         if takes_place:
             self._next_offsets[name] = queue_offset + 1
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
         self._pending.append((message, queue_offset, physical_offset, size, now_ms))
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
@@ -256,12 +262,14 @@ class MessageStore:
         except OSError as error:
             return PutBatchResult(self._no_room(error))
         physical_offsets = list(accumulate(sizes[:-1], initial=physical_offset))
-        # Without the bodies, which nobody needs any more and which are views into what the socket gave.
+        # Without the bodies, which nobody needs any more and which would keep much memory.
         messages = map(
             MessageInner, repeat(topic), repeat(queue_id), repeat(b"", count), batch.properties, batch.flags,
             repeat(batch.sys_flag), repeat(batch.born_timestamp), repeat(batch.born_host),
             repeat(batch.reconsume_times), repeat(0), batch.tags_codes, batch.unique_keys, batch.keys,
         )  # fmt: skip
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
         self._pending += zip(
             messages, range(queue_offset, queue_offset + count), physical_offsets, sizes, repeat(now_ms)
         )

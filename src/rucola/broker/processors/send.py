@@ -7,8 +7,8 @@ permissions and the sizes; turn the property string into the stored one (without
 answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits until the record is on disk, unless
 the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, never SUCCESS.
 
-This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted as
-text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
+This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted
+straight into its bytes. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
 its own waits (see `broker.delay` and `broker.timer`), half of a transaction is kept where nobody sees it (see
 `broker.transactions`), and one for `%RETRY%group` that was tried too often goes to `%DLQ%group`.
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from struct import Struct
+from sys import intern
 from typing import Final
 
 from msgspec import json
@@ -42,7 +43,7 @@ from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag,
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
-from rucola.message.ids import offset_msg_id, offset_msg_ids
+from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
@@ -54,7 +55,6 @@ from rucola.store.message_store import MessageStore
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX: Final = Struct(">II")
-_ANSWER_TAIL: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
 _UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
@@ -86,7 +86,7 @@ _REFUSED_BY_STORE = {
 
 
 class SendProcessor:
-    """Puts messages into the store. `on_put` is called after each request that stored something."""
+    """Puts messages into the store."""
 
     def __init__(
         self,
@@ -101,7 +101,6 @@ class SendProcessor:
         delay_level_count: int,
         transactions: Transactions,
         clock: Callable[[], int],
-        on_put: Callable[[], None],
     ) -> None:
         self._config = config
         self._store_config = store_config
@@ -114,13 +113,16 @@ class SendProcessor:
         self._writing = writing
         self._flush = flush
         self._clock = clock
-        self._on_put = on_put
         self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = config.store_host
+        self._host_digits = host_digits(config.store_host)
         self._cluster = f"{properties.CLUSTER}\x01{config.broker_cluster_name}"
         self._region = config.region_fields
-        region = json.encode(self._region).decode()
-        self._answer_head = f'{{"code":0,"extFields":{region[:-1]},"msgId":"'
+        region = json.encode(self._region).replace(b"%", b"%%")
+        self._answer_form = (
+            b'{"code":0,"extFields":' + region[:-1] + b',"msgId":"%b","queueId":"%d","queueOffset":"%d"},"flag":1,'
+            b'"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % VERSION
+        )
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -158,8 +160,7 @@ class SendProcessor:
         queue_id = header.queue_id
         if (
             queue_id >= topic.write_queue_nums
-            or not topic.perm & PERM_WRITE
-            or not self._config.broker_permission & PERM_WRITE
+            or not topic.perm & self._config.broker_permission & PERM_WRITE
             or header.topic in topics.NOT_ALLOWED_SEND_TOPICS
         ):
             refusal = self._refuse(connection, command, header, topic)
@@ -234,7 +235,7 @@ class SendProcessor:
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
         edited = self._edited(header.properties)
-        topic = header.topic
+        topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
         if edited is None or topic[0] == _SYSTEM_PREFIX:
             return self._put_unusual(command, header, queue_id, born_host)
         pairs, stored_properties = edited
@@ -259,10 +260,8 @@ class SendProcessor:
         )
         if result.status is not PUT_OK:
             return self._not_stored(command, result.status)
-        self._on_put()
-        answer = self._answer(
-            command, queue_id, offset_msg_id(self._store_host, result.physical_offset), result.queue_offset
-        )
+        msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
+        answer = self._answer(command, queue_id, msg_id, result.queue_offset)
         if self._waits_for_disk and pairs.get(properties.WAIT) != "false":
             return self._once_flushed(command, answer, result.physical_offset + result.size)
         return answer
@@ -319,8 +318,7 @@ class SendProcessor:
         result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
             return self._not_stored(command, result.status)
-        self._on_put()
-        msg_id = offset_msg_id(self._store_host, result.physical_offset)
+        msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
         if self._waits_for_disk and wait != "false":
             return self._once_flushed(command, answer, result.physical_offset + result.size)
@@ -336,7 +334,7 @@ class SendProcessor:
         stored_properties, tags, unique_keys, keys = self._edited_alike(strings) or self._edited_each(strings)
         result = self._store.put_batch(
             MessageInnerBatch(
-                header.topic,
+                intern(header.topic),
                 queue_id,
                 bodies,
                 stored_properties,
@@ -353,9 +351,8 @@ class SendProcessor:
         )
         if result.status is not PUT_OK:
             return self._not_stored(command, result.status)
-        self._on_put()
         ids = offset_msg_ids(self._store_host, result.physical_offsets)
-        answer = self._answer(command, queue_id, ids, result.queue_offset)
+        answer = self._answer(command, queue_id, ids.encode(), result.queue_offset)
         if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
             return self._once_flushed(command, answer, result.physical_offsets[0] + result.size)
         return answer
@@ -422,15 +419,15 @@ class SendProcessor:
         stored[properties.CLUSTER] = self._config.broker_cluster_name
         return pairs, properties.join(stored)
 
-    def _answer(self, command: RemotingCommand, queue_id: int, msg_id: str, queue_offset: int) -> Answer:
+    def _answer(self, command: RemotingCommand, queue_id: int, msg_id: bytes, queue_offset: int) -> Answer:
         if command.serialize_type is JSON:
-            header = (
-                f'{self._answer_head}{msg_id}","queueId":"{queue_id}","queueOffset":"{queue_offset}"}},"flag":1,'
-                f'"language":"PYTHON","opaque":{command.opaque}{_ANSWER_TAIL}'
-            ).encode()
-            return _PREFIX.pack(4 + len(header), len(header)) + header
+            header = self._answer_form % (msg_id, queue_id, queue_offset, command.opaque)
+            size = len(header)
+            return _PREFIX.pack(4 + size, size) + header
         answer = command.response(ResponseCode.SUCCESS)
-        answer.ext_fields.update(self._region, msgId=msg_id, queueId=str(queue_id), queueOffset=str(queue_offset))
+        answer.ext_fields.update(
+            self._region, msgId=msg_id.decode(), queueId=str(queue_id), queueOffset=str(queue_offset)
+        )
         return answer
 
     async def _once_flushed(self, command: RemotingCommand, answer: Answer, end: int) -> Answer:

@@ -41,21 +41,20 @@ class TopicConfigTable:
         self._on_change = on_change
         self.data_version = DataVersion()
         self._table: dict[str, TopicConfig] = {}
+        self.get: Callable[[str], TopicConfig | None] = self._table.get
+        """The topic of that name, or None."""
 
     def load(self, now_ms: int) -> None:
         """Read what was written, then add the system's own topics. StoreCorrupt where the file cannot be read."""
         value = self._file.read()
         if value:
             stored = to_body(TopicConfigSerializeWrapper, value)
-            self._table = stored.topic_config_table
+            self._table.update(stored.topic_config_table)
             self.data_version = stored.data_version
         for topic in self._system_topics():
             self._table.setdefault(topic.topic_name, topic)
         if not value:
             self.data_version = DataVersion(timestamp=now_ms)
-
-    def get(self, topic: str) -> TopicConfig | None:
-        return self._table.get(topic)
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(self._table.values())
