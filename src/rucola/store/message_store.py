@@ -72,7 +72,7 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive` is called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
+    `on_arrive` is called by `reput` and told of every topic that got messages; see `dispatch.Arrive`. It may read.
     """
 
     def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
