@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,10 +59,10 @@ class Scene:
         self.timed = TimedDelivery(self.store, path / "config" / "timer.json", **sizes)
         self.timed.load()
 
-    def _arrived(self, queues: list[Arrived]) -> None:
-        for topic, _, end, tags_codes, _ in queues:
-            if topic == TIMER_TOPIC:
-                self.timed.arrived(end, tags_codes)
+    def _arrived(self, topics: Mapping[str, Arrived]) -> None:
+        if TIMER_TOPIC in topics:
+            queues, tags_codes, _ = topics[TIMER_TOPIC]
+            self.timed.arrived(queues[0].max_offset, tags_codes)
 
     def send(self, now_ms: int, due_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
         """Put a message for a time, as the broker does."""

@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
@@ -179,24 +180,24 @@ def test_delayed_messages_keep_when_they_are_due(open_store: OpenStore, tmp_path
 
 
 def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None:
-    arrived: list[tuple[str, int, int, list[int]]] = []
+    arrived: list[tuple[str, dict[int, int], list[int]]] = []
     sizes: list[int] = []
 
-    def arrive(queues: list[Arrived]) -> None:
-        for topic, queue_id, end, tags_codes, size in queues:
-            arrived.append((topic, queue_id, end, tags_codes))
-            sizes.append(size)
+    def arrive(topics: Mapping[str, Arrived]) -> None:
+        for topic, (queues, tags_codes, sizes_of_topic) in topics.items():
+            arrived.append((topic, {queue.queue_id: queue.max_offset for queue in queues}, tags_codes))
+            sizes.extend(sizes_of_topic)
 
     store = open_store(on_arrive=arrive)
     for k in range(3):
         store.put(inner(queue_id=k % 2, tags="A" if k else None), 1)
     assert arrived == []
     assert store.max_offset("T", 0) == 2
-    assert arrived == [("T", 0, 2, [0, 65]), ("T", 1, 1, [65])]
+    assert arrived == [("T", {0: 2, 1: 1}, [0, 65, 65])]
     assert store.reput() == 0
     store.put(inner(topic="U"), 1)
     assert store.reput() == 1
-    assert arrived[2:] == [("U", 0, 1, [0])]
+    assert arrived[1:] == [("U", {0: 1}, [0])]
     assert sum(sizes) == store.max_physical_offset
 
 

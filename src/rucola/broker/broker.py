@@ -14,7 +14,7 @@ import fcntl
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +55,7 @@ from rucola.broker.transaction_check import TransactionCheck
 from rucola.broker.transactions import Transactions
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
-from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
@@ -138,17 +138,17 @@ class Broker:
         config.listen_port = server.port
         self.store_config.store_host = config.store_host
 
-        def arrived(queues: list[Arrived]) -> None:
-            stats.put(queues)
-            for topic, queue_id, end, tags_codes, _ in queues:
+        def arrived(topics: Mapping[str, Arrived]) -> None:
+            stats.put(topics)
+            for topic, (queues, tags_codes, _) in topics.items():
                 if hold.held:
-                    hold.arrived(topic, queue_id, end)
-                if topic in DUE_TIME_TOPICS:
-                    if topic == TIMER_TOPIC:
-                        timed.arrived(end, tags_codes)
-                        timer_alarm.ring_at(min(tags_codes))
-                    else:
-                        delay_alarm.ring_at(min(tags_codes))
+                    for queue in queues:
+                        hold.arrived(topic, queue.queue_id, queue.max_offset)
+                if topic == TIMER_TOPIC:
+                    timed.arrived(queues[0].max_offset, tags_codes)
+                    timer_alarm.ring_at(min(tags_codes))
+                elif topic == SCHEDULE_TOPIC:
+                    delay_alarm.ring_at(min(tags_codes))
 
         store = MessageStore(self.store_config, arrived, lambda: reput.on_pending())
         await asyncio.to_thread(store.open, clock())

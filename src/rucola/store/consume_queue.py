@@ -44,7 +44,9 @@ UNIT_SIZE: Final = UNIT.itemsize
 FILLER_SIZE: Final = 0x7FFFFFFF
 
 _UNIT: Final = struct.Struct(">qiq")
+_pack_into: Final = _UNIT.pack_into
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
+_NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
 _TAIL_COUNT: Final = 16
 _OPENED_AT_A_TIME: Final = 8
@@ -80,7 +82,7 @@ class ConsumeQueue:
         self._per_file = files.file_size // UNIT_SIZE
         self._aside: dict[int, MappedFile] | None = None
         self._last: MappedFile | None = None
-        self._map: mmap.mmap | None = None
+        self._map = _NO_MAP
         self._map_begin = self._room_end = 0
         """Of the file that is written: its bytes, its first queue offset, and the one behind what it has blocks for."""
         self._grow_at_the_end()
@@ -279,8 +281,7 @@ class ConsumeQueue:
     def append_one(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Write one unit; otherwise as `append`. What most units need is here, and nothing else."""
         if queue_offset == self.max_offset and queue_offset < self._room_end:
-            assert self._map is not None
-            _UNIT.pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
+            _pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
             self.max_offset = queue_offset + 1
         else:
             self.append(queue_offset, _UNIT.pack(physical_offset, size, tags_code))

@@ -75,7 +75,7 @@ class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
     `on_pending` is called by a put before which nothing was pending, so that somebody winds `reput`. `on_arrive` is
-    called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
+    called by `reput` and told of every topic that got messages; see `dispatch.Arrive`. It may read.
     """
 
     def __init__(
