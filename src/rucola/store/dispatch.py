@@ -246,8 +246,8 @@ class Dispatcher:
 
 def places_of(batch: Sequence[Pending], counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return physical offsets and store times of messages, each as many times as `counts` says."""
-    _, _, _, physical_offsets, _, store_timestamps, *_ = zip(*batch, strict=True)
-    return np.array(physical_offsets, np.int64).repeat(counts), np.array(store_timestamps, np.int64).repeat(counts)
+    physical_offsets, store_timestamps = (np.array([item[at] for item in batch], np.int64) for at in (3, 5))
+    return physical_offsets.repeat(counts), store_timestamps.repeat(counts)
 
 
 def _number(text: str) -> int:
