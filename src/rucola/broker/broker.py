@@ -175,7 +175,7 @@ class Broker:
         registration = Registration(config, topics, client)
         topics.load(clock())
         groups.load()
-        offsets.load()
+        offsets.load(store.max_offset)
         filters.load(clock())
 
         async def persist_offsets() -> None:
