@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rucola import settings
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
-from rucola.namesrv.routes import BROKER_EXPIRY_MS
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -232,16 +232,27 @@ def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
         broker = RemotingClient()
         connection = await broker.connect(t.address)
         await connection.request(RemotingCommand.request(RequestCode.REGISTER_BROKER, *registration("T")), 3000)
-        now_ms = BROKER_EXPIRY_MS
+        now_ms = 120_000
         t.namesrv.drop_silent_brokers()
         assert (await t.route("T")).code == ResponseCode.SUCCESS
-        now_ms = BROKER_EXPIRY_MS + 1
+        now_ms = 120_001
         t.namesrv.drop_silent_brokers()
         await connection.closed.wait()
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
         await broker.close()
 
     talk(scenario, clock_ms=lambda: now_ms)
+
+
+def test_a_connection_that_nobody_uses_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(t: Talk) -> None:
+        silent = await t.client.connect(t.address)
+        await silent.closed.wait()
+        assert any("closing the connection, idle for 1 s" in message for message in caplog.messages)
+
+    talk(scenario, NamesrvConfig(server_channel_max_idle_time_seconds=1))
 
 
 # What clients and administrators ask.
@@ -325,6 +336,18 @@ def test_an_unknown_code_and_a_missing_field_are_answered() -> None:
 
 
 # Configuration.
+
+
+def test_the_defaults_are_apaches(golden: Path) -> None:
+    """But for the files, which Apache's name server keeps in a home directory."""
+    ours = settings.to_properties(NamesrvConfig())
+    asked = [exchange for exchange in exchanges(golden) if exchange.code == RequestCode.GET_NAMESRV_CONFIG]
+    assert asked
+    for exchange in asked:
+        assert exchange.answer is not None
+        theirs = settings.parse(decode(exchange.answer).body.decode()) | {"listenPort": "9876"}
+        differing = {name for name in ours if name in theirs and ours[name] != theirs[name]}
+        assert differing == {"kvConfigPath", "configStorePath"}
 
 
 def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
-from rucola.store.dispatch import Arrived, Dispatcher, Queues
+from rucola.store.dispatch import Arrived, Dispatcher, Pending, Queues
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from stores import OpenStore, config, crashed_copy, inner
 
@@ -243,7 +243,7 @@ def test_who_is_told_of_messages_hears_the_same_whether_they_are_spread_or_not(o
 def test_a_queue_that_was_deleted_and_made_anew_gets_its_units(tmp_path: Path) -> None:
     queues = Queues(tmp_path, PER_FILE * UNIT_SIZE)
     dispatcher = Dispatcher(queues, None, ())
-    pending = [(inner(queue_id=queue_id), 0, 100 * queue_id, 100, 1) for queue_id in range(8)]
+    pending: list[Pending] = [("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
     for batch in (pending, pending[:1]):
         dispatcher.add_units(batch)
         for (_, queue_id), queue in list(queues.items()):

@@ -175,7 +175,7 @@ class Broker:
         registration = Registration(config, topics, client)
         topics.load(clock())
         groups.load()
-        offsets.load()
+        offsets.load(store.max_offset)
         filters.load(clock())
 
         async def persist_offsets() -> None:
@@ -275,11 +275,9 @@ class Broker:
         clockwork.every(10_000, "persist consumer filters", persist_filters)
         clockwork.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: stats.sample(clock()))
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
-        clockwork.every(
-            10_000,
-            "close idle connections",
-            lambda: server.close_idle(config.server_channel_max_idle_time_seconds * 1000),
-        )
+        if config.server_channel_max_idle_time_seconds > 0:
+            idle_ms = config.server_channel_max_idle_time_seconds * 1000
+            clockwork.every(min(10_000, idle_ms // 2), "close idle connections", lambda: server.close_idle(idle_ms))
         clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(PERSIST_INTERVAL_MS, "persist deliveries", persist_deliveries)

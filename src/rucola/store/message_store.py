@@ -192,21 +192,21 @@ class MessageStore:
     def put(self, message: MessageInner, now_ms: int) -> PutResult:
         """Append one message, stored at `now_ms`, to its queue.
 
-        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). The message is held until the
-        next `reput`; do not change it. The store never raises for what a message holds; it answers a status.
+        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). The store never raises for
+        what a message holds; it answers a status.
         """
         if self.refuses_writes is not None:
             return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         if len(message.body) > self.config.max_message_size:
             return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log = self._log
-        name = (message.topic, message.queue_id)
+        topic, queue_id = name = (message.topic, message.queue_id)
         takes_place = not message.sys_flag & sysflag.TRANSACTION_PREPARED
         queue_offset = self._next_offsets.get(name, 0) if takes_place else 0
         physical_offset = commit_log.end
         try:
             if not queue_offset:
-                check_queue_name(*name)
+                check_queue_name(topic, queue_id)
             record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
             size = len(record)
             if physical_offset + size > commit_log.safe_end:
@@ -218,7 +218,7 @@ class MessageStore:
                     record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
             commit_log.append(record)
         except InvalidMessage as error:
-            return PutResult(self._illegal(*name, [message.properties], error))
+            return PutResult(self._illegal(topic, queue_id, [message.properties], error))
         except OSError as error:
             return PutResult(self._no_room(error))
         self._put_timestamp = now_ms
@@ -226,7 +226,12 @@ class MessageStore:
             self._next_offsets[name] = queue_offset + 1
         if not self._pending and self._on_pending is not None:
             self._on_pending()
-        self._pending.append((message, queue_offset, physical_offset, size, now_ms))
+        self._pending.append(
+            (
+                topic, queue_id, queue_offset, physical_offset, size, now_ms,
+                message.sys_flag, message.tags_code, message.unique_key, message.keys, message.properties,
+            )
+        )  # fmt: skip
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
@@ -262,17 +267,12 @@ class MessageStore:
         except OSError as error:
             return PutBatchResult(self._no_room(error))
         physical_offsets = list(accumulate(sizes[:-1], initial=physical_offset))
-        # Without the bodies, which nobody needs any more and which would keep much memory.
-        messages = map(
-            MessageInner, repeat(topic), repeat(queue_id), repeat(b"", count), batch.properties, batch.flags,
-            repeat(batch.sys_flag), repeat(batch.born_timestamp), repeat(batch.born_host),
-            repeat(batch.reconsume_times), repeat(0), batch.tags_codes, batch.unique_keys, batch.keys,
-        )  # fmt: skip
         if not self._pending and self._on_pending is not None:
             self._on_pending()
         self._pending += zip(
-            messages, range(queue_offset, queue_offset + count), physical_offsets, sizes, repeat(now_ms)
-        )
+            repeat(topic), repeat(queue_id), range(queue_offset, queue_offset + count), physical_offsets, sizes,
+            repeat(now_ms), repeat(batch.sys_flag), batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
+        )  # fmt: skip
         self._put_timestamp = now_ms
         self._next_offsets[name] = queue_offset + count
         return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
@@ -313,7 +313,7 @@ class MessageStore:
             self._pending = rest + self._pending
         with self._dirty_lock:
             self._dirty.update(touched)
-            self._dispatched_timestamp = pending[-1][4]
+            self._dispatched_timestamp = pending[-1][5]
         return len(pending)
 
     @property

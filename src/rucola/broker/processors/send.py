@@ -21,7 +21,7 @@ to its dead letter topic by way of `%RETRY%group` goes there at once, where Apac
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from struct import Struct
 from sys import intern
 from typing import Final
@@ -30,13 +30,14 @@ from msgspec import json
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import postpone
+from rucola.broker.editing import Editing
 from rucola.broker.flush import Flush
 from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.broker.tables.writing import TableWriting
-from rucola.broker.timer import TIMERS, waiting_place
+from rucola.broker.timer import waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
@@ -55,18 +56,6 @@ from rucola.store.message_store import MessageStore
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX: Final = Struct(">II")
-
-_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
-"""Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
-
-_DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
-"""Properties that lead to a message."""
-
-_Edited = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
-
-_WAIT: Final = f"\x02{properties.WAIT}\x01".encode()
-_WAIT_TRUE: Final = _WAIT + b"true\x02"
-_BETWEEN: Final = b"\x00\x02"
 
 _SYSTEM_PREFIX: Final = "%"
 """How the names of retry and dead letter topics begin."""
@@ -116,7 +105,7 @@ class SendProcessor:
         self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = config.store_host
         self._host_digits = host_digits(config.store_host)
-        self._cluster = f"{properties.CLUSTER}\x01{config.broker_cluster_name}"
+        self._editing = Editing(config.broker_cluster_name)
         self._region = config.region_fields
         region = json.encode(self._region).replace(b"%", b"%%")
         self._answer_form = (
@@ -234,7 +223,7 @@ class SendProcessor:
             raise InvalidMessage(
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
-        edited = self._edited(header.properties)
+        edited = self._editing.of_one(header.properties)
         topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
         if edited is None or topic[0] == _SYSTEM_PREFIX:
             return self._put_unusual(command, header, queue_id, born_host)
@@ -331,7 +320,7 @@ class SendProcessor:
         limit = self._store_config.max_message_size
         if len(command.body) > limit and (largest := max(map(len, bodies))) > limit:
             raise InvalidMessage(f"a body has {largest} bytes; {limit} are allowed (maxMessageSize)")
-        stored_properties, tags, unique_keys, keys = self._edited_alike(strings) or self._edited_each(strings)
+        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings)
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
@@ -356,68 +345,6 @@ class SendProcessor:
         if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
             return self._once_flushed(command, answer, result.physical_offsets[0] + result.size)
         return answer
-
-    def _edited(self, text: str) -> tuple[dict[str, str], bytes] | None:
-        """A property string as pairs, and as it shall lie on disk: no WAIT, with CLUSTER, no separator at the end.
-
-        None where the string is not well formed, or asks for more than to be stored.
-        """
-        pairs: dict[str, str] = {}
-        stored: list[str] = []
-        for segment in text.removesuffix("\x02").split("\x02"):
-            name, separator, value = segment.partition("\x01")
-            if not separator or name in _UNUSUAL or name in pairs:
-                return None
-            pairs[name] = value
-            if name != properties.WAIT:
-                stored.append(segment)
-        stored.append(self._cluster)
-        return pairs, "\x02".join(stored).encode()
-
-    def _edited_alike(self, strings: list[bytes]) -> _Edited | None:
-        """The same for the messages of a batch: all of them as they lie on disk, and their tags, unique keys and KEYS.
-
-        None unless all have the same properties in the same order, and none asks for more than to be stored.
-        """
-        if strings[0].endswith(b"\x02"):
-            strings = [string.removesuffix(b"\x02") for string in strings]
-        columns = properties.columns(strings)
-        if columns is None or not _UNUSUAL.isdisjoint(columns):
-            return None
-        # With a separator on both sides a property is found as a whole; what no string holds is between them.
-        end = f"\x02{self._cluster}".encode()
-        joined = b"\x02" + (end + _BETWEEN).join(strings) + end
-        joined = joined.replace(_WAIT_TRUE, b"\x02")
-        stored = joined[1:].split(_BETWEEN)
-        if len(stored) != len(strings) or _WAIT in joined:
-            return None
-        absent = [None] * len(strings)
-        tags, unique_keys, keys = (columns.get(name, absent) for name in _DISPATCHED)
-        return stored, tags, unique_keys, keys
-
-    def _edited_each(self, strings: list[bytes]) -> _Edited:
-        """The same for any batch, one message after the other."""
-        edited = [self._batched(str(string, "utf-8", "replace")) for string in strings]
-        tags, unique_keys, keys = ([pairs.get(name) for pairs, _ in edited] for name in _DISPATCHED)
-        return [stored for _, stored in edited], tags, unique_keys, keys
-
-    def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
-        """The same for a message of a batch, which can neither wait nor be half of a transaction."""
-        edited = self._edited(text)
-        if edited is not None:
-            return edited
-        pairs = properties.parse(text)
-        if pairs.get(properties.DELAY, "0") != "0":
-            raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
-        if pairs.get(properties.TRAN_MSG) == "true":
-            raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
-        if not pairs.keys().isdisjoint(TIMERS):
-            raise InvalidMessage(
-                f"a batch cannot be delivered at a time of its own ({', '.join(TIMERS)}); send the message alone"
-            )
-        stored = {name: value for name, value in pairs.items() if name != properties.WAIT}
-        stored[properties.CLUSTER] = self._config.broker_cluster_name
-        return pairs, properties.join(stored)
 
     def _answer(self, command: RemotingCommand, queue_id: int, msg_id: bytes, queue_offset: int) -> Answer:
         if command.serialize_type is JSON:
