@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,17 +89,20 @@ def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Pa
 def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -> None:
     async def run() -> None:
         failures: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
         told: list[int] = []
         dispatched = asyncio.Event()
 
-        def arrive(queues: list[Arrived]) -> None:
-            told.append(queues[-1][2])
+        def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            failures.append(context["exception"])
+            loop.call_soon(dispatched.set)  # behind the dispatch of what is left
+
+        def arrive(arrived: Mapping[str, Arrived]) -> None:
+            told.append(arrived["T"][0][-1].max_offset)
             if len(told) == 1:
                 raise ArithmeticError
-            dispatched.set()
 
         with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
+            asyncio.get_running_loop().set_exception_handler(failed)
             reput = Reput(store, PullRequestHold())
             for _ in range(MESSAGES_A_TURN + 1):
                 store.put(inner(), 1)
