@@ -107,7 +107,7 @@ def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -> None
             for _ in range(MESSAGES_A_TURN + 1):
                 store.put(inner(), 1)
             await dispatched.wait()
-        assert told == [MESSAGES_A_TURN, MESSAGES_A_TURN + 1]
+            assert told == [MESSAGES_A_TURN, MESSAGES_A_TURN + 1]
         assert list(map(type, failures)) == [ArithmeticError]
         assert check(tmp_path / "store") == []
 
