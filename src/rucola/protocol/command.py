@@ -79,7 +79,7 @@ JSON = SerializeType.JSON
 ROCKETMQ = SerializeType.ROCKETMQ
 
 
-class Header(msgspec.Struct, rename="camel", kw_only=True):
+class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """Base of every typed header: a struct whose fields are the `extFields`, camelCase on the wire.
 
     A field without a default must be there; None is not sent.
