@@ -71,7 +71,7 @@ def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Pa
                 dispatched.set()
 
         with MessageStore(config(tmp_path / "store")) as store:
-            reput = Reput(store, PullRequestHold())
+            reput = Reput(store, PullRequestHold(), lambda: None)
             for queue_id in range(50):
                 store.put(inner(queue_id=queue_id), 1)
                 reput.on_put()

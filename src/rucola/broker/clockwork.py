@@ -56,10 +56,12 @@ class Reput:
     The wait makes batches: dispatched a hundred at a time, a message costs a fifth of what it costs alone. Nobody can
     notice it, since every read of the store dispatches first what is pending; much longer, and a batch would keep the
     loop for a time that senders notice. What is much goes in several turns of the loop, others between them.
+    `on_dispatch` is called at each.
     """
 
-    def __init__(self, store: MessageStore, hold: PullRequestHold) -> None:
+    def __init__(self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None]) -> None:
         self._store = store
+        self._on_dispatch = on_dispatch
         self._held = hold.held
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
@@ -81,6 +83,7 @@ class Reput:
     def _dispatch(self) -> None:
         self.stop()
         self._store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
+        self._on_dispatch()
         if self._store.has_pending:
             self._next = asyncio.get_running_loop().call_soon(self._dispatch)
 

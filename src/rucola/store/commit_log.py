@@ -93,6 +93,53 @@ class CommitLog:
         file.map[position:end] = data
         self.end += len(data)
 
+    def copy(self, data: memoryview) -> None:
+        """Append bytes of another log that lie there where this one ends; they need be no whole records.
+
+        Raises OSError where the disk has no room, with what fitted appended.
+        """
+        taken = 0
+        while taken < len(data):
+            file = self._file
+            if file is None or self.end == file.end:
+                if file is not None:
+                    file.read_ahead()
+                following = self.files.find(self.end)
+                file = self._file = following or self.files.create_next(self.end, reads_ahead=False)
+                file.sync_name()
+            position = self.end - file.begin
+            size = min(len(data) - taken, file.size - position)
+            file.reserve(position + size, _RESERVE_WINDOW)
+            file.map[position : position + size] = data[taken : taken + size]
+            self.end += size
+            taken += size
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Let a log without a byte begin there, where a file begins. Raises OSError."""
+        self.files.cut(-1)
+        self._file = None
+        self.end = self.flushed_end = self._end_at_warm = physical_offset
+
+    def cut(self, physical_offset: int) -> None:
+        """Take everything back from a physical offset on. On disk when this returns; raises OSError."""
+        self.files.cut(physical_offset)
+        self._file = self.files.find(physical_offset)
+        self.end = self._end_at_warm = physical_offset
+        self.flushed_end = min(self.flushed_end, physical_offset)
+        self.safe_end = 0
+
+    def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+        """Return up to `max_size` bytes from there on, in place, and their file, which is held: release both.
+
+        They end with the file. None where the log has none.
+        """
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset >= self.end or not file.hold():
+            return None
+        position = physical_offset - file.begin
+        end = min(position + max_size, self.end - file.begin, file.size)
+        return file, memoryview(file.map)[position:end]
+
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""
         with self._making:

@@ -4,8 +4,8 @@ A batch comes under its own code, or under one of the others with `batch` set in
 
 The way of a message: check the topic (making it where a default topic may be inherited from), the queue, the
 permissions and the sizes; turn the property string into the stored one (without WAIT, with CLUSTER); put the record;
-answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits until the record is on disk, unless
-the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, never SUCCESS.
+answer with its offsetMsgId and queue offset. With SYNC_FLUSH or SYNC_MASTER the answer waits until the record is safe
+(see `broker.durability`), unless the message says WAIT=false; where it is not in time the answer is never SUCCESS.
 
 This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted as
 text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
@@ -29,7 +29,7 @@ from msgspec import json
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import postpone
-from rucola.broker.flush import Flush
+from rucola.broker.durability import Durability
 from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
@@ -44,11 +44,11 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import offset_msg_id, offset_msg_ids
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
+from rucola.protocol.command import JSON, VERSION, RemotingCommand, decode_command, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.config import PUT_OK, FlushDiskType, PutMessageStatus, PutResult, StoreConfig
+from rucola.store.config import PUT_OK, PutMessageStatus, PutResult, StoreConfig
 from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -88,7 +88,7 @@ class SendProcessor:
         groups: SubscriptionGroupTable,
         registration: Registration,
         writing: TableWriting,
-        flush: Flush,
+        durability: Durability,
         delay_level_count: int,
         transactions: Transactions,
         clock: Callable[[], int],
@@ -103,10 +103,10 @@ class SendProcessor:
         self._transactions = transactions
         self._registration = registration
         self._writing = writing
-        self._flush = flush
+        self._durability = durability
         self._clock = clock
         self._on_put = on_put
-        self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._waits = durability.waits
         self._store_host = config.store_host
         self._cluster = f"{properties.CLUSTER}\x01{config.broker_cluster_name}"
         self._region = config.region_fields
@@ -254,8 +254,8 @@ class SendProcessor:
         answer = self._answer(
             command, queue_id, offset_msg_id(self._store_host, result.physical_offset), result.queue_offset
         )
-        if self._waits_for_disk and pairs.get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, result)
+        if self._waits and pairs.get(properties.WAIT) != "false":
+            return self._once_safe(command, answer, result)
         return answer
 
     def _put_unusual(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
@@ -313,8 +313,8 @@ class SendProcessor:
         self._on_put()
         msg_id = offset_msg_id(self._store_host, result.physical_offset)
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
-        if self._waits_for_disk and wait != "false":
-            return self._once_flushed(command, answer, result)
+        if self._waits and wait != "false":
+            return self._once_safe(command, answer, result)
         return answer
 
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
@@ -352,8 +352,8 @@ class SendProcessor:
         self._on_put()
         ids = offset_msg_ids(self._store_host, [result.physical_offset for result in results])
         answer = self._answer(command, queue_id, ids, results[0].queue_offset)
-        if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, last)
+        if self._waits and properties.parse(header.properties).get(properties.WAIT) != "false":
+            return self._once_safe(command, answer, last)
         return answer
 
     def _edited(self, text: str) -> tuple[dict[str, str], bytes] | None:
@@ -402,13 +402,17 @@ class SendProcessor:
         answer.ext_fields.update(self._region, msgId=msg_id, queueId=str(queue_id), queueOffset=str(queue_offset))
         return answer
 
-    async def _once_flushed(self, command: RemotingCommand, answer: Answer, result: PutResult) -> Answer:
-        """The answer when the record is on disk, or FLUSH_DISK_TIMEOUT with the same fields."""
-        timeout_ms = self._store_config.sync_flush_timeout
-        if await self._flush.until(result.physical_offset + result.size, timeout_ms):
+    async def _once_safe(self, command: RemotingCommand, answer: Answer, result: PutResult) -> Answer:
+        """The answer when the record is safe, or with the same fields the code that says what is missing."""
+        missing = await self._durability.until(result.physical_offset + result.size)
+        if missing is None:
             return answer
-        why = self._store.refuses_writes or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
-        return self._refusal(command, ResponseCode.FLUSH_DISK_TIMEOUT, why)
+        stored = decode_command(answer[_PREFIX.size :], b"", JSON) if isinstance(answer, bytes) else answer
+        assert stored is not None
+        code, why = missing
+        unsafe = command.response(code, remark=why)
+        unsafe.ext_fields.update(stored.ext_fields)
+        return unsafe
 
     def _not_stored(self, command: RemotingCommand, result: PutResult) -> RemotingCommand:
         code, why = _REFUSED_BY_STORE.get(result.status, (ResponseCode.SYSTEM_ERROR, result.status.name))
