@@ -47,6 +47,8 @@ from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
 from rucola.broker.replication.master import Master
 from rucola.broker.replication.slave import Slave
+from rucola.broker.replication.synchronize import INTERVAL_MS as SYNCHRONIZE_INTERVAL_MS
+from rucola.broker.replication.synchronize import SlaveSynchronize
 from rucola.broker.state import BrokerState
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.filters import ConsumerFilterTable
@@ -262,7 +264,7 @@ class Broker:
         processors |= ReplyProcessor(state, send, reput.on_put).table()
         processors |= SendBackProcessor(state, len(delays_ms), reput.on_put).table()
         processors |= TransactionProcessor(transactions, clock).table()
-        processors |= PullProcessor(state, hold).table()
+        processors |= PullProcessor(state, hold, reput.on_put).table()
         processors |= QueryProcessor(config, store).table()
         processors |= OffsetProcessor(store, offsets, delayed).table()
         processors |= HeartbeatProcessor(state).table()
@@ -327,6 +329,11 @@ class Broker:
         await registration.register()
         running.push_async_callback(registration.unregister)
         if is_slave:
+            synchronize = SlaveSynchronize(
+                registration, client, topics, groups, offsets, directory / "delayOffset.json"
+            )
+            await synchronize.run()
+            clockwork.every(SYNCHRONIZE_INTERVAL_MS, "synchronize with the master", synchronize.run)
             slave = Slave(config, store, flush, registration)
             slave.start()
             running.push_async_callback(slave.stop)

@@ -31,7 +31,7 @@ class ConsumerOffsetTable:
         """Read what was written. StoreCorrupt where the file cannot be read."""
         value = self._file.read()
         if value:
-            self._table = _offsets(self._file.path, value)
+            self._table = consumer_offsets(self._file.path, value)
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The committed offset, or -1 where there is none."""
@@ -42,6 +42,12 @@ class ConsumerOffsetTable:
         queues = self._table.setdefault(topic + _SEPARATOR + group, {})
         if queues.get(queue_id) != queue_offset:
             queues[queue_id] = queue_offset
+            self._is_changed = True
+
+    def take_over(self, table: Mapping[str, dict[int, int]]) -> None:
+        """Note what a master has noted. What groups have here of topics that it does not name stays."""
+        if any(self._table.get(key) != queues for key, queues in table.items()):
+            self._table.update(table)
             self._is_changed = True
 
     def of(self, group: str, topic: str) -> dict[int, int]:
@@ -98,11 +104,12 @@ def _split(key: str) -> tuple[str, str, str]:
     return key.partition(_SEPARATOR)
 
 
-def _offsets(path: Path, document: Any) -> dict[str, dict[int, int]]:
+def consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
+    """The offsets by `topic@group`, as a file or an answer says them; StoreCorrupt names the source of any other."""
     try:
         return {
             key: {int(queue_id): int(queue_offset) for queue_id, queue_offset in queues.items()}
             for key, queues in document["offsetTable"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(path, 0, f"no table of consumer offsets ({error!r})") from None
+        raise StoreCorrupt(source, 0, f"no table of consumer offsets ({error!r})") from None
