@@ -59,10 +59,10 @@ async def pair(
     same_logs(path)
 
 
-def same_logs(path: Path) -> None:
+def same_logs(path: Path, master_name: str = "broker-a") -> None:
     """Both stores are sound, and the slave has the master's bytes, from where it begins."""
     logs = []
-    for name in ("broker-a", "slave"):
+    for name in (master_name, "slave"):
         assert check(path / name) == []
         with StoreReader(path / name) as reader:
             begin, end = reader.min_physical_offset, reader.max_physical_offset
