@@ -29,7 +29,7 @@ class Machines:
             "broker",
             **{"mappedFileSizeCommitLog": "65536", "brokerName": "broker-a", "listenPort": "0"}
             | {"brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": self.namesrv}
-            | {"storePathRootDir": str(self.path / directory), "brokerRole": role}
+            | {"haListenPort": "0", "storePathRootDir": str(self.path / directory), "brokerRole": role}
             | slave | small | settings,
         )  # fmt: skip
         address = ADDRESS.search(running.first_line)

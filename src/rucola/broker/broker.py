@@ -150,7 +150,9 @@ class Broker:
             for topic, queue_id, end, tags_codes, _ in queues:
                 if hold.held:
                     hold.arrived(topic, queue_id, end)
-                if topic in DUE_TIME_TOPICS and not is_slave:
+                if is_slave:
+                    synchronize.arrived(topic)
+                elif topic in DUE_TIME_TOPICS:
                     if topic == TIMER_TOPIC:
                         timed.arrived(end, tags_codes)
                         timer_alarm.ring_at(min(tags_codes))
@@ -180,6 +182,7 @@ class Broker:
         offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
         registration = Registration(config, topics, client)
+        synchronize = SlaveSynchronize(registration, client, topics, groups, offsets, directory / "delayOffset.json")
         topics.load(clock())
         groups.load()
         offsets.load()
@@ -300,7 +303,8 @@ class Broker:
         clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(config.register_name_server_period, "register", registration.register)
-        if not is_slave:
+        if master is not None:
+            clockwork.every(60_000, "tell of slaves", master.tell)
             clockwork.every(PERSIST_INTERVAL_MS, "persist deliveries", persist_deliveries)
             clockwork.every(config.transaction_check_interval, "check transactions", transaction_check.run)
             delay_alarm.ring_at(clock())
@@ -329,9 +333,7 @@ class Broker:
         await registration.register()
         running.push_async_callback(registration.unregister)
         if is_slave:
-            synchronize = SlaveSynchronize(
-                registration, client, topics, groups, offsets, directory / "delayOffset.json"
-            )
+            running.push_async_callback(synchronize.stop)
             await synchronize.run()
             clockwork.every(SYNCHRONIZE_INTERVAL_MS, "synchronize with the master", synchronize.run)
             slave = Slave(config, store, flush, registration)

@@ -12,7 +12,11 @@
                   far delayed messages are delivered and what groups filter by, look at the disks and let old files go
                   (cleanResourceInterval)
     every 30 s    register with the name servers (registerNameServerPeriod)
-    every minute  ask about transactions that are open for too long (transactionCheckInterval)
+    every minute  ask about transactions that are open for too long (transactionCheckInterval); log how far slaves are
+                  behind
+
+Instead of delivering and asking, a slave takes over its master's tables, every 10 s (see
+`broker.replication.synchronize`).
 
 Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
 """

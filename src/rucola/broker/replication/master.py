@@ -58,11 +58,11 @@ class Master:
         """Send no more. Who waits still gets no answer from here."""
         await self._server.stop()
 
-    @property
-    def slaves(self) -> dict[str, int]:
-        """How far each slave is behind, in bytes, by address."""
-        end = self._store.max_physical_offset
-        return {slave.peer: end - slave.reported for slave in self._slaves if slave.reported >= 0}
+    def tell(self) -> None:
+        """Log how far each slave is behind."""
+        for slave in self._slaves:
+            behind = self._store.max_physical_offset - slave.reported
+            logger.info("slave %s is %d bytes behind", slave.peer, behind)
 
     def on_put(self) -> None:
         """Something was put: send it."""
