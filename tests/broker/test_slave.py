@@ -17,6 +17,7 @@ from rucola.broker.config import from_properties
 from rucola.client import Producer, PullConsumer
 from rucola.errors import ConfigError
 from rucola.message import Message
+from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -138,6 +139,40 @@ def test_a_slave_delivers_nothing_itself(tmp_path: Path) -> None:
 
             await until(is_delivered)
             await caught_up(running, master, slave)
+
+    asyncio.run(run())
+
+
+def test_a_slave_that_becomes_the_master_delivers_nothing_twice(tmp_path: Path) -> None:
+    """What waits is delivered by it, and what was delivered, but not noted there, is found by its unique key."""
+
+    async def run() -> None:
+        levels = {"message_delay_level": "0s 2s 3s"}
+        async with pair(tmp_path, levels, levels) as (running, master, slave):
+            await running.create_topic(master, "One", queues=1)
+            async with Producer("p", running.namesrv) as producer:
+                for wait in ({"DELAY": "1"}, {"TIMER_DELAY_MS": "100"}, {"DELAY": "2"}):
+                    await producer.send(Message("One", b"%d" % len(wait), properties=wait))
+
+            async def are_delivered() -> bool:
+                return len(decode_many((await pulled(running, master, 0, topic="One")).body)) == 2
+
+            await until(are_delivered)
+            await caught_up(running, master, slave)
+            await until(lambda: knows(running, slave, "One"))
+        (tmp_path / "slave" / "config" / "delayOffset.json").unlink(missing_ok=True)
+        async with cluster(tmp_path) as running:
+            master = await running.start_broker(store=levels, directory="slave")
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("One", b"last", properties={"DELAY": "3"}))
+
+            async def is_all_there() -> bool:
+                messages = decode_many((await pulled(running, master, 0, topic="One")).body)
+                return bool(messages) and messages[-1].body == b"last"
+
+            await until(is_all_there)
+            messages = decode_many((await pulled(running, master, 0, topic="One")).body)
+            assert len({message.unique_key for message in messages}) == len(messages) == 4
 
     asyncio.run(run())
 
