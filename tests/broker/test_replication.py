@@ -267,7 +267,7 @@ def test_garbage_on_the_port_of_the_master(
 def test_garbage_from_a_master(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str
 ) -> None:
-    monkeypatch.setattr(slave_module, "ASK_AFTER_S", 0.01)
+    monkeypatch.setattr(slave_module, "LONG_WAIT_S", 0.01)
 
     async def run() -> None:
         async with cluster(tmp_path) as running:

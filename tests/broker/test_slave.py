@@ -266,5 +266,7 @@ def test_the_settings_of_a_role() -> None:
         from_properties({"brokerRole": "SLAVE"})
     with pytest.raises(ConfigError, match="haMasterAddress: 'nowhere' is no address"):
         from_properties({"haMasterAddress": "nowhere"})
+    with pytest.raises(ConfigError, match="haTransferBatchSize=0: expected 1 or more"):
+        from_properties({"haTransferBatchSize": "0"})
     with pytest.raises(ConfigError, match="brokerRole=BOSS"):
         from_properties({"brokerRole": "BOSS"})

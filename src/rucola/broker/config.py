@@ -153,6 +153,8 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             host_and_port(broker.ha_master_address)
         except RemotingConnectError as error:
             raise ConfigError(f"haMasterAddress: {error}") from None
+    if broker.ha_transfer_batch_size < 1:
+        raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
     store = settings.fill(StoreConfig, properties, **_of(StoreConfig, defaults))
     if not store.is_slave:
         broker.broker_id = MASTER_ID

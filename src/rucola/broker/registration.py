@@ -12,7 +12,7 @@ import logging
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.errors import RemotingError
+from rucola.errors import RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -74,7 +74,11 @@ class Registration:
         answers = await self._tell_all(RequestCode.REGISTER_BROKER, header, body)
         if config.broker_id != MASTER_ID:
             for answer in answers:
-                master = answer.decode_header(RegisterBrokerResponseHeader)
+                try:
+                    master = answer.decode_header(RegisterBrokerResponseHeader)
+                except RemoteProtocolError as error:
+                    logger.warning("a name server's answer to REGISTER_BROKER: %s", error)
+                    continue
                 if master.master_addr:
                     self.master_address = master.master_addr
                     self.master_ha_address = master.ha_server_addr or ""

@@ -38,7 +38,7 @@ _MAX_WARM_WINDOW: Final = 64 << 20
 class CommitLog:
     """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
 
-    __slots__ = ("_end_at_warm", "_file", "_making", "end", "files", "flushed_end", "safe_end")
+    __slots__ = ("_changing", "_cuts", "_end_at_warm", "_file", "end", "files", "flushed_end", "safe_end")
 
     def __init__(self, files: MappedFileQueue, end: int) -> None:
         self.files = files
@@ -47,7 +47,8 @@ class CommitLog:
         self.flushed_end = end
         """Everything before this physical offset is on disk."""
         self._file: MappedFile | None = files.find(end)
-        self._making = threading.Lock()
+        self._changing = threading.Lock()
+        self._cuts = 0
         self._end_at_warm = end
         self.safe_end = 0
         """Up to this physical offset records can be appended without `make_room`."""
@@ -101,12 +102,12 @@ class CommitLog:
         taken = 0
         while taken < len(data):
             file = self._file
-            if file is None or self.end == file.end:
-                if file is not None:
-                    file.read_ahead()
-                following = self.files.find(self.end)
-                file = self._file = following or self.files.create_next(self.end, reads_ahead=False)
-                file.sync_name()
+            if file is None:
+                file = self._file = self.files.find(self.end) or self.files.create_next(self.end, reads_ahead=False)
+                file.sync_name()  # as in `make_room`
+            elif self.end == file.end:
+                file.read_ahead()
+                file = self._file = self._following(file)
             position = self.end - file.begin
             size = min(len(data) - taken, file.size - position)
             file.reserve(position + size, _RESERVE_WINDOW)
@@ -116,17 +117,18 @@ class CommitLog:
 
     def begin_at(self, physical_offset: int) -> None:
         """Let a log without a byte begin there, where a file begins. Raises OSError."""
-        self.files.cut(-1)
-        self._file = None
+        self.cut(-1)
         self.end = self.flushed_end = self._end_at_warm = physical_offset
 
     def cut(self, physical_offset: int) -> None:
         """Take everything back from a physical offset on. On disk when this returns; raises OSError."""
-        self.files.cut(physical_offset)
-        self._file = self.files.find(physical_offset)
-        self.end = self._end_at_warm = physical_offset
-        self.flushed_end = min(self.flushed_end, physical_offset)
-        self.safe_end = 0
+        with self._changing:
+            self._cuts += 1
+            self.files.cut(physical_offset)
+            self._file = self.files.find(physical_offset)
+            self.end = self._end_at_warm = physical_offset
+            self.flushed_end = min(self.flushed_end, physical_offset)
+            self.safe_end = 0
 
     def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
         """Return up to `max_size` bytes from there on, in place, and their file, which is held: release both.
@@ -142,7 +144,7 @@ class CommitLog:
 
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""
-        with self._making:
+        with self._changing:
             return self.files.find(file.end) or self.files.create_next(reads_ahead=False)
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
@@ -197,11 +199,13 @@ class CommitLog:
 
         For any thread; appends may go on meanwhile.
         """
-        end, begin = self.end, self.flushed_end
+        end, begin, cuts = self.end, self.flushed_end, self._cuts
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
                 file.flush(max(begin - file.begin, 0), min(end - file.begin, file.size))
-        self.flushed_end = max(self.flushed_end, end)
+        with self._changing:
+            if cuts == self._cuts:  # else what lies there now need not be what was flushed
+                self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
         """Touch the pages that the next records will take: some megabytes, or four times what came since the last call.

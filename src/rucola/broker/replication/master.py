@@ -19,7 +19,7 @@ import asyncio
 import logging
 
 from rucola.broker.config import BrokerConfig
-from rucola.errors import MQError, StoreError
+from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
 from rucola.remoting.stream import Stream, StreamServer
 from rucola.store.config import PutMessageStatus
@@ -47,6 +47,7 @@ class Master:
         self._store = store
         self._slaves: set[_Slave] = set()
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
+        self._said: dict[str, str] = {}
         self._server = StreamServer(config.bind_address, config.ha_listen_port, self._serve)
 
     def start(self) -> None:
@@ -90,7 +91,6 @@ class Master:
         """One slave, until one side ends it."""
         slave = _Slave(stream.peer)
         self._slaves.add(slave)
-        logger.info("slave %s is here", slave.peer)
         tasks = [asyncio.create_task(self._receive(slave, stream)), asyncio.create_task(self._send(slave, stream))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -98,13 +98,19 @@ class Master:
                 try:
                     await task
                 except MQError as error:
-                    logger.warning("slave %s is let go: %s", slave.peer, error)
+                    self._say(slave, str(error))
         finally:
             self._slaves.discard(slave)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            logger.info("slave %s has gone", slave.peer)
+
+    def _say(self, slave: _Slave, why: str) -> None:
+        """Log why a slave is let go, once for each machine: it will come again."""
+        host = slave.peer.rpartition(":")[0]
+        if self._said.get(host) != why:
+            self._said[host] = why
+            logger.warning("slave %s is let go: %s", slave.peer, why)
 
     async def _receive(self, slave: _Slave, stream: Stream) -> None:
         decoder = ReportDecoder()
@@ -117,7 +123,7 @@ class Master:
                     f"it has said nothing for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
                 ) from None
             if not data:
-                return
+                raise RemotingConnectError("it closed the connection")
             for physical_offset in decoder.receive_data(data):
                 self._note(slave, physical_offset)
 
@@ -147,6 +153,7 @@ class Master:
         if not position:
             end = store.max_physical_offset
             position = end - end % store.config.mapped_file_size_commit_log
+        self._said.pop(slave.peer.rpartition(":")[0], None)
         logger.info("slave %s asks for %d and gets the log from %d on", slave.peer, slave.reported, position)
         batch = min(self._config.ha_transfer_batch_size, MAX_TRANSFER_SIZE)
         while True:

@@ -32,8 +32,10 @@ logger = logging.getLogger(__name__)
 
 READ_SIZE = 64 * 1024
 """So much is copied and looked through in one turn of the loop."""
-RETRY_AFTER_S = 1.0
-ASK_AFTER_S = 5.0
+WAIT_S = 1.0
+"""Before the next try."""
+LONG_WAIT_S = 5.0
+"""Likewise, where there was a connection, and the log could not be followed."""
 MESSAGES_A_TURN = 256
 NEW_QUEUES_A_TURN = 16
 
@@ -53,6 +55,7 @@ class Slave:
         self._registration = registration
         self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._said = ""
+        self._is_followed = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -69,26 +72,15 @@ class Slave:
     async def _run(self) -> None:
         while True:
             address = self._config.ha_master_address or self._registration.master_ha_address
-            wait_s = RETRY_AFTER_S
-            if not address:
-                self._say("no name server knows a master of %s yet", self._config.broker_name)
+            wait_s = WAIT_S
+            if address:
+                wait_s = await self._follow(address)
             else:
-                try:
-                    await self._follow(address)
-                except StoreError as error:
-                    self._say("the master at %s: %s. %s", address, error, WHAT_TO_DO)
-                    wait_s = ASK_AFTER_S
-                except MQError as error:
-                    self._say("the master at %s: %s", address, error)
-                except OSError as error:
-                    self._say("the log of the master at %s cannot be copied: %s", address, error)
-                    wait_s = ASK_AFTER_S
-                except Exception:
-                    logger.exception("following the master at %s failed", address)
-                    wait_s = ASK_AFTER_S
+                self._say("no name server knows a master of %s yet", self._config.broker_name)
             await asyncio.sleep(wait_s)
             if not self._config.ha_master_address:
-                await self._registration.register()
+                self._registration.changed()
+                await self._registration.settled()
 
     def _say(self, words: str, *arguments: object) -> None:
         """Log what keeps this slave from following, once."""
@@ -97,18 +89,36 @@ class Slave:
             logger.warning("%s", text)
             self._said = text
 
-    async def _follow(self, address: str) -> None:
-        """Copy what a master sends, until something is wrong; the error says what."""
-        stream = await open_stream(address)
+    async def _follow(self, address: str) -> float:
+        """Copy what a master sends, until something is wrong; say what, and return how long to wait, in seconds."""
+        self._is_followed = False
+        try:
+            stream = await open_stream(address)
+        except MQError as error:
+            self._say("the master: %s", error)
+            return WAIT_S
         try:
             flush = self._flush if self._is_flushed else None
             await _Copying(self._config, self._store, flush, stream, self._on_compared).run()
+        except StoreError as error:
+            self._say("the master at %s: %s. %s", address, error, WHAT_TO_DO)
+            return LONG_WAIT_S
+        except MQError as error:
+            self._say("the master at %s: %s", address, error)
+        except OSError as error:
+            self._say("the log of the master at %s cannot be copied: %s", address, error)
+            return LONG_WAIT_S
+        except Exception:
+            logger.exception("following the master at %s failed", address)
+            return LONG_WAIT_S
         finally:
             stream.close()
+        return WAIT_S if self._is_followed else LONG_WAIT_S
 
     def _on_compared(self) -> None:
         logger.info("this log is the master's, and follows it from %d on", self._store.max_physical_offset)
         self._said = ""
+        self._is_followed = True
 
 
 class _Copying:
