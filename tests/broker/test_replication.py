@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import TransferDecoder, encode_header, encode_report
 from rucola.remoting.stream import Stream, StreamServer, open_stream
+from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import BrokerRole, FlushDiskType
 
@@ -72,6 +75,42 @@ def test_sync_master_without_a_slave(tmp_path: Path, flush: FlushDiskType) -> No
 
     asyncio.run(run())
     assert check(tmp_path / "broker-a") == []
+
+
+@pytest.mark.parametrize("who", ["master", "slave"])
+def test_nothing_is_vouched_for_before_it_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Both have the message, and still the sender waits for the disk of the one whose flushDiskType is SYNC_FLUSH."""
+    may_flush = threading.Event()
+    may_flush.set()
+    sync_pages = mapped_file.sync_pages
+
+    def patient(*arguments: Any) -> None:
+        assert may_flush.wait(30)
+        sync_pages(*arguments)
+
+    monkeypatch.setattr(mapped_file, "sync_pages", patient)
+    flushed = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+
+    async def run() -> None:
+        settings = (SYNC | flushed, {}) if who == "master" else (SYNC, flushed)
+        async with (
+            pair(tmp_path, *settings) as (running, master, slave),
+            Producer("p", running.namesrv, retry_times=0) as producer,
+        ):
+            await until(lambda: is_stored_safely(producer))
+            before = await end_of(running, slave)
+            may_flush.clear()
+            sending = asyncio.create_task(producer.send(Message("T", b"x")))
+
+            async def has_it() -> bool:
+                return await end_of(running, slave) == await end_of(running, master) > before
+
+            await until(has_it)
+            assert not sending.done()
+            may_flush.set()
+            assert (await sending).status is SendStatus.SEND_OK
+
+    asyncio.run(run())
 
 
 def test_a_slave_that_does_not_report_is_waited_for_and_let_go(

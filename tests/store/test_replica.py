@@ -153,6 +153,25 @@ def test_half_a_record_does_not_stay(tmp_path: Path, is_killed: bool) -> None:
     assert check(after.config.store_path_root_dir) == []
 
 
+@pytest.mark.parametrize("damage", ["zeros", "bits", "magic"])
+def test_a_damaged_tail_is_cut_off_and_sent_again(tmp_path: Path, damage: str) -> None:
+    """What a crash of the slave's machine leaves of its last record; the master's is whole."""
+    with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
+        fill(master, 10)
+        last = master.put(inner(body=bytes(range(200))), 5000)
+        copy(master, slave)
+        after = crashed_copy(slave, tmp_path / "after")
+        with open(tmp_path / "after" / "commitlog" / file_name(last.physical_offset // FILE * FILE), "r+b") as file:
+            file.seek(last.physical_offset % FILE + {"zeros": 150, "bits": 150, "magic": 4}[damage])
+            file.write(bytes(last.size - 150) if damage == "zeros" else b"\x55")
+        with after:
+            assert after.max_physical_offset == last.physical_offset
+            copy(master, after)
+            assert list(bytes_of(after)) == list(bytes_of(master))
+            assert records(after) == records(master)
+    assert check(tmp_path / "after") == []
+
+
 def test_a_master_that_lost_its_end_is_found_out(tmp_path: Path) -> None:
     """Its new messages lie where the slave has others, record for record as long as they."""
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
