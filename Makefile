@@ -77,6 +77,6 @@ lock: $(STAMP) ## resolve the dependencies anew and write the lock files
 
 .PHONY: clean
 clean: ## remove what tests, builds and the demo left behind; .venv stays
-	@rm -rf build dist $(NATIVE) bench-output demo-output bench-output spark-warehouse metastore_db derby.log
+	@rm -rf build dist $(NATIVE) bench-output demo-output spark-warehouse metastore_db derby.log
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -128,3 +128,28 @@ def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_broker
             await client.close()
 
     asyncio.run(run())
+
+
+def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
+            silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)
+            connection = await silent.connect(peer.broker.address)
+            while connection.is_open:
+                assert (await peer.send()).code == ResponseCode.SUCCESS
+            assert talking.is_open
+            await silent.close()
+
+    asyncio.run(run())
+
+
+def test_an_idle_time_of_nothing_closes_no_connection(tmp_path: Path) -> None:
+    """As it is with Netty, where it switches the looking off."""
+
+    async def run() -> None:
+        async with serving(tmp_path, server_channel_max_idle_time_seconds=0):
+            assert "close idle connections" not in {task.get_name() for task in asyncio.all_tasks()}
+        async with serving(tmp_path):
+            assert "close idle connections" in {task.get_name() for task in asyncio.all_tasks()}
+
+    asyncio.run(run())

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
 
 import pytest
 
 from golden_cluster import GoldenCluster
+from servers import RUCOLA
 
 pytestmark = pytest.mark.usefixtures("_utc")
 
@@ -33,6 +37,14 @@ def test_consume_stats_of_a_broker_read_as_mqadmins(cluster: GoldenCluster) -> N
     as_json = cluster.json(f"brokerConsumeStats -b {cluster.broker} -l 15")
     assert all(queue["diff"] >= 15 for queue in as_json["queues"])
     assert ("GA", 3) in {(queue["topic"], queue["queueId"]) for queue in as_json["queues"]}
+
+
+def test_a_broker_may_take_long_for_its_consume_stats_but_not_longer_than_one_will_wait(cluster: GoldenCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = cluster.admin(f"brokerConsumeStats -b {address} -t 20")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{address} gave no answer to GET_BROKER_CONSUME_STATS 317 within 20 ms" in result.stderr
 
 
 def test_stats_of_all_topics_have_what_mqadmin_shows(cluster: GoldenCluster) -> None:
@@ -81,6 +93,17 @@ def test_cluster_list_shows_how_much_came_and_went(cluster: GoldenCluster) -> No
     assert header[-4:] == ["#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday"]
     assert row[:2] == ["DefaultCluster", "broker-a"]
     assert int(row[4]) >= 1
+
+
+def test_cluster_list_comes_again_until_it_is_interrupted(cluster: GoldenCluster) -> None:
+    command = [*RUCOLA, "admin", "clusterList", "-n", cluster.namesrv, "-i", "0.01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [process.stdout.readline() for _ in range(6)]
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert [line.split()[1] for line in lines[1::2]] == ["broker-a"] * 3
 
 
 def test_progress_in_time(cluster: GoldenCluster) -> None:

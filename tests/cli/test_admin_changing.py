@@ -112,6 +112,23 @@ def test_a_message_is_sent_once_more(cluster: GoldenCluster) -> None:
     assert cluster.rows(f"queryMsgById -i {sent['offsetMsgId']} -s true")[1][2:] == ["SEND_OK", sent["msgId"]]
 
 
+def test_all_messages_with_a_unique_key_are_shown_where_that_is_asked_for(cluster: GoldenCluster) -> None:
+    sent = cluster.json("sendMessage -t GB -p twice")
+    cluster.done(f"queryMsgById -i {sent['offsetMsgId']} -s true")
+    found = f"queryMsgByUniqueKey -t GB -i {sent['msgId']}"
+    assert len(cluster.json(found)["messages"]) == 1
+    assert {message["msgId"] for message in cluster.json(f"{found} -a")["messages"]} == {sent["msgId"]}
+    assert len(cluster.json(f"{found} -a")["messages"]) == 2
+    assert len([row for row in cluster.rows(f"{found} -a") if row[:1] == ["Topic:"]]) == 2
+
+
+@pytest.mark.parametrize(("flags", "bits"), [("", 0), ("-u true", 1), ("-s true", 2), ("-u true -s true", 3)])
+def test_unit_flags_of_a_topic(cluster: GoldenCluster, flags: str, bits: int) -> None:
+    config = cluster.json(f"updateTopic -b {cluster.broker} -t Unit {flags}")["topicConfig"]
+    (queues,) = cluster.json("topicRoute -t Unit")["queueDatas"]
+    assert config["topicSysFlag"] == queues["topicSysFlag"] == bits
+
+
 def test_configurations_are_changed(cluster: GoldenCluster) -> None:
     cluster.done(f"updateBrokerConfig -b {cluster.broker} -k maxMessageSize -v 100")
     assert cluster.json("getBrokerConfig -c DefaultCluster")[cluster.broker]["maxMessageSize"] == "100"

@@ -164,7 +164,10 @@ def test_settings_are_printed_and_nothing_is_started(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert {"brokerName=printed", "flushDiskType=SYNC_FLUSH", "namesrvAddr=a:9876", "listenPort=10911"} <= set(lines)
     assert not (tmp_path / "store").exists()
-    assert "listenPort=9876" in run("namesrv", "-p").stdout.splitlines()
+    important = run("broker", "-c", conf, "-m", "-n", "a:9876").stdout.splitlines()
+    assert {"brokerName=printed", "flushDiskType=SYNC_FLUSH", "fileReservedTime=72"} <= set(important) < set(lines)
+    assert "listenPort=10911" not in important
+    assert "listenPort=9876" in run("namesrv", "-p", "-n", "other:9876").stdout.splitlines()
 
 
 def test_a_value_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> None:

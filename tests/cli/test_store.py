@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import shutil
+import struct
+import subprocess
+import termios
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
+from servers import RUCOLA
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,47 @@ def test_damage_that_stops_a_command_says_what_to_run(store: Path) -> None:
     assert "rucola store rebuild DIR" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["check", "stat", "dump", "grep", "rebuild", "repair"])
+def test_on_a_terminal_a_bar_shows_how_far_it_is_and_nothing_of_it_is_in_the_answer(
+    store: Path, conf: Path, tmp_path: Path, command: str
+) -> None:
+    arguments = [*RUCOLA, "store", command, store]
+    if command == "rebuild":
+        arguments += ["-c", conf]
+    if command == "repair":
+        arguments += ["-c", conf, "--out", tmp_path / "out"]
+    plain = subprocess.run(arguments, capture_output=True, text=True)
+    assert (plain.returncode, plain.stderr) == (0, "")
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 400, 0, 0))
+    with (
+        ThreadPoolExecutor(1) as thread,
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, env=os.environ | {"TERM": "xterm"}) as shown,
+        os.fdopen(terminal, "rb", buffering=0) as screen,
+    ):
+        os.close(side)
+        assert shown.stdout is not None
+        answer = thread.submit(shown.stdout.read)
+        drawn = bytearray()
+        with suppress(OSError):  # which is how a terminal ends
+            while more := screen.read(4096):
+                drawn += more
+        assert answer.result().decode() == plain.stdout
+    assert shown.returncode == 0
+    assert f"{command} {store}" in drawn.decode()
+    assert "100%" in drawn.decode()
+
+
 def test_help_tells_exit_codes_and_examples() -> None:
     assert "Exit codes:" in run("--help").stdout
     for command in ("check", "stat", "dump", "grep", "rebuild", "repair"):
-        assert f"rucola store {command} data" in run(command, "--help").stdout
+        told = run(command, "--help").stdout
+        assert f"rucola store {command} data" in told
+        assert "--json" in told
+
+
+def test_dump_and_grep_print_json_whether_they_are_told_or_not(store: Path) -> None:
+    for arguments in (("dump", store), ("grep", store, "-t", "GA")):
+        result = run(*arguments, "--json")
+        assert (result.exit_code, result.stdout) == (0, run(*arguments).stdout)

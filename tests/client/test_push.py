@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster import Tally, cluster
-from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take
-from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PushConsumer
+from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PushConsumer, push
 from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
 from rucola.message import Message
 from rucola.protocol.codes import ResponseCode
@@ -74,6 +74,22 @@ def test_what_is_in_hand_is_not_done(tmp_path: Path) -> None:
             async with consumer_of(running) as consumer:
                 assert await take(consumer, 2) == [1, 2]
             assert await committed(running) == 3
+
+    asyncio.run(run())
+
+
+def test_progress_is_committed_while_the_consumer_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every five seconds, of which a test need not wait for one."""
+    assert push.PERSIST_INTERVAL_MS == 5000
+    monkeypatch.setattr(push, "PERSIST_INTERVAL_MS", 10)
+
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker([record_of(number, b"%d" % number) for number in range(3)])
+            await broker.start(running)
+            async with consumer_of(running) as consumer:
+                assert await take(consumer, 3) == [0, 1, 2]
+                await until(lambda: broker.updates[-1:] == [3])
 
     asyncio.run(run())
 

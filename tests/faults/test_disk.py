@@ -24,9 +24,13 @@ from rucola.store import mapped_file
 from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
 from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.dump import dump
+from rucola.store.grep import Question, grep
 from rucola.store.message_store import MessageStore
+from rucola.store.reader import StoreReader
+from rucola.store.repair import repair
 from servers import run, server
-from stores import config, inner
+from stores import config, crashed_copy, inner
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 
@@ -296,6 +300,86 @@ def test_directory_that_cannot_be_used_is_named(
         assert "another process" not in str(caught.value), "a full disk is no second broker"
     with MessageStore(config(tmp_path / "store")) as store:
         assert store.put(inner(), 1).status is PutMessageStatus.PUT_OK
+
+
+@contextmanager
+def read_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A disk at `path` that is mounted for reading only; for a user who may not mount one, one on which nothing can be
+    opened for writing, or made."""
+    with ExitStack() as cleaning:
+        bind = subprocess.run(["mount", "--bind", path, path], capture_output=True) if shutil.which("mount") else None
+        if bind is not None and bind.returncode == 0:
+            cleaning.callback(subprocess.run, ["umount", "--lazy", path], check=True)
+            subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+        else:
+            open_file, make = os.open, os.mkdir
+
+            def open_to_read(name: Any, flags: int, *more: Any, **named: Any) -> int:
+                if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and Path(name).is_relative_to(path):
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(name))
+                return open_file(name, flags, *more, **named)
+
+            def make_elsewhere(name: Any, *more: Any) -> None:
+                if Path(name).is_relative_to(path):
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(name))
+                make(name, *more)
+
+            patch = cleaning.enter_context(monkeypatch.context())
+            patch.setattr(os, "open", open_to_read)
+            patch.setattr(os, "mkdir", make_elsewhere)
+        yield
+
+
+@pytest.mark.parametrize("is_crashed", [False, True], ids=["clean stop", "crash"])
+def test_on_a_read_only_disk_everything_is_read_and_nobody_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_crashed: bool
+) -> None:
+    root = tmp_path / "disk" / "store"
+    sent = [b"%d" % number + bytes(500) for number in range(20)]
+    with MessageStore(config(tmp_path / "origin")) as store:
+        for number, body in enumerate(sent):
+            store.put(inner(body=body, keys=f"k{number}"), 1)
+        store.reput()
+        crashed_copy(store, root)
+    if not is_crashed:
+        MessageStore(config(root)).__enter__().close()
+    with read_only(tmp_path / "disk", monkeypatch):
+        assert ("not closed in order" in str(check(root))) == is_crashed
+        assert [row["queueOffset"] for row in dump(root)] == [*range(20)]
+        with StoreReader(root) as reader:
+            assert reader.queues() == {("T", 0): (0, 20)}
+            (found,) = grep(reader, Question(topic="T", key="k7"))
+            assert found.body == sent[7]
+        assert repair(root, tmp_path / "copy", settings=config(root)).kept == 20
+        for place in (root, tmp_path / "disk" / "new"):
+            with pytest.raises(StoreError, match=f"{place} cannot be opened: .*Read-only file system"):
+                MessageStore(config(place)).open(1)
+    for place in (root, tmp_path / "copy"):
+        with MessageStore(config(place)) as store:
+            assert bodies(store) == sent
+            assert store.put(inner(), 1).status is PutMessageStatus.PUT_OK
+        assert check(place) == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("call", ["open", "ftruncate", "posix_fallocate"])
+def test_disk_that_turns_bad_while_it_is_served_takes_nothing_more_and_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """The kernel makes a disk that has errors read-only; unlike a full one, it is not asked again."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    assert store.put(inner(body=b"before" + bytes(3000)), 1).status is PutMessageStatus.PUT_OK
+    with refusing(monkeypatch, call, number):
+        assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+    assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert os.strerror(number) in str(store.refuses_writes)
+    assert bodies(store) == [b"before" + bytes(3000)]
+    store.close()
+    assert (tmp_path / "abort").exists()
+    with MessageStore(config(tmp_path)) as again:
+        assert bodies(again) == [b"before" + bytes(3000)]
+    assert check(tmp_path) == []
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from power import without_waiting
+from rucola import files
 from rucola import store as store_room
 from rucola.client.parcel import SendStatus
 from rucola.client.producer import Producer
@@ -27,11 +29,13 @@ from rucola.message import Message, MessageInner
 from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
+from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.message_store import MessageStore
+from rucola.store.retention import DiskUsage
 from servers import server
-from stores import config, inner
+from stores import config, crashed_copy, inner
 
-STORE_CODE = os.path.dirname(store_room.__file__)
+STORE_CODE = (os.path.dirname(store_room.__file__), files.__file__)
 
 # at every line of the engine ------------------------------------------------------------------------------------------
 
@@ -51,10 +55,25 @@ def some_messages(count: int) -> list[MessageInner]:
     ]
 
 
-def use(settings: StoreConfig, acknowledge: Callable[[int, int, int], None]) -> None:
-    """A whole life of a store in which everything happens: puts, batches, dispatch, flushes, a stop and a restart."""
+class Ledger(NamedTuple):
+    """What a store said until it died, and how far it had begun to delete."""
+
+    messages: list[tuple[int, int, int]]
+    """Number, physical offset and queue offset of those that were acknowledged."""
+    configs: list[tuple[int]]
+    """The values of a config file whose writing was begun; all but the last were acknowledged."""
+    deletions: list[tuple[int]]
+    """Where the log would begin."""
+
+
+Say = Callable[..., None]
+
+
+def use(settings: StoreConfig, say: Say) -> None:
+    """A whole life of a store in which everything happens: recovery, puts, batches, dispatch, flushes, deletion of the
+    oldest file, config files, a stop and a restart."""
     messages = some_messages(75)
-    for begin, end in ((0, 50), (50, 75)):
+    for begin, end in ((10, 50), (50, 75)):
         store = MessageStore(settings)
         store.open(1000 * begin)
         number = begin
@@ -67,13 +86,33 @@ def use(settings: StoreConfig, acknowledge: Callable[[int, int, int], None]) -> 
             else:
                 results = [store.put(messages[number], now_ms)]
             for result in results:
-                acknowledge(number, result.physical_offset, result.queue_offset)
+                say("messages", number, result.physical_offset, result.queue_offset)
                 number += 1
             if number % 4 == 0:
                 store.reput()
             if number % 16 == 0:
                 store.checkpoint()
+                say("configs", number)
+                write_config(config_path(settings.store_path_root_dir, "topics"), {"v": number})
+            if number == end - 5:
+                say("deletions", store.min_physical_offset + settings.mapped_file_size_commit_log)
+                store.begin_cleaning(now_ms, 12, [DiskUsage(settings.store_path_root_dir, 86, 100)])
+                assert store.expire(now_ms)
+                store.delete_expired()
         store.close()
+
+
+def begin(root: Path) -> list[tuple[int, int, int]]:
+    """Make what a kill leaves after the first ten messages; these, as a ledger has them."""
+    acknowledged = []
+    with MessageStore(config(root.with_name("killed"))) as store:
+        for number, message in enumerate(some_messages(10)):
+            result = store.put(message, 1000 * number)
+            acknowledged.append((number, result.physical_offset, result.queue_offset))
+            if number == 6:
+                store.reput()
+        crashed_copy(store, root)
+    return acknowledged
 
 
 def lines_of(use_once: Callable[[], None], on_line: Callable[[int], None]) -> None:
@@ -97,30 +136,30 @@ def lines_of(use_once: Callable[[], None], on_line: Callable[[int], None]) -> No
         sys.settrace(before)
 
 
-def die_at(line: int, settings: StoreConfig) -> list[tuple[int, int, int]]:
-    """Use a store in a process that kills itself before that line; what it acknowledged until then."""
-    ledger, writer = os.pipe()
+def die_at(line: int, settings: StoreConfig, ledger: Ledger) -> None:
+    """Use a store in a process that kills itself before that line; the ledger gets what it said until then."""
+    told, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(ledger)
+            os.close(told)
 
-            def acknowledge(*numbers: int) -> None:
-                os.write(writer, b"%d %d %d\n" % numbers)
+            def say(kind: str, *numbers: int) -> None:
+                os.write(writer, f"{kind} {' '.join(map(str, numbers))}\n".encode())
 
             def kill(now: int) -> None:
                 if now == line:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            lines_of(lambda: use(settings, acknowledge), kill)
+            lines_of(lambda: use(settings, say), kill)
         finally:
             os._exit(1)
     os.close(writer)
-    with os.fdopen(ledger) as lines:
-        acknowledged = [tuple(map(int, line.split())) for line in lines]
+    with os.fdopen(told) as lines:
+        for kind, *numbers in map(str.split, lines):
+            getattr(ledger, kind).append(tuple(map(int, numbers)))
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), "it lived longer than the first time"
-    return acknowledged  # type: ignore[return-value]
 
 
 def test_killed_before_any_line_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,15 +170,21 @@ def test_killed_before_any_line_of_the_engine(tmp_path: Path, monkeypatch: pytes
         frame = sys._getframe(2)
         seen.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(count)
 
-    lines_of(lambda: use(config(tmp_path / "whole"), lambda *numbers: None), note)
+    begun = tmp_path / "begun"
+    first = begin(begun)
+    lines_of(lambda: use(config(shutil.copytree(begun, tmp_path / "whole")), lambda *numbers: None), note)
     random = Random(1)
     # Of all the lines that were run some, each at one of the times at which it was.
-    for line in sorted({random.choice(counts) for counts in random.sample(list(seen.values()), 100)}):
-        settings = config(tmp_path / str(line))
-        acknowledged = die_at(line, settings)
+    for line in sorted({random.choice(counts) for counts in random.sample(list(seen.values()), 350)}):
+        settings, ledger = config(shutil.copytree(begun, tmp_path / str(line))), Ledger([*first], [], [])
+        die_at(line, settings, ledger)
         store = MessageStore(settings)
         store.open(1_000_000)
-        for number, physical_offset, queue_offset in acknowledged:
+        log_begin = store.min_physical_offset
+        assert log_begin == 0 or (log_begin,) in ledger.deletions, line
+        for number, physical_offset, queue_offset in ledger.messages:
+            if physical_offset < log_begin:
+                continue
             record = store.record_at(physical_offset)
             assert record is not None, (line, number)
             message = decode(record)
@@ -147,10 +192,14 @@ def test_killed_before_any_line_of_the_engine(tmp_path: Path, monkeypatch: pytes
             assert record in store.query(message.topic, f"U{number}", 64).records
         put = store.put(inner("A", 0), 1_000_000)
         assert put.queue_offset == store.max_offset("A", 0) - 1
-        units = sum(end - begin for begin, end in store.queues().values())
-        assert len(acknowledged) + 1 <= units <= len(acknowledged) + 1 + 3, "at most one more request came so far"
+        count = sum(end for _, end in store.queues().values())
+        assert len(ledger.messages) + 1 <= count <= len(ledger.messages) + 1 + 3, "at most one more request came so far"
+        *acknowledged, begun_last = [None, *(value for (value,) in ledger.configs)]
+        value = read_config(config_path(settings.store_path_root_dir, "topics"))
+        assert (value and value["v"]) in (begun_last, *acknowledged[-1:]), line
         store.close()
         assert check(settings.store_path_root_dir) == [], line
+        shutil.rmtree(settings.store_path_root_dir)
 
 
 # a broker with clients ------------------------------------------------------------------------------------------------

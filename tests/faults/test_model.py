@@ -17,6 +17,7 @@ from rucola.message.record import decode
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.message_store import MessageStore
+from rucola.store.retention import DiskUsage
 from stores import config, crashed_copy, inner
 
 Name = tuple[str, int]
@@ -24,6 +25,12 @@ Name = tuple[str, int]
 names = st.tuples(st.sampled_from(["A", "Topic"]), st.integers(0, 1))
 bodies = st.sampled_from([0, 1, 50, 700, 2500])
 keys = st.sampled_from([None, "k", "k other", "Aa", "BB"])
+
+
+Sent = tuple[int, bytes]
+"""A message that was put: its physical offset, and its body."""
+
+NOON = 12
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -35,8 +42,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.lives = 0
         self.now_ms = 1_000_000
         self.number = 0
-        self.queues: dict[Name, list[bytes]] = {}
-        self.keyed: dict[tuple[str, str], list[bytes]] = {}
+        self.begin = 0
+        self.queues: dict[Name, list[Sent]] = {}
+        self.keyed: dict[tuple[str, str], list[Sent]] = {}
         self.open("0")
 
     def open(self, name: str) -> None:
@@ -47,11 +55,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.number += 1
         return inner(*name, b"%06d" % self.number + bytes(size), keys=key, unique_key=f"U{self.number}")
 
-    def note(self, message: MessageInner) -> None:
-        body = bytes(message.body)
-        self.queues.setdefault((message.topic, message.queue_id), []).append(body)
+    def note(self, message: MessageInner, physical_offset: int) -> None:
+        sent = physical_offset, bytes(message.body)
+        self.queues.setdefault((message.topic, message.queue_id), []).append(sent)
         for key in (message.unique_key, *(message.keys or "").split()):
-            self.keyed.setdefault((message.topic, str(key)), []).append(body)
+            self.keyed.setdefault((message.topic, str(key)), []).append(sent)
+
+    def there(self, sent: list[Sent]) -> list[bytes]:
+        """What is left of them: whose file of the log has not gone."""
+        return [body for physical_offset, body in sent if physical_offset >= self.begin]
+
+    def ends(self, name: Name) -> tuple[int, int]:
+        """The offsets at which a queue begins and ends."""
+        sent = self.queues.get(name, [])
+        return len(sent) - len(self.there(sent)), len(sent)
 
     @rule(name=names, size=bodies, key=keys, later=st.sampled_from([0, 10, 5000]))
     def put(self, name: Name, size: int, key: str | None, later: int) -> None:
@@ -60,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         result = self.store.put(message, self.now_ms)
         assert result.status is PutMessageStatus.PUT_OK
         assert result.queue_offset == len(self.queues.get(name, []))
-        self.note(message)
+        self.note(message, result.physical_offset)
 
     @rule(name=names, count=st.integers(2, 12), key=keys)
     def put_batch(self, name: Name, count: int, key: str | None) -> None:
@@ -68,8 +85,8 @@ class StoreMachine(RuleBasedStateMachine):
         results = self.store.put_batch(messages, self.now_ms)
         begin = len(self.queues.get(name, []))
         assert [result.queue_offset for result in results] == list(range(begin, begin + count))
-        for message in messages:
-            self.note(message)
+        for message, result in zip(messages, results, strict=True):
+            self.note(message, result.physical_offset)
 
     @rule(name=names)
     def put_too_much(self, name: Name) -> None:
@@ -77,19 +94,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=names, begin=st.integers(-1, 60), count=st.integers(1, 40))
     def get(self, name: Name, begin: int, count: int) -> None:
-        sent = self.queues.get(name, [])
+        low, high = self.ends(name)
         page = self.store.get(*name, begin, count)
         found = [decode(record).body for record in page.records]
-        assert (page.status is GetMessageStatus.FOUND) == (0 <= begin < len(sent))
+        assert (page.status is GetMessageStatus.FOUND) == (low <= begin < high)
         if found:
-            assert found == sent[begin : begin + len(found)]
+            assert found == [body for _, body in self.queues[name][begin : begin + len(found)]]
             assert page.next_begin_offset == begin + len(found)
 
     @rule(topic=st.sampled_from(["A", "Topic"]), key=st.sampled_from(["k", "other", "Aa", "BB", "none"]))
     def query(self, topic: str, key: str) -> None:
         found = [decode(record) for record in self.store.query(topic, key, 64).records]
         exact = [message.body for message in found if key in (message.keys or "").split()]
-        sent = self.keyed.get((topic, key), [])
+        sent = self.there(self.keyed.get((topic, key), []))
         if len(found) < 64:  # `Aa` and `BB` have one hash, so that a full answer may hold less of each
             assert exact == sent
         assert exact == sent[len(sent) - len(exact) :]
@@ -107,6 +124,28 @@ class StoreMachine(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self.store.checkpoint()
 
+    @rule(name=names)
+    def roll(self, name: Name) -> None:
+        """Messages up to the next file of the log; the last of them lies behind a blank, in the new one."""
+        size = self.store.config.mapped_file_size_commit_log
+        file = self.store.max_physical_offset // size
+        while self.store.max_physical_offset // size == file:
+            self.put(name, 1500, None, 0)
+        assert self.queues[name][-1][0] == (file + 1) * size
+
+    @rule(count=st.integers(1, 3), is_deleted=st.booleans())
+    def clean(self, count: int, is_deleted: bool) -> None:
+        """The disk is so full that the oldest files go, as many as that, but not the one that is written."""
+        size = self.store.config.mapped_file_size_commit_log
+        self.store.begin_cleaning(self.now_ms, NOON, [DiskUsage(self.root, 86, 100)])
+        for _ in range(count):
+            before = self.store.min_physical_offset
+            if self.store.expire(self.now_ms) and is_deleted:
+                self.store.delete_expired()
+            assert self.store.min_physical_offset in (before, before + size)
+        self.begin = self.store.min_physical_offset
+        assert self.begin <= self.store.max_physical_offset
+
     @rule()
     def stop_and_start(self) -> None:
         self.store.close()
@@ -122,18 +161,22 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.store.config.store_path_root_dir)
         self.store = after
         self.store.open(self.now_ms)
+        assert self.store.min_physical_offset <= self.begin  # files that had expired, but were not deleted, are back
+        self.begin = self.store.min_physical_offset
 
     @invariant()
     def ends_are_right(self) -> None:
-        for name, sent in self.queues.items():
-            assert (self.store.min_offset(*name), self.store.max_offset(*name)) == (0, len(sent))
+        assert self.store.min_physical_offset == self.begin
+        for name in self.queues:
+            assert (self.store.min_offset(*name), self.store.max_offset(*name)) == self.ends(name)
 
     def teardown(self) -> None:
         for name, sent in self.queues.items():
+            begin, _ = self.ends(name)
             found: list[bytes] = []
-            while records := self.store.get(*name, len(found), 32).records:
+            while records := self.store.get(*name, begin + len(found), 32).records:
                 found += [decode(record).body for record in records]
-            assert found == sent
+            assert found == self.there(sent)
         self.store.close()
         assert check(self.store.config.store_path_root_dir) == []
         shutil.rmtree(self.root)
@@ -142,6 +185,6 @@ class StoreMachine(RuleBasedStateMachine):
 def test_store_answers_as_a_dict_would(monkeypatch: pytest.MonkeyPatch) -> None:
     without_waiting(monkeypatch)
     StoreMachine.TestCase.settings = settings(
-        max_examples=25, stateful_step_count=60, suppress_health_check=list(HealthCheck)
+        max_examples=50, stateful_step_count=60, suppress_health_check=list(HealthCheck)
     )
     StoreMachine.TestCase("runTest").runTest()

@@ -18,6 +18,7 @@ from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
+from rucola.store.retention import DiskUsage
 from stores import config, crashed_copy, inner
 
 
@@ -202,6 +203,56 @@ def test_what_a_power_cut_takes(tmp_path: Path, is_flushed: bool, left: list[byt
         assert [decode(record).body for record in read(after, "T", 0)] == left
         assert after.put(inner(body=b"next"), 1).queue_offset == len(left)
     assert check(tmp_path / "after") == []
+
+
+def test_files_that_go_when_the_power_fails_go_in_an_order_that_loses_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the names that were removed any may be there again, but no queue has forgotten what the log still has."""
+    without_waiting(monkeypatch)  # for the true disk below
+    root = tmp_path / "store"
+    store = MessageStore(config(root))
+    store.open(1)
+    sent: list[tuple[int, int]] = []
+    for number in range(60):
+        put = store.put(inner(queue_id=number % 2, body=bytes(500), keys=f"k{number}"), 1000 * number)
+        sent.append((put.physical_offset, number))
+    store.reput()
+    store.checkpoint()
+    crashes = []
+
+    def fail() -> None:
+        for kind in ("nothing more", "everything", "any", "any"):
+            crashes.append(tmp_path / str(len(crashes)))
+            disk.crash(random, crashes[-1], kind)
+
+    random = Random(5)
+    with closing(Disk(root)) as disk:
+        disk.on_call = fail
+        with disk.recording():
+            store.begin_cleaning(60_000, 12, [DiskUsage(root, 86, 100)])
+            while store.expire(60_000):
+                store.delete_expired()
+        begin = store.min_physical_offset
+        store.close()
+    assert begin > 3 * 4096
+    assert len(crashes) > 40
+    for crash in crashes:
+        with MessageStore(config(crash)) as after:
+            assert after.min_physical_offset <= begin
+            left = [number for at, number in sent if at >= after.min_physical_offset]
+            found = sorted(
+                offset * 2 + queue_id
+                for (_, queue_id), (low, high) in after.queues().items()
+                for offset in range(low, high)
+            )
+            assert found == left
+            assert all(after.query("T", f"k{number}", 64).records for number in left)
+            assert after.queues() == {
+                ("T", 0): (after.min_offset("T", 0), 30),
+                ("T", 1): (after.min_offset("T", 1), 30),
+            }
+        assert check(crash) == []
 
 
 def test_units_that_came_without_those_before_them_are_erased(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
-from rucola.namesrv.routes import BROKER_EXPIRY_MS
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -232,16 +231,27 @@ def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
         broker = RemotingClient()
         connection = await broker.connect(t.address)
         await connection.request(RemotingCommand.request(RequestCode.REGISTER_BROKER, *registration("T")), 3000)
-        now_ms = BROKER_EXPIRY_MS
+        now_ms = 120_000
         t.namesrv.drop_silent_brokers()
         assert (await t.route("T")).code == ResponseCode.SUCCESS
-        now_ms = BROKER_EXPIRY_MS + 1
+        now_ms = 120_001
         t.namesrv.drop_silent_brokers()
         await connection.closed.wait()
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
         await broker.close()
 
     talk(scenario, clock_ms=lambda: now_ms)
+
+
+def test_a_connection_that_nobody_uses_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(t: Talk) -> None:
+        silent = await t.client.connect(t.address)
+        await silent.closed.wait()
+        assert any("closing the connection, idle for 1 s" in message for message in caplog.messages)
+
+    talk(scenario, NamesrvConfig(server_channel_max_idle_time_seconds=1))
 
 
 # What clients and administrators ask.

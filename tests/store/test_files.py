@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -148,6 +149,32 @@ def test_a_chain_that_runs_in_circles_ends(tmp_path: Path) -> None:
     file.file.map[44 + 20 * 2 + 16 : 44 + 20 * 3] = (5).to_bytes(4, "big")
     assert file.select(4, 100, 0, 9999) == [4, 3, 2, 1]
     index.close()
+
+
+def advice(path: Path) -> set[str]:
+    """What the kernel was told of the mapping of a file in this process: `rr` for random reads."""
+    found: set[str] = set()
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(f" {path}")
+        elif here and line.startswith("VmFlags:"):
+            found |= {*line.split()[1:]}
+    return found
+
+
+def test_the_kernel_is_told_that_an_index_is_read_here_and_there(tmp_path: Path) -> None:
+    """A key in a file of 420 MB costs a page or two then, and not what the kernel reads ahead."""
+    index = Index(tmp_path, 10, 40, [])
+    index.put([1], 0, 1000)
+    (path,) = index_paths(tmp_path)
+    assert "rr" in advice(path)
+    index.close()
+    for writable in (False, True):
+        again = Index.open(tmp_path, 10, 40, writable=writable)
+        assert again.query("T", "key", 1, 0, 1 << 62) == []
+        assert "rr" in advice(path)
+        again.close()
 
 
 def test_sizes_of_index_files(tmp_path: Path) -> None:

@@ -81,9 +81,20 @@ def test_golden(golden: Path, tmp_path: Path, variant: str) -> None:
 
 def test_a_sound_store_is_copied_byte_by_byte(golden: Path, tmp_path: Path) -> None:
     source = golden / "g1-clean" / "store"
-    done = repair(source, tmp_path / "copy", settings=golden_config(source, "g1-clean"))
+    told: list[float] = []
+    done = repair(
+        source,
+        tmp_path / "copy",
+        settings=golden_config(source, "g1-clean"),
+        progress=lambda *far: told.append(far[0] / far[1]),
+    )
     assert done.clean
     assert done.lost == 0
+    assert told == sorted(told)
+    assert told[-1] == 1
+    assert all(any(step / 3 < far <= (step + 1) / 3 for far in told) for step in range(3)), (
+        "read, written and dispatched"
+    )
     ours, theirs = files_of(tmp_path / "copy"), files_of(source)
     for name, content in theirs.items():
         if name.startswith(("commitlog", "consumequeue", "config")):

@@ -44,10 +44,13 @@ class ClusterAdmin(Asking):
         answer = await self._ask(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
         return decode_body(BrokerStatsData, answer.body)
 
-    async def fetch_consume_stats_in_broker(self, address: str, *, only_ordered: bool = False) -> ConsumeStatsList:
-        """How far every group of a broker has come."""
+    async def fetch_consume_stats_in_broker(
+        self, address: str, *, only_ordered: bool = False, timeout_ms: float | None = None
+    ) -> ConsumeStatsList:
+        """How far every group of a broker has come. With many groups it may take longer than other answers."""
         header = GetConsumeStatsInBrokerRequestHeader(is_order=str(only_ordered).lower())
-        answer = await self._ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header)
+        extra_ms = 0 if timeout_ms is None else timeout_ms - self.timeout_ms
+        answer = await self._ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header, extra_ms=extra_ms)
         return decode_consume_stats_list(answer.body)
 
     # Configuration.

@@ -295,11 +295,9 @@ class Broker:
         clockwork.every(10_000, "persist consumer filters", persist_filters)
         clockwork.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: stats.sample(clock()))
         clockwork.every(10_000, "expire clients", lambda: clients.expire(clock()))
-        clockwork.every(
-            10_000,
-            "close idle connections",
-            lambda: server.close_idle(config.server_channel_max_idle_time_seconds * 1000),
-        )
+        if config.server_channel_max_idle_time_seconds > 0:
+            idle_ms = config.server_channel_max_idle_time_seconds * 1000
+            clockwork.every(min(10_000, idle_ms // 2), "close idle connections", lambda: server.close_idle(idle_ms))
         clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(config.register_name_server_period, "register", registration.register)

@@ -40,6 +40,16 @@ config_option = click.option("-c", "--configFile", "config_file", type=CONF_FILE
 print_option = click.option(
     "-p", "--printConfigItem", "print_config", is_flag=True, help="Print all settings and exit."
 )
+IMPORTANT_SETTINGS = """
+    namesrvAddr brokerIP1 brokerName brokerClusterName brokerId autoCreateTopicEnable autoCreateSubscriptionGroup
+    msgTraceTopicName traceTopicEnable rejectTransactionMessage fetchNamesrvAddrByAddressServer transactionTimeOut
+    transactionCheckMax transactionCheckInterval aclEnable storePathRootDir storePathCommitLog storePathDLedgerCommitLog
+    flushIntervalCommitLog commitIntervalCommitLog flushCommitLogTimed deleteWhen fileReservedTime
+    maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk
+    maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio messageIndexEnable messageIndexSafe haMasterAddress
+    brokerRole flushDiskType cleanFileForciblyEnable transientStorePoolEnable
+"""
+"""What Apache's broker calls so, as far as it is there."""
 
 
 @click.command()
@@ -82,6 +92,9 @@ async def _standalone(properties: dict[str, str], namesrv_port: int, config_file
 
 
 @click.command()
+@click.option(
+    "-n", "--namesrvAddr", expose_value=False, help="Taken, as by mqnamesrv, and of no use: it asks no other."
+)
 @config_option
 @print_option
 @log_format_option
@@ -112,8 +125,13 @@ async def _namesrv(config: NamesrvConfig) -> None:
 @click.option("-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", help="Name servers, host:port;host:port.")
 @config_option
 @print_option
+@click.option(
+    "-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the important settings and exit."
+)
 @log_format_option
-def broker(namesrv_addr: str | None, config_file: Path | None, print_config: bool, log_format: str) -> None:
+def broker(
+    namesrv_addr: str | None, config_file: Path | None, print_config: bool, print_important: bool, log_format: str
+) -> None:
     """A broker, with mqbroker's flags and the keys of Apache's broker.conf.
 
     \b
@@ -127,8 +145,11 @@ def broker(namesrv_addr: str | None, config_file: Path | None, print_config: boo
     if namesrv_addr:
         properties["namesrvAddr"] = namesrv_addr
     config, store_config = broker_settings(properties, config_file)
-    if print_config:
-        click.echo(settings.render(settings.to_properties(config) | settings.to_properties(store_config)), nl=False)
+    if print_config or print_important:
+        shown = settings.to_properties(config) | settings.to_properties(store_config)
+        if not print_config:
+            shown = {name: value for name, value in shown.items() if name in IMPORTANT_SETTINGS.split()}
+        click.echo(settings.render(shown), nl=False)
         return
     _run(_broker(config, store_config, config_file))
 

@@ -54,7 +54,9 @@ MARKER = ".rucola-demo"
 CARRIERS_BY_DELAY = """
     SELECT tags AS carrier, round(avg(flight.dep_delay), 1) AS mean_delay, count(*) AS flights
     FROM flights GROUP BY tags HAVING count(flight.dep_delay) > 0 ORDER BY mean_delay DESC LIMIT 8"""
-MESSAGES_BY_HOUR = "SELECT flight.hour AS hour, count(*) AS messages FROM flights GROUP BY 1 ORDER BY 1"
+MESSAGES_BY_HOUR = """
+    SELECT flight.hour AS hour, count(*) AS messages FROM flights
+    WHERE flight.hour IS NOT NULL GROUP BY 1 ORDER BY 1"""
 FLIGHT_SCHEMA = "dep_delay INT, hour INT"
 
 

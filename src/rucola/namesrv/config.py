@@ -14,7 +14,7 @@ class NamesrvConfig:
 
     `kv_config_path` is the file of the key-value table, `config_store_path` the file that a changed configuration is
     written to; where one is empty, nothing is kept. `order_message_enable` adds the order configuration to routes.
-    A connection on which nothing comes or goes for `server_channel_max_idle_time_seconds` is closed.
+    A connection on which nothing comes or goes for `server_channel_max_idle_time_seconds` is closed; none for 0.
     Keys in `config_black_list` (joined by `;`) cannot be changed over the network.
     """
 

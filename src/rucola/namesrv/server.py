@@ -100,9 +100,11 @@ class Namesrv:
 
     async def _scan(self) -> None:
         while True:
-            await asyncio.sleep(SCAN_INTERVAL_S)
+            idle_s = self._processors.config.server_channel_max_idle_time_seconds
+            await asyncio.sleep(min(SCAN_INTERVAL_S, idle_s / 2) if idle_s > 0 else SCAN_INTERVAL_S)
             self.drop_silent_brokers()
-            self._server.close_idle(self._processors.config.server_channel_max_idle_time_seconds * 1000)
+            if idle_s > 0:
+                self._server.close_idle(idle_s * 1000)
 
     def _closed(self, connection: Connection) -> None:
         self.routes.remove_owned(connection)

@@ -100,6 +100,8 @@ def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] |
             yield _at(files, offset, f"{len(places)} records of {topic}-{queue_id} have no unit, this one first")
         yield from _check_index(log, store / "index", index_slots)
         yield from _check_checkpoint(log, store / "checkpoint")
+        if progress is not None:
+            progress(files.end - files.begin, files.end - files.begin)
     finally:
         files.close()
 

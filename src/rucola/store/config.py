@@ -85,14 +85,18 @@ class StoreConfig:
 
     def transfer_limits(self, distance: int) -> tuple[int, int, bool]:
         """How many messages and bytes are read at once from `distance` bytes before the end of the log, and whether
-        that is far.
+        that `is_on_disk`.
 
-        It is where it lies more than accessMessageInMemoryMaxRatio per cent of the memory behind; then fewer are read,
-        since they must come from the disk and everyone waits for it.
+        Fewer where it must come from the disk, since everyone waits for it.
         """
-        if distance > _memory_size() * self.access_message_in_memory_max_ratio // 100:
+        if self.is_on_disk(distance):
             return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk, True
         return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory, False
+
+    def is_on_disk(self, distance: int) -> bool:
+        """Whether what lies `distance` bytes before the end of the log counts as no longer in memory: more than
+        accessMessageInMemoryMaxRatio per cent of that behind."""
+        return distance > _memory_size() * self.access_message_in_memory_max_ratio // 100
 
 
 @cache
@@ -148,7 +152,7 @@ class PutResult(Struct, frozen=True, gc=False):
 class GetResult(NamedTuple):
     """The outcome of a get: whole records as bytes, in queue order, and where to go on.
 
-    `is_far` says that the reader is so far behind that a slave had better serve it (`StoreConfig.transfer_limits`).
+    `is_far` says that the reader is so far behind that a slave had better serve it (`StoreConfig.is_on_disk`).
     """
 
     status: GetMessageStatus

@@ -39,6 +39,8 @@ def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -
                 if item.damage is not None:
                     file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
                     raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
+                if progress is not None:
+                    progress(total, total)
                 return
             for position in item.positions.tolist():
                 try:

@@ -27,7 +27,8 @@ is passed over, and where the way from record to record is lost, opening stops.
 Damage before the place where the scan begins is left as it is, for `check` to report: it was on disk and has been
 changed since.
 
-A recovery that is interrupted starts again from the same facts, as `abort` is still there.
+A recovery that is interrupted starts again from the same facts, as `abort` is still there. A long one logs how far it
+is.
 
 Answers to CommitLog.{recoverNormally, recoverAbnormally} and ConsumeQueue.recover of org.apache.rocketmq.store.
 Apache rebuilds only from the checkpoint's file on, loses the last index file for good and leaves what it cuts off on
@@ -62,6 +63,9 @@ _SECTOR: Final = 512
 _NEVER: Final = 1 << 63
 """A physical offset that no record reaches."""
 
+_STEP: Final = 256 << 20
+"""So many bytes of the log are read between two lines that say how far a recovery is."""
+
 
 class _Gap(Exception):
     """A queue does not end where its first record in the scan goes on."""
@@ -86,6 +90,8 @@ class Recovery:
         """Before this physical offset everything was on disk once: damage is no torn tail."""
         self._records = 0
         """How many records of the last file must have units; known only after a clean stop."""
+        self._next_line = 0
+        """Behind this physical offset it is time to say how far the reading is."""
 
     def run(self) -> int:
         """Set everything right and return the end of the log. Raises StoreCorrupt, and OSError on a full disk."""
@@ -260,6 +266,7 @@ class Recovery:
         `entries_there` already. Before `scan_begin` damage is passed over, from there on it is the end.
         """
         begin = min(units_begin, index_begin)
+        self._next_line = min(begin, scan_begin) + _STEP
         if begin < scan_begin:
             # A file before the scan is read from its beginning when its units are, and from a record otherwise.
             self._read_old(begin, scan_begin, units_begin, index_begin, entries_there)
@@ -335,6 +342,7 @@ class Recovery:
 
     def _dispatch(self, run: Run, units_begin: int, index_begin: int, entries_there: int, *, tail: bool) -> Stop | None:
         """Write what the records of a run lack. Returns a Stop at the first whose queueOffset does not fit."""
+        self._say_how_far(run.end)
         units: list[Pending] = []
         entries: list[Pending] = []
         stop = None
@@ -378,6 +386,12 @@ class Recovery:
         if self._index is not None and entries:
             self._dispatcher.add_entries(entries, entries_there if entries[0][2] == index_begin else 0)
         return stop
+
+    def _say_how_far(self, physical_offset: int) -> None:
+        if physical_offset >= self._next_line:
+            self._next_line = physical_offset + _STEP
+            files = self._files
+            log.info("%s: read up to %d; the log ends before %d", files.directory, physical_offset, files.end)
 
     def _expected(self, name: tuple[str, int], queue_offset: int, physical_offset: int, units_begin: int) -> int:
         """Return the queue offset that the next record of a queue must have."""

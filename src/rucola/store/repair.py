@@ -115,7 +115,7 @@ def repair(
     if source.resolve() in (out.resolve(), *out.resolve().parents):
         raise StoreError(f"{out} lies in {source}, which a repair never changes; give a directory elsewhere")
     file_size = settings.mapped_file_size_commit_log if settings else 0
-    found = salvage(source / "commitlog", file_size, progress)
+    found = salvage(source / "commitlog", file_size, _step(progress, 0))
     units = Units(source / "consumequeue")
     try:
         places = find_places(found, units)
@@ -125,9 +125,9 @@ def repair(
     if workshop.exists():
         shutil.rmtree(workshop)
     (workshop / "commitlog").mkdir(parents=True)
-    _write_log(source / "commitlog", workshop / "commitlog", found, places)
+    _write_log(source / "commitlog", workshop / "commitlog", found, places, _step(progress, 1))
     settings = settings or _sizes(source)
-    rebuilt = build(workshop / "commitlog", workshop, settings)
+    rebuilt = build(workshop / "commitlog", workshop, settings, _step(progress, 2))
     _write_checkpoint(workshop, found, settings.max_hash_slot_num)
     result = Repair(source, out, found.begin, found.end, found.messages - len(places.strays), rebuilt)
     result.config = list(_copy_config(source / "config", workshop / "config"))
@@ -138,6 +138,13 @@ def repair(
     rebuilt.path = out
     _tell(result, found, places)
     return result
+
+
+def _step(progress: Progress | None, number: int) -> Progress | None:
+    """How far a repair is in one of its three steps, each of which goes through the whole log."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(number * total + done, 3 * total)
 
 
 def _tell(result: Repair, found: Salvage, places: Places) -> None:
@@ -163,8 +170,9 @@ def _tell(result: Repair, found: Salvage, places: Places) -> None:
 # the log -------------------------------------------------------------------------------------------------------------
 
 
-def _write_log(source: Path, target: Path, found: Salvage, places: Places) -> None:
-    for begin in range(found.begin, max(found.end, found.begin + 1), found.file_size):
+def _write_log(source: Path, target: Path, found: Salvage, places: Places, progress: Progress | None) -> None:
+    begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
+    for number, begin in enumerate(begins, 1):
         end = begin + found.file_size
         file = MappedFile.create(target / file_name(begin), found.file_size, begin=begin)
         try:
@@ -182,6 +190,8 @@ def _write_log(source: Path, target: Path, found: Salvage, places: Places) -> No
             file.flush()
         finally:
             file.close()
+        if progress is not None:
+            progress(number, len(begins))
     sync_directory(target)
 
 

@@ -2,8 +2,9 @@
 groups' progress (43), and that of delayed delivery (45).
 
 A group that asks for its progress on a queue where it has none is told 0 as long as the queue still holds its first
-message: a young queue is consumed from the beginning whatever ConsumeFromWhere says. Otherwise it is told
-QUERY_NOT_FOUND, and the client decides.
+message, and not so far back that it counts as no longer in memory (accessMessageInMemoryMaxRatio): a young queue is
+consumed from the beginning whatever ConsumeFromWhere says. Otherwise it is told QUERY_NOT_FOUND, and the client
+decides.
 
 Answers to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
 """
@@ -51,7 +52,7 @@ class OffsetProcessor:
         header = command.decode_header(QueryConsumerOffsetRequestHeader)
         queue_offset = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if queue_offset < 0:
-            if self._store.min_offset(header.topic, header.queue_id) > 0:
+            if self._is_old(header.topic, header.queue_id):
                 return command.response(
                     ResponseCode.QUERY_NOT_FOUND,
                     remark=f"Not found: {header.consumer_group} has no offset on {header.topic}:{header.queue_id}, "
@@ -59,6 +60,17 @@ class OffsetProcessor:
                 )
             queue_offset = 0
         return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=queue_offset))
+
+    def _is_old(self, topic: str, queue_id: int) -> bool:
+        """Whether a new group decides for itself where it begins: the queue's first message is gone, or far back.
+
+        Of a queue that is young it gets all, even if it would begin at the end: what came before it is not lost on it.
+        """
+        store = self._store
+        if store.min_offset(topic, queue_id) > 0:
+            return True
+        first = store.units(topic, queue_id, 0, 1)
+        return bool(first) and store.config.is_on_disk(store.max_physical_offset - first[0][0])
 
     def update_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(UpdateConsumerOffsetRequestHeader)

@@ -166,14 +166,23 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
 @click.option("-b", "--brokerAddr", "address", required=True, help="Broker, host:port.")
 @click.option("-l", "--level", type=click.IntRange(0), default=0, help="Only queues with so many messages to come.")
 @click.option("-o", "--order", type=bool, default=False, help="Only ordered topics (true|false).")
-def broker_consume_stats(namesrv_addr: str, as_json: bool, address: str, level: int, order: bool) -> None:
+@click.option(
+    "-t", "--timeoutMillis", "timeout_ms", type=click.IntRange(1), default=50_000, show_default=True,
+    help="How long the broker may take.",
+)  # fmt: skip
+def broker_consume_stats(
+    namesrv_addr: str, as_json: bool, address: str, level: int, order: bool, timeout_ms: int
+) -> None:
     """How far all groups of a broker have come, queue by queue.
 
     \b
     Examples:
       rucola admin brokerConsumeStats -b localhost:10911 -l 1000
     """
-    stats = ask(namesrv_addr, lambda client: client.fetch_consume_stats_in_broker(address, only_ordered=order))
+    stats = ask(
+        namesrv_addr,
+        lambda client: client.fetch_consume_stats_in_broker(address, only_ordered=order, timeout_ms=timeout_ms),
+    )
     rows = [
         (queue.topic, group, queue.broker_name, queue.queue_id, at.broker_offset, at.consumer_offset, _diff(at),
          _last_time(at))

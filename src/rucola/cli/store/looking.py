@@ -109,6 +109,7 @@ def _index_row(file: IndexFileStat) -> tuple[object, ...]:
 
 @click.command()
 @directory_argument
+@click.option("--json", is_flag=True, expose_value=False, help="One line of JSON a message, as always.")
 def dump(directory: Path) -> None:
     """Print every message in the CommitLog of DIR, in order, as one line of JSON.
 

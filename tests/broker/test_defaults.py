@@ -1,0 +1,43 @@
+"""The defaults of broker.conf are those of Apache's broker, as a recorded one told its own; docs/compatibility.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rucola import settings
+from rucola.broker.config import BrokerConfig
+from rucola.protocol.codes import RequestCode
+from rucola.store.config import StoreConfig
+from wire import decode, exchanges
+
+OF_THE_PLACE = {"brokerName", "brokerIP1", "namesrvAddr", "storePathRootDir"}
+CONFIGURED = {
+    "listenPort": "10911",
+    "haListenPort": "10912",
+    "traceTopicEnable": "false",
+    "enablePropertyFilter": "false",
+    "transactionTimeOut": "6000",
+    "transactionCheckInterval": "60000",
+    "transactionCheckMax": "15",
+    "mappedFileSizeCommitLog": str(1 << 30),
+    "mappedFileSizeConsumeQueue": str(300_000 * 20),
+    "maxHashSlotNum": "5000000",
+    "maxIndexNum": "20000000",
+    "maxMessageSize": str(4 << 20),
+    "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+    "diskMaxUsedSpaceRatio": "75",
+}
+"""What the recorded broker was told otherwise, with Apache's defaults."""
+DIFFERENT = {"brokerFastFailureEnable": "false"}
+
+
+def test_every_default_is_apaches_but_the_one_that_the_docs_name(golden: Path) -> None:
+    ours = settings.to_properties(BrokerConfig()) | settings.to_properties(StoreConfig(Path("store"), b""))
+    asked = [exchange for exchange in exchanges(golden) if exchange.code == RequestCode.GET_BROKER_CONFIG]
+    assert asked
+    for exchange in asked:
+        assert exchange.answer is not None
+        theirs = settings.parse(decode(exchange.answer).body.decode()) | CONFIGURED
+        assert {name for name in ours if name in theirs and ours[name] != theirs[name]} - OF_THE_PLACE == set(DIFFERENT)
+        assert len(ours.keys() & theirs.keys()) > 50
+    assert {name: ours[name] for name in DIFFERENT} == DIFFERENT

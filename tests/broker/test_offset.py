@@ -1,0 +1,40 @@
+"""Where a group stands, and where one begins that the broker has never seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.test_broker import Peer, with_broker
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
+
+
+async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:
+    header = QueryConsumerOffsetRequestHeader(consumer_group="new", topic="T", queue_id=queue_id)
+    answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    return answer.code, answer.ext_fields.get("offset")
+
+
+def test_a_new_group_gets_all_of_a_young_queue(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> None:
+        assert await asked(peer) == (ResponseCode.SUCCESS, "0")
+        for _ in range(3):
+            await peer.send()
+        assert await asked(peer) == (ResponseCode.SUCCESS, "0")
+
+    with_broker(tmp_path, talk)
+
+
+def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_it_commits(tmp_path: Path) -> None:
+    """So that its clients decide, by CONSUME_FROM_LAST_OFFSET and its like. Nothing is in memory here."""
+
+    async def talk(peer: Peer) -> None:
+        assert await asked(peer) == (ResponseCode.SUCCESS, "0"), "an empty queue is young"
+        await peer.send()
+        assert await asked(peer) == (ResponseCode.QUERY_NOT_FOUND, None)
+        assert await asked(peer, queue_id=1) == (ResponseCode.SUCCESS, "0")
+        commit = UpdateConsumerOffsetRequestHeader(consumer_group="new", topic="T", queue_id=0, commit_offset=1)
+        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+        assert await asked(peer) == (ResponseCode.SUCCESS, "1")
+
+    with_broker(tmp_path, talk, store={"access_message_in_memory_max_ratio": 0})

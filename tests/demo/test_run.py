@@ -1,0 +1,74 @@
+"""`rucola demo` as a person runs it, short: the whole story, and what it says when something does not agree."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rucola.client.sync import Message, Producer
+from rucola.demo import flights
+from servers import RUCOLA, run
+
+pytestmark = pytest.mark.spark
+
+COUNT = 600
+SERVES = re.compile(r"1\. Serve .* at (127\.0\.0\.1:\d+)\n")
+
+
+@contextmanager
+def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running demonstration and its name server; what it says on stderr lies in `errors` beside `out`."""
+    with out.with_name("errors").open("w") as errors:
+        process = subprocess.Popen(
+            [*RUCOLA, "demo", "--flights", str(COUNT), "--out", out], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        serves = SERVES.fullmatch(process.stdout.readline())
+        assert serves, out.with_name("errors").read_text()
+        yield process, serves[1]
+    finally:
+        process.send_signal(signal.SIGINT)  # so that it stops its broker, should it still run
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_the_whole_story(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with demo(out) as (process, _):
+        told, _ = process.communicate()
+    assert process.returncode == 0, told
+    assert f"sent {COUNT} = stored {COUNT} = consumed {COUNT} = archived {COUNT}\n" in told
+    assert "All agree, and the store is sound." in told
+    for step in ("2. Send", "3. Consume", "4. Query", "5. Mend", "6. Archive", "worst carriers", "busiest hours"):
+        assert step in told
+    assert (out / "flights.svg").read_text().rstrip().endswith("</svg>")
+    assert [*(out / "lake").rglob(f"topic={flights.TOPIC}/date=*/*.parquet")] != []
+    check = run("store", "check", out / "store")
+    assert (check.returncode, check.stdout) == (0, f"{out / 'store'} is clean\n")
+
+
+def test_what_does_not_agree_is_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    """Somebody else sends a message meanwhile, which is no flight."""
+    with demo(tmp_path / "out") as (process, namesrv):
+        with Producer("stranger", namesrv=namesrv) as producer:
+            producer.send(Message(flights.TOPIC, b"{}", tags="UA"))
+        told, _ = process.communicate()
+    assert process.returncode == 1, told
+    assert re.search(rf"^wrong messages (stored|archived): {COUNT + 1}, expected {COUNT}$", told, re.MULTILINE), told
+    assert "All agree" not in told
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    refused = run("demo", "--flights", "10", "--out", tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"{tmp_path} is not empty and no earlier demonstration made it" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
