@@ -11,7 +11,8 @@ soon as a record is whole, it is handed on to be dispatched. What is sent is not
 * every record lies at the address that it names, and goes on where its queue stopped, or begins its queue anew, as that
   of a topic does that was deleted and made again.
 
-After the first byte that breaks this the log ends with the last whole record again, and nothing more is taken.
+The first byte that breaks this is an error. `cut` then ends the log with its last whole record; nothing more is taken
+before that.
 
 Answers to DefaultMessageStore.appendToCommitLog and the part of ReputMessageService that a slave needs, of
 org.apache.rocketmq.store. Deliberate difference: Apache appends what it is sent wherever its own log ends, if only the
@@ -69,7 +70,7 @@ class Replica:
     def take(self, physical_offset: int, data: memoryview) -> None:
         """Append the bytes that the log does not have yet, and hand on the records that are whole with them.
 
-        Raises StoreError where the bytes cannot be the log's, and OSError.
+        Raises StoreError where the bytes cannot be the log's, after which only `cut` is of use, and OSError.
         """
         log = self._log
         if log.end == log.begin and log.end != physical_offset:
@@ -86,14 +87,13 @@ class Replica:
         if overlap:
             self._compare(physical_offset, data[:overlap])
         log.copy(data[overlap:])
-        try:
-            self._look_for_records()
-        except StoreError:
-            self.cut()
-            raise
+        self._look_for_records()
 
     def cut(self) -> None:
-        """Let the log end with its last whole record. Raises OSError."""
+        """Let the log end with its last whole record, on disk as well. Raises OSError.
+
+        For any thread, while nothing is taken.
+        """
         if self._log.end > self._whole_end:
             self._log.cut(self._whole_end)
 

@@ -147,7 +147,9 @@ class Master:
                 item[1].set_result(True)
 
     async def _send(self, slave: _Slave, stream: Stream) -> None:
-        await slave.wake.wait()
+        while slave.reported < 0:
+            slave.wake.clear()
+            await slave.wake.wait()
         store = self._store
         position = slave.reported
         if not position:

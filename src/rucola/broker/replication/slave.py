@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from rucola.broker.clockwork import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.flush import Flush
 from rucola.broker.registration import Registration
@@ -27,6 +28,7 @@ from rucola.protocol.replication import TransferDecoder, encode_report
 from rucola.remoting.stream import Stream, open_stream
 from rucola.store.config import FlushDiskType
 from rucola.store.message_store import MessageStore
+from rucola.store.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,10 @@ class Slave:
     """The copying of one store. Belongs to one event loop."""
 
     def __init__(self, config: BrokerConfig, store: MessageStore, flush: Flush, registration: Registration) -> None:
+        assert store.replica is not None
         self._config = config
         self._store = store
+        self._replica = store.replica
         self._flush = flush
         self._registration = registration
         self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -99,7 +103,11 @@ class Slave:
             return WAIT_S
         try:
             flush = self._flush if self._is_flushed else None
-            await _Copying(self._config, self._store, flush, stream, self._on_compared).run()
+            try:
+                await _Copying(self._config, self._store, self._replica, flush, stream, self._on_compared).run()
+            finally:
+                stream.close()
+                await in_thread(self._replica.cut)  # half a record, which the master may lose, or what is none
         except StoreError as error:
             self._say("the master at %s: %s. %s", address, error, WHAT_TO_DO)
             return LONG_WAIT_S
@@ -111,8 +119,6 @@ class Slave:
         except Exception:
             logger.exception("following the master at %s failed", address)
             return LONG_WAIT_S
-        finally:
-            stream.close()
         return WAIT_S if self._is_followed else LONG_WAIT_S
 
     def _on_compared(self) -> None:
@@ -131,14 +137,14 @@ class _Copying:
         self,
         config: BrokerConfig,
         store: MessageStore,
+        replica: Replica,
         flush: Flush | None,
         stream: Stream,
         on_compared: Callable[[], None],
     ) -> None:
-        assert store.replica is not None
         self._config = config
         self._store = store
-        self._replica = store.replica
+        self._replica = replica
         self._flush = flush
         self._stream = stream
         self._begin = self._replica.begin
@@ -173,7 +179,7 @@ class _Copying:
             if not data:
                 raise RemotingConnectError("it closed the connection; its log says why if it did so on purpose")
             if store.failure is not None:
-                raise StoreError(store.failure)
+                raise OSError(store.failure)
             for physical_offset, piece in decoder.receive_data(data):
                 self._replica.take(physical_offset, piece)
                 if not self._is_compared and physical_offset + len(piece) >= self._compared_from:
@@ -188,7 +194,7 @@ class _Copying:
         reported = self._begin
         while True:
             self._news.clear()
-            if self._is_compared and (end := await self._safe_end()) != reported:
+            if self._is_compared and await self._is_safe(end := self._store.max_physical_offset) and end != reported:
                 reported = end
             else:
                 try:
@@ -199,9 +205,6 @@ class _Copying:
                     pass
             await self._stream.write(encode_report(reported))
 
-    async def _safe_end(self) -> int:
-        """Up to where this slave vouches for the log."""
-        end = self._store.max_physical_offset
-        if self._flush is not None and not await self._flush.until(end, self._store.config.sync_flush_timeout):
-            raise StoreError(self._store.failure or f"not on disk within {self._store.config.sync_flush_timeout} ms")
-        return end
+    async def _is_safe(self, end: int) -> bool:
+        """Wait until this slave can vouch for its log up to there; False where that takes too long."""
+        return self._flush is None or await self._flush.until(end, self._store.config.sync_flush_timeout)
