@@ -125,7 +125,7 @@ def test_a_slave_that_does_not_report_is_waited_for_and_let_go(
             await running.create_topic(master, "T", queues=1)
             slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
             none = SendStatus.SLAVE_NOT_AVAILABLE
-            assert set(await send(running, 30)) == {none}, "it has not said where it begins"
+            assert set(await send(running, 300)) == {none}, "it has not said where it begins"
             await slave.write(encode_report(0))
             decoder = TransferDecoder()
             log = b""
