@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from broker.test_broker import Peer, with_broker
+from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
+from rucola.store.config_files import config_path, read_config, write_config
 
 
 async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:
@@ -38,3 +42,28 @@ def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_it_com
         assert await asked(peer) == (ResponseCode.SUCCESS, "1")
 
     with_broker(tmp_path, talk, store={"access_message_in_memory_max_ratio": 0})
+
+
+def test_an_offset_behind_the_end_of_its_queue_is_set_back_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a power cut, which took messages that a group had consumed, and not what it had committed."""
+
+    async def before(peer: Peer) -> None:
+        for number in range(3):
+            await peer.send(b"%d" % number)
+
+    async def after(peer: Peer) -> None:
+        assert await asked(peer) == (ResponseCode.SUCCESS, "3")
+        assert await asked(peer, queue_id=1) == (ResponseCode.SUCCESS, "0")
+        await peer.send(b"in the place of one that was lost")
+        (message,) = decode_many((await peer.pull(queue_offset=3)).body)
+        assert message.body == b"in the place of one that was lost"
+
+    with_broker(tmp_path, before)
+    path = config_path(tmp_path, "consumerOffset")
+    write_config(path, {"offsetTable": {"T@new": {0: 5, 1: 7}, "T@old": {0: 2, 1: -1}}})
+    with_broker(tmp_path, after)
+    assert "group new: its offset on T:0 is 5, and the queue ends at 3; it goes on there" in caplog.messages
+    written = read_config(path)["offsetTable"]
+    assert (written["T@new"], written["T@old"]) == ({0: 3, 1: 0}, {0: 2, 1: -1})

@@ -51,7 +51,7 @@ class Scene:
         self.store = store
         root = Path(store.config.store_path_root_dir)
         self.offsets = ConsumerOffsetTable(root / "config" / "consumerOffset.json")
-        self.offsets.load()
+        self.offsets.load(self.store.max_offset)
         config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
         self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
         self.topics.load(T0)

@@ -16,7 +16,10 @@ from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, rec
 from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PushConsumer, push
 from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
 from rucola.message import Message
-from rucola.protocol.codes import ResponseCode
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.offset import OffsetResponseHeader, SearchOffsetRequestHeader
+from rucola.remoting.connection import Connection
 
 
 def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
@@ -317,6 +320,44 @@ def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
             broker.committed, broker.pulled = 12, Tally()
             async with consumer_of(running):
                 assert (await broker.pulled.reach(1))[0].queue_offset == 12
+
+    asyncio.run(run())
+
+
+def test_a_new_group_begins_in_its_retry_topic_by_rules_of_its_own(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker(committed=None, max_offset=70)
+            await running.scripted_broker("broker-a", "%RETRY%c", broker.processors)
+            for consume_from, begin in [
+                (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 0),
+                (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, 0),
+                (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 70),
+            ]:
+                broker.committed, broker.pulled = None, Tally()
+                async with consumer_of(running, consume_from=consume_from):
+                    (pulled,) = await broker.pulled.reach(1)
+                assert (pulled.topic, pulled.queue_offset) == ("%RETRY%c", begin)
+
+    asyncio.run(run())
+
+
+def test_a_new_group_begins_half_an_hour_ago_unless_it_is_told_when(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = ScriptedBroker(committed=None)
+            asked: Tally[int] = Tally()
+
+            def search(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+                asked.add(command.decode_header(SearchOffsetRequestHeader).timestamp)
+                return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=33))
+
+            broker.processors[RequestCode.SEARCH_OFFSET_BY_TIMESTAMP] = search
+            await broker.start(running)
+            begin_ms = time.time_ns() // 1_000_000
+            async with consumer_of(running, consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP):
+                (timestamp,) = await asked.reach(1)
+            assert begin_ms <= timestamp + 30 * 60 * 1000 <= time.time_ns() // 1_000_000
 
     asyncio.run(run())
 

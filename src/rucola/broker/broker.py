@@ -185,7 +185,7 @@ class Broker:
         synchronize = SlaveSynchronize(registration, client, topics, groups, offsets, directory / "delayOffset.json")
         topics.load(clock())
         groups.load()
-        offsets.load()
+        offsets.load(None if is_slave else store.max_offset)
         filters.load(clock())
 
         async def persist_offsets() -> None:

@@ -4,17 +4,24 @@ The offset is the queue offset of the next message to consume. Consumers commit 
 `flushConsumerOffsetInterval` and at the end, not at every commit: after a crash, groups go back by what they
 consumed in that time. A negative offset counts as none, since some clients commit -1 for "unknown".
 
-Answers to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8.
+A power cut can take messages that a group has consumed and not its offset, which then lies behind the end of its queue.
+It is set back to the end when the table is read: other messages will get the places in between, and none is passed
+over.
+
+Answers to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache leaves such offsets.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rucola.errors import StoreCorrupt
 from rucola.store.config_files import ConfigFile
+
+logger = logging.getLogger(__name__)
 
 _SEPARATOR = "@"
 
@@ -27,11 +34,27 @@ class ConsumerOffsetTable:
         self._table: dict[str, dict[int, int]] = {}
         self._is_changed = False
 
-    def load(self) -> None:
-        """Read what was written. StoreCorrupt where the file cannot be read."""
+    def load(self, max_offset: Callable[[str, int], int] | None) -> None:
+        """Read what was written. StoreCorrupt where the file cannot be read.
+
+        `max_offset` tells where a queue of a topic ends; None lets all offsets be, as for a slave, whose queues may end
+        before its master's.
+        """
         value = self._file.read()
         if value:
             self._table = consumer_offsets(self._file.path, value)
+        if max_offset is None:
+            return
+        for key, queues in self._table.items():
+            topic, _, group = _split(key)
+            for queue_id, queue_offset in queues.items():
+                if queue_offset > (end := max_offset(topic, queue_id)):
+                    logger.warning(
+                        "group %s: its offset on %s:%d is %d, and the queue ends at %d; it goes on there",
+                        group, topic, queue_id, queue_offset, end,
+                    )  # fmt: skip
+                    queues[queue_id] = end
+                    self._is_changed = True
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The committed offset, or -1 where there is none."""
