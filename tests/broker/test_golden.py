@@ -145,3 +145,17 @@ def test_views_by_id(golden: Path, tmp_path: Path, name: str) -> None:
             assert (answer.code, len(answer.body)) == (view["code"], view["bodyLength"]), view
 
     with_broker(golden / name, tmp_path, questions)
+
+
+@pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
+def test_a_broker_leaves_no_files_that_apaches_broker_would_not(golden: Path, tmp_path: Path, name: str) -> None:
+    async def nothing(ask: Ask, recorded: dict[str, Any]) -> None:
+        pass
+
+    before = files_of(golden / name / "store-after-restart")
+    with_broker(golden / name, tmp_path, nothing)
+    assert {path for path in files_of(tmp_path / "store") - before if not path.endswith(".bak")} <= {"lock"}
+
+
+def files_of(store: Path) -> set[str]:
+    return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()}

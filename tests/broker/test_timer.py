@@ -275,7 +275,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
 def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     with scene(tmp_path) as here:
-        here.timed.persist(Progress(0, 0, 0))
+        here.timed.persist(Progress(0, 1, 0))
         (tmp_path / "config" / "timer.json").write_text(text)
         with pytest.raises(StoreCorrupt, match=r"timer\.json"):
             here.timed.load()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola import settings
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
@@ -335,6 +336,18 @@ def test_an_unknown_code_and_a_missing_field_are_answered() -> None:
 
 
 # Configuration.
+
+
+def test_the_defaults_are_apaches(golden: Path) -> None:
+    """But for the files, which Apache's name server keeps in a home directory."""
+    ours = settings.to_properties(NamesrvConfig())
+    asked = [exchange for exchange in exchanges(golden) if exchange.code == RequestCode.GET_NAMESRV_CONFIG]
+    assert asked
+    for exchange in asked:
+        assert exchange.answer is not None
+        theirs = settings.parse(decode(exchange.answer).body.decode()) | {"listenPort": "9876"}
+        differing = {name for name in ours if name in theirs and ours[name] != theirs[name]}
+        assert differing == {"kvConfigPath", "configStorePath"}
 
 
 def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ Every message that waits and is due before the horizon is near. When half of the
 looked through for those that follow, 16,384 units a turn, and the horizon moves on. Of far messages only this is kept:
 which stretches of 16,384 units have some, and between which due times; stretches without are never looked at again.
 
-What was delivered is said by two numbers in `config/timer.json`, written every 10 s and at the stop, after a flush:
+What was delivered is said by two numbers in `config/timer.json`. Once anything has waited, it is written every 10 s
+and at the stop, after a flush:
 
     {"deliveredMs": d, "queueOffset": q, "rolledOffset": r}
 
@@ -211,6 +212,8 @@ class TimedDelivery:
 
     def persist(self, progress: Progress) -> None:
         """Write a progress, once the messages that it speaks of are on disk. For any thread."""
+        if not progress.queue_offset and not self._path.exists():
+            return  # nothing ever waited, so a store that Apache's broker may open again gets no file that it has not
         config_files.write_config(
             self._path,
             {

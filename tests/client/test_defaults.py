@@ -1,0 +1,40 @@
+"""What the Python client does unless it is told otherwise is what Apache's client of 4.9.8 does."""
+
+from __future__ import annotations
+
+import pytest
+
+from rucola.client import instance, locks, producer, pulling, push, share
+from rucola.client.consume_options import ConsumeFromWhere, ConsumeOptions, MessageModel
+from rucola.client.process_queue import PullLimits
+from rucola.client.rebalance import average
+
+OPTIONS = ConsumeOptions()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "apaches"),
+    [
+        ("heartbeatBrokerInterval", instance.HEARTBEAT_INTERVAL_MS, 30_000),
+        ("pollNameServerInterval", instance.ROUTE_INTERVAL_MS, 30_000),
+        ("persistConsumerOffsetInterval", push.PERSIST_INTERVAL_MS, 5_000),
+        ("waitInterval of RebalanceService", share.REBALANCE_INTERVAL_MS, 20_000),
+        ("REBALANCE_LOCK_INTERVAL", locks.LOCK_INTERVAL_MS, 20_000),
+        ("REBALANCE_LOCK_MAX_LIVE_TIME", locks.LOCK_LIFE_MS, 30_000),
+        ("BROKER_SUSPEND_MAX_TIME_MILLIS", pulling.SUSPEND_MS, 15_000),
+        ("sendMsgTimeout", producer.SEND_TIMEOUT_MS, 3_000),
+        ("retryTimesWhenSendFailed", producer.RETRY_TIMES, 2),
+        ("compressMsgBodyOverHowmuch", producer.COMPRESS_THRESHOLD, 4096),
+        ("maxMessageSize", producer.MAX_MESSAGE_SIZE, 4 << 20),
+        ("consumeThreadMax", OPTIONS.concurrency, 20),
+        ("consumeTimeout", OPTIONS.consume_timeout_ms, 15 * 60_000),
+        ("suspendCurrentQueueTimeMillis", OPTIONS.suspend_current_queue_ms, 1_000),
+        ("pullBatchSize", OPTIONS.pull_batch_size, 32),
+        ("consumeFromWhere", OPTIONS.consume_from, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET),
+        ("messageModel", OPTIONS.message_model, MessageModel.CLUSTERING),
+        ("allocateMessageQueueStrategy", OPTIONS.strategy, average),
+        ("pullThreshold...ForQueue, maxSpan", OPTIONS.limits, PullLimits(count=1000, size=100 << 20, span=2000)),
+    ],
+)  # fmt: skip
+def test_defaults_are_apaches(name: str, ours: object, apaches: object) -> None:
+    assert ours == apaches, name
