@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import cycle
@@ -170,6 +172,27 @@ def test_a_damaged_tail_is_cut_off_and_sent_again(tmp_path: Path, damage: str) -
             assert list(bytes_of(after)) == list(bytes_of(master))
             assert records(after) == records(master)
     assert check(tmp_path / "after") == []
+
+
+def test_a_full_disk_stops_the_copy_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
+        fill(master, 5)
+        copy(master, slave)
+        fill(master, 40, 1)
+        with monkeypatch.context() as full:
+
+            def no_room(*arguments: int) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            full.setattr(os, "posix_fallocate", no_room)
+            with pytest.raises(OSError, match="No space left"):
+                copy(master, slave)
+        replica(slave).cut()
+        assert slave.max_physical_offset < master.max_physical_offset
+        copy(master, slave)
+        assert list(bytes_of(slave)) == list(bytes_of(master))
+        assert records(slave) == records(master)
+    assert check(tmp_path / "s") == []
 
 
 def test_a_master_that_lost_its_end_is_found_out(tmp_path: Path) -> None:
