@@ -74,7 +74,7 @@ def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Pa
                 dispatched.set()
 
         with MessageStore(config(tmp_path / "store"), on_pending=lambda: reput.on_pending()) as store:
-            reput = Reput(store, PullRequestHold())
+            reput = Reput(store, PullRequestHold(), lambda: None)
             for queue_id in range(50):
                 store.put(inner(queue_id=queue_id), 1)
             loop.call_soon(turn)
@@ -103,7 +103,7 @@ def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -> None
 
         with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
             asyncio.get_running_loop().set_exception_handler(failed)
-            reput = Reput(store, PullRequestHold())
+            reput = Reput(store, PullRequestHold(), lambda: None)
             for _ in range(MESSAGES_A_TURN + 1):
                 store.put(inner(), 1)
             await dispatched.wait()

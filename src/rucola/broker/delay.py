@@ -72,7 +72,7 @@ class DelayedDelivery:
         What was due when the store last took a message may have been delivered without a note, and is looked up.
         """
         document = config_files.read_config(self._path)
-        noted = _offsets(self._path, document) if document else {}
+        noted = delay_offsets(self._path, document) if document else {}
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
         for level in sorted({*range(1, len(self._delays_ms) + 1), *waiting, *noted}):
             queue = (SCHEDULE_TOPIC, level - 1)
@@ -109,8 +109,9 @@ class DelayedDelivery:
         return now_ms if units else now_ms + RETRY_AFTER_MS
 
 
-def _offsets(path: Path, document: object) -> dict[int, int]:
+def delay_offsets(source: Path | str, document: object) -> dict[int, int]:
+    """Up to where each level is delivered, as file or answer says it; StoreCorrupt names the source of any other."""
     try:
         return {int(level): int(offset) for level, offset in document["offsetTable"].items()}  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(path, 0, f"no table of delay offsets ({error!r})") from None
+        raise StoreCorrupt(source, 0, f"no table of delay offsets ({error!r})") from None

@@ -179,7 +179,7 @@ class MappedFile:
         """The logical offset behind the file's last byte."""
         return self.begin + self.size
 
-    def write(self, position: int, data: bytes) -> None:
+    def write(self, position: int, data: bytes | memoryview) -> None:
         """Write much to a position that has blocks.
 
         By a call, which takes it page by page: mapped pages cost a fault when they are first touched, another one after

@@ -58,10 +58,11 @@ from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, open
 from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
-from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.recovery import Recovery
+from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
-from rucola.store.taking import take
+from rucola.store.taking import pass_over, take
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,9 @@ class MessageStore:
         self.failure: str | None = self.refuses_writes
         """Why they are turned away for good, until the store is opened again; a full disk is no such reason."""
         self._refusing = threading.Lock()
+        self._refusal = "the broker is a slave, whose log is its master's alone" if config.is_slave else None
+        self.replica: Replica | None = None
+        """By which a slave takes its master's log; there while the store of one is open."""
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         self._on_arrive = on_arrive
@@ -148,8 +152,10 @@ class MessageStore:
                 self._dirty.add(queue)
             last_ms = self.store_time(*name, queue.max_offset - 1)
             self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
+        if self._refusal is not None:
+            self.replica = Replica(self._log, self._queues.values(), self._next_offsets, self._note, self._forget)
         self._is_open = True
-        self.failure = self.refuses_writes = None
+        self.failure, self.refuses_writes = None, self._refusal
 
     def _close_queues(self) -> None:
         for queue in self._queues.values():
@@ -166,6 +172,8 @@ class MessageStore:
         try:
             if self.failure is None:
                 self.reput()
+                if self.replica is not None:
+                    self.replica.cut()
             if self.failure is None:
                 self.refuses_writes = "the store is closed"
                 self.checkpoint()
@@ -316,6 +324,15 @@ class MessageStore:
             self._dispatched_timestamp = pending[-1][5]
         return len(pending)
 
+    def _note(self, item: Pending) -> None:
+        self._pending.append(item)
+        self._put_timestamp = item[5]
+
+    def _forget(self, topic: str, queue_id: int) -> None:
+        """Drop a queue that begins anew."""
+        self.reput()
+        self._queues.pop((topic, queue_id)).delete()
+
     @property
     def has_pending(self) -> bool:
         """Whether something was put that `reput` has not dispatched yet."""
@@ -405,7 +422,7 @@ class MessageStore:
         self._retention.begin_round(now_ms, hour, disks)
         with self._refusing:
             if self.failure is None:
-                self.refuses_writes = self._retention.refusal
+                self.refuses_writes = self._refusal or self._retention.refusal
 
     def expire(self, now_ms: int) -> bool:
         """Let the log begin after its oldest file, if the round lets that go. With True, call `delete_expired`."""
@@ -468,7 +485,7 @@ class MessageStore:
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
-        most, room = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
+        most, room, is_far = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
         max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
         status, looked_at, records, total = take(
             self._log,
@@ -478,21 +495,9 @@ class MessageStore:
             max_bytes,
             accepts,
             matches,
-            lambda at: self._pass_over(queue, at),
+            lambda at: pass_over(queue, at, self._damaged),
         )
-        return GetResult(status, queue_offset + looked_at, begin, end, records, total)
-
-    def _pass_over(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Say once of a queue that it is damaged."""
-        if queue not in self._damaged:
-            self._damaged.add(queue)
-            log.error(
-                "%s-%d: the unit at %d does not point at its message, which is passed over; `rucola store check` names "
-                "all such units, and `rucola store rebuild`, with the broker stopped, makes them anew",
-                queue.topic,
-                queue.queue_id,
-                queue_offset,
-            )
+        return GetResult(status, queue_offset + looked_at, begin, end, records, total, is_far)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
@@ -508,6 +513,10 @@ class MessageStore:
         """Return the units from `begin` to `end` as far as they are there: shape (n,), of type consume_queue.UNIT."""
         self.reput()
         return self._queues[topic, queue_id].units(begin, end)
+
+    def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+        """Return bytes of the log in place; see `CommitLog.held`."""
+        return self._log.held(physical_offset, max_size)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """Return the whole record that begins there, or None where none does."""

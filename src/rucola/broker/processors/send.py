@@ -4,8 +4,8 @@ A batch comes under its own code, or under one of the others with `batch` set in
 
 The way of a message: check the topic (making it where a default topic may be inherited from), the queue, the
 permissions and the sizes; turn the property string into the stored one (without WAIT, with CLUSTER); put the record;
-answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits until the record is on disk, unless
-the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, never SUCCESS.
+answer with its offsetMsgId and queue offset. With SYNC_FLUSH or SYNC_MASTER the answer waits until the record is safe
+(see `broker.durability`), unless the message says WAIT=false; where it is not in time the answer is never SUCCESS.
 
 This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted
 straight into its bytes. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
@@ -30,8 +30,8 @@ from msgspec import json
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import postpone
+from rucola.broker.durability import Durability
 from rucola.broker.editing import Editing
-from rucola.broker.flush import Flush
 from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
@@ -46,11 +46,11 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
+from rucola.protocol.command import JSON, VERSION, RemotingCommand, decode_command, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.config import PUT_OK, FlushDiskType, PutMessageStatus, StoreConfig
+from rucola.store.config import PUT_OK, PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -86,7 +86,7 @@ class SendProcessor:
         groups: SubscriptionGroupTable,
         registration: Registration,
         writing: TableWriting,
-        flush: Flush,
+        durability: Durability,
         delay_level_count: int,
         transactions: Transactions,
         clock: Callable[[], int],
@@ -100,9 +100,9 @@ class SendProcessor:
         self._transactions = transactions
         self._registration = registration
         self._writing = writing
-        self._flush = flush
+        self._durability = durability
         self._clock = clock
-        self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._waits = durability.waits
         self._store_host = config.store_host
         self._host_digits = host_digits(config.store_host)
         self._editing = Editing(config.broker_cluster_name)
@@ -251,8 +251,8 @@ class SendProcessor:
             return self._not_stored(command, result.status)
         msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
-        if self._waits_for_disk and pairs.get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, result.physical_offset + result.size)
+        if self._waits and pairs.get(properties.WAIT) != "false":
+            return self._once_safe(command, answer, result.physical_offset + result.size)
         return answer
 
     def _put_unusual(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
@@ -309,8 +309,8 @@ class SendProcessor:
             return self._not_stored(command, result.status)
         msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
-        if self._waits_for_disk and wait != "false":
-            return self._once_flushed(command, answer, result.physical_offset + result.size)
+        if self._waits and wait != "false":
+            return self._once_safe(command, answer, result.physical_offset + result.size)
         return answer
 
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
@@ -342,8 +342,8 @@ class SendProcessor:
             return self._not_stored(command, result.status)
         ids = offset_msg_ids(self._store_host, result.physical_offsets)
         answer = self._answer(command, queue_id, ids.encode(), result.queue_offset)
-        if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, result.physical_offsets[0] + result.size)
+        if self._waits and properties.parse(header.properties).get(properties.WAIT) != "false":
+            return self._once_safe(command, answer, result.physical_offsets[0] + result.size)
         return answer
 
     def _answer(self, command: RemotingCommand, queue_id: int, msg_id: bytes, queue_offset: int) -> Answer:
@@ -357,13 +357,17 @@ class SendProcessor:
         )
         return answer
 
-    async def _once_flushed(self, command: RemotingCommand, answer: Answer, end: int) -> Answer:
-        """The answer when the log is on disk up to `end`, or FLUSH_DISK_TIMEOUT with the same fields."""
-        timeout_ms = self._store_config.sync_flush_timeout
-        if await self._flush.until(end, timeout_ms):
+    async def _once_safe(self, command: RemotingCommand, answer: Answer, end: int) -> Answer:
+        """The answer when the log is safe up to `end`, or with the same fields the code that says what is missing."""
+        missing = await self._durability.until(end)
+        if missing is None:
             return answer
-        why = self._store.refuses_writes or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
-        return self._refusal(command, ResponseCode.FLUSH_DISK_TIMEOUT, why)
+        stored = decode_command(answer[_PREFIX.size :], b"", JSON) if isinstance(answer, bytes) else answer
+        assert stored is not None
+        code, why = missing
+        unsafe = command.response(code, remark=why)
+        unsafe.ext_fields.update(stored.ext_fields)
+        return unsafe
 
     def _not_stored(self, command: RemotingCommand, status: PutMessageStatus) -> RemotingCommand:
         code, why = _REFUSED_BY_STORE.get(status, (ResponseCode.SYSTEM_ERROR, status.name))

@@ -103,6 +103,12 @@ class TopicConfigTable:
             self.put(config, now_ms)
         return config
 
+    def replace(self, topics: TopicConfigSerializeWrapper) -> None:
+        """Have what a master has, its data version included."""
+        self._table = topics.topic_config_table
+        self.data_version = topics.data_version
+        self._on_change()
+
     def wrapper(self) -> TopicConfigSerializeWrapper:
         """Everything, as a registration and GET_ALL_TOPIC_CONFIG carry it."""
         return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
