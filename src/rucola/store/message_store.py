@@ -54,7 +54,7 @@ from rucola.store.config import (
     StoreConfig,
 )
 from rucola.store.config_files import remove_unfinished
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, open_queues
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, flush_queues, iter_units, open_queues
 from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
@@ -68,6 +68,9 @@ log = logging.getLogger(__name__)
 
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What may be otherwise at the next put. No other error of the disk is asked about twice."""
+
+_FLUSHED_BY_TURNS = 32
+"""So many queues are not worth threads."""
 
 _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 
@@ -382,9 +385,14 @@ class MessageStore:
             if max_queues is None or not self._flushing:
                 self._flushing, self._dirty = self._flushing | self._dirty, set()
                 self._flushing_timestamp = self._dispatched_timestamp
-        for queue in list(self._flushing)[:max_queues]:
-            self._sync(queue.flush)
-            self._flushing.discard(queue)
+        queues = list(self._flushing)
+        if max_queues is None and len(queues) > _FLUSHED_BY_TURNS:
+            self._sync(lambda: flush_queues(queues))
+            self._flushing.clear()
+        else:
+            for queue in queues[:max_queues]:
+                self._sync(queue.flush)
+                self._flushing.discard(queue)
         point, index = self._checkpoint, self._dispatcher.index
         if not self._flushing:
             point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
