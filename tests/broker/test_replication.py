@@ -328,9 +328,12 @@ def test_garbage_from_a_master(
             async def is_said() -> bool:
                 return words in caplog.text and turns > 1
 
+            async def is_cut() -> bool:
+                return await end_of(running, slave) == 0
+
             await until(is_said)
-            assert await end_of(running, slave) == 0
             await server.stop()
+            await until(is_cut)
 
     asyncio.run(run())
     assert len([record for record in caplog.records if words in record.getMessage()]) == 1

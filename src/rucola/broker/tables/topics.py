@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -40,7 +41,7 @@ class TopicConfigTable:
         self._config = config
         self._on_change = on_change
         self.data_version = DataVersion()
-        self._table: dict[str, TopicConfig] = {}
+        self._table: Final[dict[str, TopicConfig]] = {}
         self.get: Callable[[str], TopicConfig | None] = self._table.get
         """The topic of that name, or None."""
 
@@ -105,7 +106,8 @@ class TopicConfigTable:
 
     def replace(self, topics: TopicConfigSerializeWrapper) -> None:
         """Have what a master has, its data version included."""
-        self._table = topics.topic_config_table
+        self._table.clear()
+        self._table.update(topics.topic_config_table)
         self.data_version = topics.data_version
         self._on_change()
 
