@@ -261,6 +261,8 @@ def test_bytes_that_do_not_go_on_where_the_log_ends(tmp_path: Path) -> None:
 def test_a_topic_that_was_made_again_begins_anew(tmp_path: Path) -> None:
     with MessageStore(config(tmp_path / "m", file_reserved_time=0)) as master, slave_of(tmp_path / "s") as slave:
         master.put(inner("Old", body=bytes(3000)), 1)
+        copy(master, slave)
+        slave.reput()
         fill(master, 40)
         copy(master, slave)
         master.clean_by_hand()

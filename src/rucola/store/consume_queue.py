@@ -50,6 +50,7 @@ _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
 _TAIL_COUNT: Final = 16
 _AT_A_TIME: Final = 8
+_FLUSHED_IN_A_ROW: Final = 32
 
 
 class ConsumeQueue:
@@ -466,15 +467,19 @@ def open_queues(
         return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
 
 
-def flush_queues(queues: Sequence[ConsumeQueue]) -> None:
-    """Flush all these queues, several at a time: the disk then makes one write of what each of them would wait for."""
+def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None:
+    """Flush all these queues: one after the other beside other work, else, if they are many, several at a time, for
+    which the disk makes one write of what each would wait for. Raises OSError."""
 
     def flush(some: Sequence[ConsumeQueue]) -> None:
         for queue in some:
             queue.flush()
 
-    with ThreadPoolExecutor(_AT_A_TIME, "flush-queues") as threads:
-        list(threads.map(flush, [queues[number::_AT_A_TIME] for number in range(_AT_A_TIME)]))
+    if beside_others or len(queues) <= _FLUSHED_IN_A_ROW:
+        flush(queues)
+    else:
+        with ThreadPoolExecutor(_AT_A_TIME, "flush-queues") as threads:
+            list(threads.map(flush, [queues[number::_AT_A_TIME] for number in range(_AT_A_TIME)]))
 
 
 def sync_names(directory: Path) -> None:

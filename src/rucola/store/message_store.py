@@ -69,9 +69,6 @@ log = logging.getLogger(__name__)
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What may be otherwise at the next put. No other error of the disk is asked about twice."""
 
-_FLUSHED_BY_TURNS = 32
-"""So many queues are not worth threads."""
-
 _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 
 
@@ -253,11 +250,8 @@ class MessageStore:
         if self.refuses_writes is not None:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         count = len(batch.bodies)
-        if (
-            not count
-            or batch.sys_flag & sysflag.TRANSACTION_MASK
-            or sum(map(len, batch.bodies)) > self.config.max_message_size
-        ):
+        is_too_large = sum(map(len, batch.bodies)) > self.config.max_message_size
+        if not count or is_too_large or batch.sys_flag & sysflag.TRANSACTION_MASK:
             return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log, host = self._log, self._store_host
         topic, queue_id = name = (batch.topic, batch.queue_id)
@@ -334,7 +328,8 @@ class MessageStore:
     def _forget(self, topic: str, queue_id: int) -> None:
         """Drop a queue that begins anew."""
         self.reput()
-        self._queues.pop((topic, queue_id)).delete()
+        self._queues[topic, queue_id].delete()
+        del self._queues[topic, queue_id]
 
     @property
     def has_pending(self) -> bool:
@@ -385,14 +380,9 @@ class MessageStore:
             if max_queues is None or not self._flushing:
                 self._flushing, self._dirty = self._flushing | self._dirty, set()
                 self._flushing_timestamp = self._dispatched_timestamp
-        queues = list(self._flushing)
-        if max_queues is None and len(queues) > _FLUSHED_BY_TURNS:
-            self._sync(lambda: flush_queues(queues))
-            self._flushing.clear()
-        else:
-            for queue in queues[:max_queues]:
-                self._sync(queue.flush)
-                self._flushing.discard(queue)
+        queues = list(self._flushing)[:max_queues]
+        self._sync(lambda: flush_queues(queues, beside_others=max_queues is not None))
+        self._flushing.difference_update(queues)
         point, index = self._checkpoint, self._dispatcher.index
         if not self._flushing:
             point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
