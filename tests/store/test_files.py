@@ -178,6 +178,23 @@ def test_the_kernel_is_told_that_an_index_is_read_here_and_there(tmp_path: Path)
         again.close()
 
 
+def test_a_clock_that_was_set_back_gives_no_entry_a_time_before_its_file(tmp_path: Path) -> None:
+    """Apache's readers take a negative difference for the end of the chain, and find nothing behind it."""
+    for number, put in enumerate((IndexFile.put, None)):
+        file = IndexFile.create(tmp_path / f"{number:017d}", 10, 40)
+        times = [10_000, 12_000, 3_000, 13_000]
+        if put is not None:
+            for time_ms in times:
+                put(file, 7, 100, time_ms)
+        else:
+            count = len(times)
+            hashes, offsets = np.full(count, 7, np.int32), np.full(count, 100, np.int64)
+            assert file.put_many(hashes, offsets, np.array(times, np.int64)) == count
+        assert file.entries()["seconds"].tolist() == [0, 2, 0, 3]
+        assert len(file.select(7, 10, 0, 1 << 62)) == len(times)
+        file.file.close()
+
+
 def test_sizes_of_index_files(tmp_path: Path) -> None:
     path = tmp_path / index_file_name(0)
     path.write_bytes(bytes(40 + 84 * 3))
