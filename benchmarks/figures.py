@@ -40,12 +40,16 @@ class Figure:
     floor: float | None = None
     floor_is: str = ""
     more_is_better: bool = False
+    ratios: Sequence[float] = ()
+    """Those of the rounds, where figure and floor were taken by turns; then their median is the figure's."""
     aims: Sequence[Aim] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
         """How many times the floor's cost; None without a floor."""
+        if self.ratios:
+            return float(statistics.median(self.ratios))
         if not self.floor or not self.value:
             return None
         return self.floor / self.value if self.more_is_better else self.value / self.floor

@@ -20,7 +20,7 @@ from isal.isal_zlib import crc32
 
 from figures import Aim, Figure
 from floors import Options
-from rucola.message import MessageInner, properties
+from rucola.message import MessageInner, MessageInnerBatch, properties
 from rucola.message.hashing import index_hash
 from rucola.message.host import encode_host
 from rucola.store.config import PutMessageStatus, StoreConfig
@@ -52,27 +52,26 @@ def measure(options: Options) -> list[Figure]:
 
 def _append_and_scan(folder: Path, options: Options) -> list[Figure]:
     """Fill a log file with batches, timing the puts, then read it as a recovery does."""
-    batch = [_message("Bench", 0, _random.randbytes(BODY_SIZE), number) for number in range(BATCH_COUNT)]
+    batch = _batch("Bench", 0)
     config = StoreConfig(folder, HOST, mapped_file_size_commit_log=LOG_SIZE, message_index_enable=False)
     puts: list[float] = []
     floors: list[float] = []
     with MessageStore(config) as store:
-        (put,) = {result.size for result in store.put_batch(batch, NOW_MS)}
-        count = options.count(LOG_SIZE - (64 << 20)) // put // BATCH_COUNT
-        block = bytes(put * BATCH_COUNT)
+        block = bytes(store.put_batch(batch, NOW_MS).size)
+        count = options.count(LOG_SIZE - (64 << 20)) // len(block)
         copy = bytearray(4 << 20)
         for _ in range(count):
             if store.max_physical_offset >> 22 != (store.max_physical_offset - len(block)) >> 22:
                 store.warm()
             begin = time.perf_counter_ns()
-            results = store.put_batch(batch, NOW_MS)
+            result = store.put_batch(batch, NOW_MS)
             end = time.perf_counter_ns()
-            position = results[0].physical_offset % (len(copy) - len(block))
+            position = result.physical_offsets[0] % (len(copy) - len(block))
             copy[position : position + len(block)] = block
             floors.append((time.perf_counter_ns() - end) / BATCH_COUNT / 1e3)
             puts.append((end - begin) / BATCH_COUNT / 1e3)
-            if results[-1].status is not PutMessageStatus.PUT_OK:
-                raise RuntimeError(f"a put was answered {results[-1].status}")
+            if result.status is not PutMessageStatus.PUT_OK:
+                raise RuntimeError(f"a put was answered {result.status}")
             store.reput()
         size = store.max_physical_offset
         stored = (count + 1) * BATCH_COUNT
@@ -257,6 +256,24 @@ def _by_turns(measured: Callable[[], None], floor: Callable[[], None], rounds: i
             if number:
                 kept.append(time.perf_counter() - begin)
     return times
+
+
+def _batch(topic: str, queue_id: int) -> MessageInnerBatch:
+    keys = [f"order-{number:09d}" for number in range(BATCH_COUNT)]
+    return MessageInnerBatch(
+        topic=topic,
+        queue_id=queue_id,
+        bodies=[_random.randbytes(BODY_SIZE) for _ in keys],
+        properties=[properties.join({properties.KEYS: key}) for key in keys],
+        flags=[0] * BATCH_COUNT,
+        sys_flag=0,
+        born_timestamp=NOW_MS,
+        born_host=HOST,
+        reconsume_times=0,
+        tags_codes=[0] * BATCH_COUNT,
+        unique_keys=[None] * BATCH_COUNT,
+        keys=keys,
+    )
 
 
 def _message(topic: str, queue_id: int, body: bytes, number: int) -> MessageInner:

@@ -4,15 +4,13 @@ unique key of its own."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
-from rucola.message import MessageInner, properties
+from rucola.message import MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
-from rucola.message.record import encode
+from rucola.message.record import encode_many
 from rucola.store.config import PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
 
@@ -30,29 +28,38 @@ def write(path: Path, topic: str, size: int, count: int, first: int = 0) -> None
     All are of one topic; a hundred are stored in every millisecond.
     """
     config = StoreConfig(path, HOST, message_index_enable=False)
+    pool = random.Random(2013).randbytes(2 * size)
     with MessageStore(config) as store:
-        made = _messages(topic, size, first, count)
+        body_size = size - len(encode_many(_batch(topic, 0, 1, pool, 0), 0, 0, 0, HOST)[0])
         for number in range(first, count, _BATCH_COUNT):
-            results = store.put_batch(list(islice(made, _BATCH_COUNT)), BEGIN_MS + number // _A_MILLISECOND)
-            if results[-1].status is not PutMessageStatus.PUT_OK:
-                raise RuntimeError(f"a put was answered {results[-1].status}")
+            batch = _batch(topic, number, min(number + _BATCH_COUNT, count), pool, body_size)
+            result = store.put_batch(batch, BEGIN_MS + number // _A_MILLISECOND)
+            if result.status is not PutMessageStatus.PUT_OK:
+                raise RuntimeError(f"a put was answered {result.status}")
             store.reput()
             if number % _WARM_EVERY < _BATCH_COUNT:
                 store.warm()
 
 
-def _messages(topic: str, size: int, first: int, count: int) -> Iterator[MessageInner]:
-    """Yield messages that make records of so many bytes; those of a batch are of one queue."""
-    pool = random.Random(2013).randbytes(2 * size)
-    code = tags_code("TagA")
-    body_size = None
-    for number in range(first, count):
-        key, unique_key = f"order-{number:09d}", unique_id()
-        joined = properties.join({properties.KEYS: key, properties.UNIQ_KEY: unique_key, properties.TAGS: "TagA"})
-        queue_id = number // _BATCH_COUNT % QUEUES
-        made = MessageInner(topic, queue_id, b"", joined, 0, 0, BEGIN_MS, HOST, 0, 0, code, unique_key, key)
-        if body_size is None:
-            body_size = size - len(encode(made, 0, 0, 0, HOST))
-        begin = number * 7 % size
-        made.body = pool[begin : begin + body_size]
-        yield made
+def _batch(topic: str, begin: int, end: int, pool: bytes, body_size: int) -> MessageInnerBatch:
+    """The messages from one number to another, their bodies from a pool of twice the size of a record."""
+    keys = [f"order-{number:09d}" for number in range(begin, end)]
+    unique_keys = [unique_id() for _ in keys]
+    places = [number * 7 % (len(pool) // 2) for number in range(begin, end)]
+    return MessageInnerBatch(
+        topic=topic,
+        queue_id=begin // _BATCH_COUNT % QUEUES,
+        bodies=[pool[place : place + body_size] for place in places],
+        properties=[
+            properties.join({properties.KEYS: key, properties.UNIQ_KEY: unique_key, properties.TAGS: "TagA"})
+            for key, unique_key in zip(keys, unique_keys, strict=True)
+        ],
+        flags=[0] * len(keys),
+        sys_flag=0,
+        born_timestamp=BEGIN_MS,
+        born_host=HOST,
+        reconsume_times=0,
+        tags_codes=[tags_code("TagA")] * len(keys),
+        unique_keys=unique_keys,
+        keys=keys,
+    )

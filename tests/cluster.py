@@ -19,7 +19,7 @@ from rucola.protocol.topic import CreateTopicRequestHeader, TopicConfig, TopicCo
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
-from rucola.store.config import StoreConfig
+from rucola.store.config import BrokerRole, StoreConfig
 
 T = TypeVar("T")
 
@@ -49,19 +49,32 @@ class Cluster:
         return namesrv
 
     async def start_broker(
-        self, name: str = "broker-a", port: int = 0, store: dict[str, Any] | None = None, **settings: Any
+        self,
+        name: str = "broker-a",
+        port: int = 0,
+        store: dict[str, Any] | None = None,
+        directory: str | None = None,
+        **settings: Any,
     ) -> Broker:
-        """A broker; under a name used before, on the same store. `store` are settings of that."""
+        """A broker; under a name used before, on the same store, unless in a directory of its own. `store` are settings
+        of that."""
         config = BrokerConfig(
             broker_name=name,
             broker_ip1=HOST,
             bind_address=HOST,
             listen_port=port,
             namesrv_addr=self.namesrv,
-            **settings,
+            **{"ha_listen_port": 0} | settings,
         )
-        broker = Broker(config, StoreConfig(store_path_root_dir=self.path / name, **SMALL_FILES | (store or {})))
+        broker = Broker(
+            config, StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
+        )
         return await self._stack.enter_async_context(broker)
+
+    async def start_slave(self, store: dict[str, Any] | None = None, **settings: Any) -> Broker:
+        """A slave of broker-a, which hears of its master from the name server."""
+        role = {"broker_role": BrokerRole.SLAVE}
+        return await self.start_broker(store=role | (store or {}), directory="slave", **{"broker_id": 1} | settings)
 
     async def create_topic(self, broker: Broker, topic: str, queues: int = 4, perm: int = 6) -> None:
         header = CreateTopicRequestHeader(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rucola.message import MessageInner, properties
+from rucola.message import MessageInner, MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.store.config import StoreConfig
@@ -64,6 +64,26 @@ def inner(
         unique_key=unique_key,
     )
     return msgspec.structs.replace(message, **more)
+
+
+def batch(*messages: MessageInner) -> MessageInnerBatch:
+    """Messages for one queue as a broker would put them together."""
+    first = messages[0]
+    assert len({(m.topic, m.queue_id, m.sys_flag, m.born_timestamp, m.born_host) for m in messages}) == 1
+    return MessageInnerBatch(
+        topic=first.topic,
+        queue_id=first.queue_id,
+        bodies=[message.body for message in messages],
+        properties=[message.properties for message in messages],
+        flags=[message.flag for message in messages],
+        sys_flag=first.sys_flag,
+        born_timestamp=first.born_timestamp,
+        born_host=first.born_host,
+        reconsume_times=first.reconsume_times,
+        tags_codes=[message.tags_code for message in messages],
+        unique_keys=[message.unique_key for message in messages],
+        keys=[message.keys for message in messages],
+    )
 
 
 def config(path: Path, **settings: Any) -> StoreConfig:

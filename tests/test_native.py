@@ -24,6 +24,7 @@ TESTS_OF_THE_HOT_PATH = (
     "protocol",
     "remoting",
     "store/test_message_store.py",
+    "store/test_replica.py",
     "broker/test_wire.py",
     "client/test_pull.py",
 )

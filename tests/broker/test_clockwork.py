@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rucola.broker.clockwork import NEW_QUEUES_A_TURN, Clockwork, Reput, in_thread
+from rucola.broker.clockwork import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, Clockwork, Reput, in_thread
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.store.check import check
+from rucola.store.dispatch import Arrived
 from rucola.store.message_store import MessageStore
 from stores import config, inner
 
@@ -70,15 +73,42 @@ def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Pa
             else:
                 dispatched.set()
 
-        with MessageStore(config(tmp_path / "store")) as store:
-            reput = Reput(store, PullRequestHold())
+        with MessageStore(config(tmp_path / "store"), on_pending=lambda: reput.on_pending()) as store:
+            reput = Reput(store, PullRequestHold(), lambda: None)
             for queue_id in range(50):
                 store.put(inner(queue_id=queue_id), 1)
-                reput.on_put()
             loop.call_soon(turn)
             await dispatched.wait()
         assert turns[-1] == 50
         assert max(after - before for before, after in itertools.pairwise(turns)) == NEW_QUEUES_A_TURN
+        assert check(tmp_path / "store") == []
+
+    asyncio.run(run())
+
+
+def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -> None:
+    async def run() -> None:
+        failures: list[object] = []
+        told: list[int] = []
+        dispatched = asyncio.Event()
+
+        def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            failures.append(context["exception"])
+            loop.call_soon(dispatched.set)  # behind the dispatch of what is left
+
+        def arrive(arrived: Mapping[str, Arrived]) -> None:
+            told.append(arrived["T"][0][-1].max_offset)
+            if len(told) == 1:
+                raise ArithmeticError
+
+        with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
+            asyncio.get_running_loop().set_exception_handler(failed)
+            reput = Reput(store, PullRequestHold(), lambda: None)
+            for _ in range(MESSAGES_A_TURN + 1):
+                store.put(inner(), 1)
+            await dispatched.wait()
+            assert told == [MESSAGES_A_TURN, MESSAGES_A_TURN + 1]
+        assert list(map(type, failures)) == [ArithmeticError]
         assert check(tmp_path / "store") == []
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from rucola.protocol.codes import RequestCode
 from rucola.store.config import StoreConfig
 from wire import decode, exchanges
 
-OF_THE_PLACE = {"brokerName", "brokerIP1", "namesrvAddr", "storePathRootDir"}
+OF_THE_PLACE = {"brokerName", "brokerIP1", "brokerIP2", "namesrvAddr", "storePathRootDir"}
 CONFIGURED = {
     "listenPort": "10911",
     "haListenPort": "10912",

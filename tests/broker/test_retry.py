@@ -90,6 +90,7 @@ def test_a_message_tried_too_often_is_laid_aside(
             assert (dead.body, dead.reconsume_times) == (b"body", reconsume_times + 1)
             assert dead.properties["DELAY"] == "0"
             assert dead.properties["RETRY_TOPIC"] == "T"
+            assert (await peer.pull(topic="%DLQ%g", queue_id=1)).code == ResponseCode.SYSTEM_ERROR, "it has one queue"
         else:
             assert len(await arrives(peer, topic="%RETRY%g")) == 1
             assert (await peer.pull(topic="%DLQ%g")).code == ResponseCode.TOPIC_NOT_EXIST

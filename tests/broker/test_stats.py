@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,9 @@ from rucola.protocol.stats import (
     BrokerStatsData,
 )
 from rucola.rates import SAMPLE_INTERVAL_MS
+from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.dispatch import Arrived
+from rucola.store.mapped_file import MappedFileQueue
 
 BEGIN_MS = 1_795_217_554_000
 MINUTE_MS = 60_000
@@ -44,9 +47,10 @@ def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0
     return begin_ms + duration_ms
 
 
-def arrived(topic: str, count: int, size: int) -> list[Arrived]:
+def arrived(topic: str, count: int, size: int) -> dict[str, Arrived]:
     """So many messages of so many bytes in all, in one queue."""
-    return [(topic, 0, count, [0] * count, size)]
+    queue = ConsumeQueue(topic, 0, MappedFileQueue(Path(topic), 6000, []))
+    return {topic: ([queue], [0] * count, [size] + [0] * (count - 1))}
 
 
 def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsData:

@@ -55,21 +55,16 @@ class Scene:
         config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
         self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
         self.topics.load(T0)
-        self.puts = 0
         self.transactions = Transactions(
             store,
             self.topics,
             self.offsets,
             stores.HOST,
             3,
-            self._count_put,
             timeout_ms=TIMEOUT_MS,
             check_max=check_max,
         )
         self.transactions.load()
-
-    def _count_put(self) -> None:
-        self.puts += 1
 
     def prepare(self, now_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> PutResult:
         named = {properties.TRAN_MSG: "true", properties.PGROUP: "p", **pairs}

@@ -22,6 +22,7 @@ from rucola.errors import StoreError
 from rucola.message.record import decode
 from rucola.store import mapped_file
 from rucola.store.check import check
+from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.dump import dump
@@ -150,6 +151,34 @@ def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: p
     assert store.flushed_physical_offset == 0
     store.close()
     assert (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("after", [1, 20, 39])
+def test_one_of_many_queues_that_fails_at_the_end_fails_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Many queues are flushed by several threads, of which only one hears of the error."""
+    store = MessageStore(config(tmp_path))
+    store.open(1)
+    for queue_id in range(40):
+        store.put(inner(queue_id=queue_id), 1000)
+    store.reput()
+    store.flush()
+    real, calls = mapped_file.sync_pages, itertools.count()
+
+    def fail_once(*arguments: Any) -> None:
+        if next(calls) == after:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*arguments)
+
+    monkeypatch.setattr(mapped_file, "sync_pages", fail_once)
+    with pytest.raises(OSError, match="Input/output"):
+        store.close()
+    assert (tmp_path / "abort").exists()
+    assert Checkpoint(tmp_path / "checkpoint").logics_timestamp == 0
+    with MessageStore(config(tmp_path)) as again:
+        assert again.queues() == {("T", queue_id): (0, 1) for queue_id in range(40)}
+    assert check(tmp_path) == []
 
 
 def test_name_that_was_lost_while_pages_were_touched_is_lost_for_the_flush(

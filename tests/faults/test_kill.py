@@ -33,7 +33,7 @@ from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from servers import server
-from stores import config, crashed_copy, inner
+from stores import batch, config, crashed_copy, inner
 
 STORE_CODE = (os.path.dirname(store_room.__file__), files.__file__)
 
@@ -82,11 +82,13 @@ def use(settings: StoreConfig, say: Say) -> None:
             if number % 10 == 5:
                 name = (messages[number].topic, messages[number].queue_id)
                 several = [inner(*name, b"%d" % number, unique_key=f"U{number + k}") for k in range(3)]
-                results = store.put_batch(several, now_ms)
+                result = store.put_batch(batch(*several), now_ms)
+                for queue_offset, physical_offset in enumerate(result.physical_offsets, result.queue_offset):
+                    say("messages", number, physical_offset, queue_offset)
+                    number += 1
             else:
-                results = [store.put(messages[number], now_ms)]
-            for result in results:
-                say("messages", number, result.physical_offset, result.queue_offset)
+                one = store.put(messages[number], now_ms)
+                say("messages", number, one.physical_offset, one.queue_offset)
                 number += 1
             if number % 4 == 0:
                 store.reput()

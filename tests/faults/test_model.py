@@ -14,11 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from power import without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
+from rucola.store import commit_log
 from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
-from stores import config, crashed_copy, inner
+from stores import batch, config, crashed_copy, inner
 
 Name = tuple[str, int]
 
@@ -36,8 +37,10 @@ NOON = 12
 class StoreMachine(RuleBasedStateMachine):
     """Files hold a few records, ten units and 39 entries, so that every kind of file rolls."""
 
-    @initialize()
-    def make(self) -> None:
+    @initialize(write_from=st.sampled_from([0, 300, 4096]))
+    def make(self, write_from: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(commit_log, "_WRITE_FROM", write_from)
         self.root = Path(tempfile.mkdtemp(prefix="store-model-"))
         self.lives = 0
         self.now_ms = 1_000_000
@@ -82,11 +85,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=names, count=st.integers(2, 12), key=keys)
     def put_batch(self, name: Name, count: int, key: str | None) -> None:
         messages = [self.message(name, 20, key) for _ in range(count)]
-        results = self.store.put_batch(messages, self.now_ms)
-        begin = len(self.queues.get(name, []))
-        assert [result.queue_offset for result in results] == list(range(begin, begin + count))
-        for message, result in zip(messages, results, strict=True):
-            self.note(message, result.physical_offset)
+        result = self.store.put_batch(batch(*messages), self.now_ms)
+        assert result.status is PutMessageStatus.PUT_OK
+        assert (result.queue_offset, len(result.physical_offsets)) == (len(self.queues.get(name, [])), count)
+        for message, physical_offset in zip(messages, result.physical_offsets, strict=True):
+            self.note(message, physical_offset)
 
     @rule(name=names)
     def put_too_much(self, name: Name) -> None:
@@ -180,6 +183,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         assert check(self.store.config.store_path_root_dir) == []
         shutil.rmtree(self.root)
+        self.patch.undo()
 
 
 def test_store_answers_as_a_dict_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,9 @@ def test_offset_msg_id() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:10911", "[::1]:10911"])
 def test_offset_msg_ids_of_several_records(host: str) -> None:
     store_host, offsets = encode_host(host), [0, 0x2A3FC, 2**63 - 1]
-    assert ids.offset_msg_ids(store_host, offsets) == ",".join(ids.offset_msg_id(store_host, at) for at in offsets)
+    each = [ids.offset_msg_id(store_host, at) for at in offsets]
+    assert ids.offset_msg_ids(store_host, offsets) == ",".join(each)
+    assert [ids.host_digits(store_host) + ids.OFFSET_DIGITS % at for at in offsets] == [one.encode() for one in each]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ messages = st.builds(
 @given(st.lists(messages, max_size=5))
 def test_a_batch_comes_back(sent: list[Message]) -> None:
     decoded = decode_batch(encode_batch(sent))
-    assert [(flag, bytes(body), parse(data)) for flag, body, data in decoded] == [
+    assert [(flag, bytes(body), parse(data)) for flag, body, data in zip(*decoded, strict=True)] == [
         (message.flag, message.body, message.properties) for message in sent
     ]
 
@@ -240,7 +242,7 @@ def test_a_garbage_batch_is_refused_or_whole(body: bytes) -> None:
         decoded = decode_batch(body)
     except InvalidMessage:
         return
-    assert sum(22 + len(one) + len(data) for _, one, data in decoded) == len(body)
+    assert sum(22 + len(one) + len(data) for _, one, data in zip(*decoded, strict=True)) == len(body)
 
 
 def test_a_batch_cut_or_changed_is_refused() -> None:

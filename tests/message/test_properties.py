@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.errors import InvalidMessage
-from rucola.message.properties import RESERVED, join, parse
+from rucola.message.properties import RESERVED, columns, join, parse
 
 words = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1)
 
@@ -40,6 +40,24 @@ def test_join_gives_what_comes_back_or_refuses(properties: dict[str, str]) -> No
         )
     else:
         assert parse(data) == properties
+
+
+@given(st.lists(words, unique=True, min_size=1, max_size=4), st.integers(1, 5), st.data())
+def test_strings_that_are_alike_come_apart_in_columns(names: list[str], count: int, data: st.DataObject) -> None:
+    rows = [{name: data.draw(words) for name in names} for _ in range(count)]
+    assert columns([join(row) for row in rows]) == {name: [row[name] for row in rows] for name in names}
+
+
+pieces = st.sampled_from([b"A", b"B", b"A\x01v", b"B\x01w", b"A\x01", b"\x01", b"\x02", b"\xff", b""])
+
+
+@given(st.lists(st.lists(pieces, max_size=4).map(b"\x02".join), min_size=1, max_size=4))
+def test_columns_say_what_each_string_says(strings: list[bytes]) -> None:
+    """Separators out of order, names that some strings lack or repeat, and values that look like names included."""
+    found = columns(strings)
+    if found is not None:
+        rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        assert [{name: value for name, value in row.items() if value} for row in rows] == [*map(parse, strings)]
 
 
 def test_tolerance() -> None:

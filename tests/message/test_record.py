@@ -17,7 +17,8 @@ from rucola.errors import InvalidMessage
 from rucola.message import Message, MessageExt, MessageInner, properties, record, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host, encode_host
-from rucola.message.record import decode, decode_many, encode, peek
+from rucola.message.record import decode, decode_many, encode, encode_many, peek
+from stores import batch
 
 V4 = encode_host("127.0.0.1:10911")
 V6 = encode_host("[::1]:10911")
@@ -183,6 +184,22 @@ def test_any_message_comes_back(
     assert (outline.size, outline.queue_offset) == (len(data), queue_offset)
     assert (before + data + after)[outline.body_begin : outline.body_end] == inner.body
     assert (before + data + after)[outline.properties_begin : outline.properties_end] == inner.properties
+
+
+@given(st.lists(inners, min_size=1, max_size=5), hosts, int64)
+def test_a_batch_is_as_its_messages_one_by_one(
+    messages: list[MessageInner], store_host: bytes, store_timestamp: int
+) -> None:
+    shared = ("topic", "queue_id", "sys_flag", "born_timestamp", "born_host", "reconsume_times")
+    first = {name: getattr(messages[0], name) for name in shared}
+    messages = [replace(message, **first, prepared_transaction_offset=0) for message in messages]
+    expected = []
+    for number, message in enumerate(messages, 7):
+        expected.append(encode(message, number, 100 + sum(map(len, expected)), store_timestamp, store_host))
+    assert encode_many(batch(*messages), 7, 100, store_timestamp, store_host) == (
+        b"".join(expected),
+        [*map(len, expected)],
+    )
 
 
 @given(st.lists(inners, max_size=5))

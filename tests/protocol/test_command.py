@@ -360,9 +360,71 @@ def test_fields_that_are_added_to_an_answer_are_sent() -> None:
 
 
 def test_what_was_changed_is_what_is_read() -> None:
-    command = command_of({"code": 105, "extFields": {"topic": "T"}})
-    command.ext_fields["topic"] = "U"
-    assert command.decode_header(GetRouteInfoRequestHeader).topic == "U"
+    for _ in range(2):
+        command = command_of({"code": 105, "extFields": {"topic": "T"}})
+        assert command.decode_header(GetRouteInfoRequestHeader).topic == "T"
+        command.ext_fields["topic"] = "U"
+        assert command.decode_header(GetRouteInfoRequestHeader).topic == "U"
+
+
+# One pass over frame and typed header, from the second request of a code on.
+
+
+def plain(header: dict[str, Any]) -> RemotingCommand:
+    """A command of a header written as clients write it, without blanks."""
+    return command_of(json.dumps(header, separators=(",", ":")))
+
+
+FOUR_FIELDS = {
+    "code": 34,
+    "extFields": {"topic": "T", "queueId": "3", "later": 1, "no": None},
+    "opaque": 9,
+    "remark": "r",
+}
+
+
+def test_later_requests_of_a_code_lose_nothing() -> None:
+    """Fields that the typed header does not know are there, and so is everything else of the header."""
+    first, *later = [plain(FOUR_FIELDS) for _ in range(3)]
+    for command in (first, *later):
+        assert command.decode_header(QueueRequestHeader) == QueueRequestHeader(topic="T", queue_id=3)
+    for command in later:
+        assert command.ext_fields == {"topic": "T", "queueId": "3", "later": "1"}
+        assert (command.code, command.opaque, command.remark, command.language) == (34, 9, "r", "OTHER")
+        assert decode(command.encode()) == first == command
+
+
+def test_a_header_of_another_type_than_others_of_its_code_have() -> None:
+    for _ in range(3):
+        command = plain({"code": 35, "extFields": {"consumerGroup": "G", "topic": "T", "queueId": "3"}})
+        assert command.decode_header(QueueRequestHeader).queue_id == 3
+        assert command.decode_header(QueryConsumerOffsetRequestHeader).consumer_group == "G"
+        assert plain({"code": 35, "extFields": {"topic": "T"}}).decode_header(TopicRequestHeader).topic == "T"
+
+
+@pytest.mark.parametrize(
+    ("ext", "why"),
+    [
+        ({"a": "G", "b": "T", "f": 0, "g": "1", "h": 0}, "SEND_MESSAGE_V2 310: .*`e`, the queue id$"),
+        ({"a": "G", "b": "T", "e": "x", "f": 0, "g": "1", "h": 0}, r"SEND_MESSAGE_V2 310: .*`\$\.e`, the queue id$"),
+        ({"a": "G", "b": "T", "e": 1, "f": None, "g": "1", "h": 0}, "SEND_MESSAGE_V2 310: .*`f`, the sys flag$"),
+        (None, "SEND_MESSAGE_V2 310: .*`a`, the producer group$"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_first_and_of_later_ones(ext: dict[str, Any] | None, why: str) -> None:
+    sound = {"a": "G", "b": "T", "e": 2, "f": 0, "g": "1", "h": 0}
+    for _ in range(3):
+        with pytest.raises(RemoteProtocolError, match=why):
+            plain({"code": 310, "extFields": ext}).decode_header(SendMessageRequestHeaderV2)
+        assert plain({"code": 310, "extFields": sound}).decode_header(SendMessageRequestHeaderV2).queue_id == 2
+
+
+def test_an_answer_is_none_of_the_requests_with_its_code() -> None:
+    sound = {"code": 30, "extFields": {"topic": "T", "queueId": "1"}}
+    assert plain(sound).decode_header(QueueRequestHeader).queue_id == 1
+    for ext in ({"offset": "7"}, {"topic": "T", "queueId": "1", "offset": "7"}):
+        answer = plain({"code": 30, "flag": 1, "extFields": ext})
+        assert answer.decode_header(OffsetResponseHeader).offset == 7
 
 
 def test_commands_compare_by_what_they_say() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from contextlib import AbstractContextManager
@@ -177,6 +178,23 @@ def test_the_kernel_is_told_that_an_index_is_read_here_and_there(tmp_path: Path)
         again.close()
 
 
+def test_a_clock_that_was_set_back_gives_no_entry_a_time_before_its_file(tmp_path: Path) -> None:
+    """Apache's readers take a negative difference for the end of the chain, and find nothing behind it."""
+    for number, put in enumerate((IndexFile.put, None)):
+        file = IndexFile.create(tmp_path / f"{number:017d}", 10, 40)
+        times = [10_000, 12_000, 3_000, 13_000]
+        if put is not None:
+            for time_ms in times:
+                put(file, 7, 100, time_ms)
+        else:
+            count = len(times)
+            hashes, offsets = np.full(count, 7, np.int32), np.full(count, 100, np.int64)
+            assert file.put_many(hashes, offsets, np.array(times, np.int64)) == count
+        assert file.entries()["seconds"].tolist() == [0, 2, 0, 3]
+        assert len(file.select(7, 10, 0, 1 << 62)) == len(times)
+        file.file.close()
+
+
 def test_sizes_of_index_files(tmp_path: Path) -> None:
     path = tmp_path / index_file_name(0)
     path.write_bytes(bytes(40 + 84 * 3))
@@ -264,6 +282,31 @@ def test_reserve_and_erase(tmp_path: Path) -> None:
     file.close()
     assert view[0] == ord("x"), "a view that is out keeps the bytes"
     view.release()
+
+
+@pytest.mark.parametrize("taken", [None, 0, 1, 7000])
+def test_what_is_written_by_a_call_is_in_the_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int | None
+) -> None:
+    """Also what the system does not take, be it some of the bytes or, for want of a descriptor, all."""
+    file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)
+    data = os.urandom(10_000)
+    file.map[:3] = b"abc"
+    if taken is not None:
+        pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, position: pwrite(fd, data[:taken], position))
+    file.write(5000, data)
+    assert file.map[:3] == b"abc"
+    assert file.map[5000:15_000] == data == file.path.read_bytes()[5000:15_000]
+    file.finish()
+    monkeypatch.setattr(os, "open", _no_descriptor)
+    file.write(4999, data)
+    assert file.map[4999:15_000] == data + data[-1:]
+    file.close()
+
+
+def _no_descriptor(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_blocks_that_warming_takes_meanwhile_are_not_asked_for_again(

@@ -6,10 +6,12 @@ import errno
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
 from rucola.store.rebuild import rebuild
-from stores import OpenStore, config, crashed_copy, inner
+from stores import OpenStore, batch, config, crashed_copy, inner
 
 
 def bodies(records: list[bytes]) -> list[bytes]:
@@ -126,28 +128,25 @@ def test_illegal_messages_change_nothing(
     store.put(inner(), 1)
     end = store.max_physical_offset
     assert store.put(message, 2).status is status
-    assert PutMessageStatus.PUT_OK not in [result.status for result in store.put_batch([message, message], 2)]
+    assert store.put_batch(batch(message, message), 2).status is status
     assert store.max_physical_offset == end
     assert store.put(inner(), 3).queue_offset == 1
 
 
 def test_batches_are_contiguous_and_whole(open_store: OpenStore) -> None:
     store = open_store()
-    assert store.put_batch([], 1) == []
     store.put(inner(body=bytes(3000)), 1)
-    results = store.put_batch([inner(body=b"%d" % k, keys=f"k{k}") for k in range(10)], 2)
-    assert [result.queue_offset for result in results] == list(range(1, 11))
-    assert results[0].physical_offset == 4096, "the batch did not fit behind the first message"
-    assert all(b.physical_offset == a.physical_offset + a.size for a, b in pairwise(results))
+    result = store.put_batch(batch(*(inner(body=b"%d" % k, keys=f"k{k}") for k in range(10))), 2)
+    assert (result.status, result.queue_offset) == (PutMessageStatus.PUT_OK, 1)
+    assert result.physical_offsets[0] == 4096, "the batch did not fit behind the first message"
+    records = [store.record_at(physical_offset) or b"" for physical_offset in result.physical_offsets]
+    assert all(b == a + len(record) for (a, b), record in zip(pairwise(result.physical_offsets), records, strict=False))
+    assert sum(map(len, records)) == result.size
     assert queue_bodies(store)[1:] == [b"%d" % k for k in range(10)]
-    for bad in (
-        inner(topic="Other"),
-        inner(queue_id=1),
-        inner(sys_flag=sysflag.TRANSACTION_PREPARED),
-        inner(body=bytes(5000)),
-    ):
-        refused = store.put_batch([inner(), bad], 3)
-        assert [result.status for result in refused] == [PutMessageStatus.MESSAGE_ILLEGAL] * 2
+    half = inner(sys_flag=sysflag.TRANSACTION_PREPARED)
+    nothing = msgspec.structs.replace(batch(inner()), bodies=[], properties=[], flags=[])
+    for bad in (nothing, batch(half, half), batch(inner(), inner(body=bytes(5000)))):
+        assert store.put_batch(bad, 3).status is PutMessageStatus.MESSAGE_ILLEGAL
     assert store.max_offset("T", 0) == 11
 
 
@@ -181,25 +180,47 @@ def test_delayed_messages_keep_when_they_are_due(open_store: OpenStore, tmp_path
 
 
 def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None:
-    arrived: list[tuple[str, int, int, list[int]]] = []
+    arrived: list[tuple[str, dict[int, int], list[int]]] = []
     sizes: list[int] = []
 
-    def arrive(queues: list[Arrived]) -> None:
-        for topic, queue_id, end, tags_codes, size in queues:
-            arrived.append((topic, queue_id, end, tags_codes))
-            sizes.append(size)
+    def arrive(topics: Mapping[str, Arrived]) -> None:
+        for topic, (queues, tags_codes, sizes_of_topic) in topics.items():
+            arrived.append((topic, {queue.queue_id: queue.max_offset for queue in queues}, tags_codes))
+            sizes.extend(sizes_of_topic)
 
     store = open_store(on_arrive=arrive)
     for k in range(3):
         store.put(inner(queue_id=k % 2, tags="A" if k else None), 1)
     assert arrived == []
     assert store.max_offset("T", 0) == 2
-    assert arrived == [("T", 0, 2, [0, 65]), ("T", 1, 1, [65])]
+    assert arrived == [("T", {0: 2, 1: 1}, [0, 65, 65])]
     assert store.reput() == 0
     store.put(inner(topic="U"), 1)
     assert store.reput() == 1
-    assert arrived[2:] == [("U", 0, 1, [0])]
+    assert arrived[1:] == [("U", {0: 1}, [0])]
     assert sum(sizes) == store.max_physical_offset
+
+
+def test_the_first_put_after_each_dispatch_is_told(open_store: OpenStore) -> None:
+    told: list[int] = []
+    store = open_store(on_pending=lambda: told.append(store.max_physical_offset))
+    store.put(inner(topic=""), 1)  # refused
+    assert told == []
+    ends = []
+    for put in (
+        lambda: store.put(inner(), 1),
+        lambda: store.put_batch(batch(inner(), inner()), 1),
+        lambda: store.put(inner(sys_flag=sysflag.TRANSACTION_PREPARED), 1),
+    ):
+        put()
+        ends.append(store.max_physical_offset)
+        store.put(inner(), 1)
+        store.put_batch(batch(inner(), inner()), 1)
+        assert told == ends
+        assert store.reput(2) == 2
+        store.put(inner(), 1)  # while some are pending still
+        assert told == ends
+        store.reput()
 
 
 messages = st.lists(
@@ -403,7 +424,7 @@ def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch
     assert "Input/output" in str(store.refuses_writes)
     assert store.flushed_physical_offset == 0
     assert store.put(inner(), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-    assert store.put_batch([inner()], 2)[0].status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert store.put_batch(batch(inner()), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert bodies(store.get("T", 0, 0, 32).records) == [b"before"]
     store.close()
     assert (tmp_path / "store" / "abort").exists(), "the next opening must not trust the disk"
@@ -419,7 +440,7 @@ def test_a_full_disk_refuses_and_recovers(open_store: OpenStore, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(MappedFile, "reserve", full)
         assert store.put(inner(body=bytes(2000)), 2).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
-        assert store.put_batch([inner(body=bytes(2000))], 2)[0].status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        assert store.put_batch(batch(inner(body=bytes(2000))), 2).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(body=bytes(2000)), 3).queue_offset == 1
     assert len(store.get("T", 0, 0, 32).records) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import Arrived, Dispatcher, Pending, Queues
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from stores import OpenStore, config, crashed_copy, inner
 
@@ -196,8 +197,9 @@ def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
     """A held pull reads when it hears of a message; that must not dispatch what follows before its turn."""
     seen: list[tuple[int, int]] = []
 
-    def arrive(queues: list[Arrived]) -> None:
-        seen.extend((queue_id, store.max_offset("T", queue_id)) for _, queue_id, *_ in queues)
+    def arrive(topics: Mapping[str, Arrived]) -> None:
+        for queue in topics["T"][0]:
+            seen.append((queue.queue_id, store.max_offset("T", queue.queue_id)))
 
     store = open_store(on_arrive=arrive)
     for queue_id in (0, 1, 1, 0):
@@ -205,6 +207,51 @@ def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
     assert (store.reput(2), store.has_pending) == (2, True)
     assert (store.reput(), store.has_pending) == (2, False)
     assert seen == [(0, 1), (1, 1), (1, 2), (0, 2)]
+
+
+def test_who_is_told_of_messages_hears_the_same_whether_they_are_spread_or_not(open_store: OpenStore) -> None:
+    """A batch is written one by one or queue by queue, as the one before it had many queues or few."""
+    told: list[dict[str, tuple[dict[int, int], list[int]]]] = []
+    sizes: list[int] = []
+    put: list[int] = []
+
+    def arrive(topics: Mapping[str, Arrived]) -> None:
+        told.append({})
+        for topic, (queues, tags_codes, sizes_of_topic) in topics.items():
+            told[-1][topic] = {queue.queue_id: queue.max_offset for queue in queues}, sorted(tags_codes)
+            sizes.extend(sizes_of_topic)
+
+    store = open_store(on_arrive=arrive)
+    for queue_count in (16, 16, 2, 2, 16):
+        for number in range(16):
+            put.append(store.put(inner("TU"[number % 2], number % queue_count, tags="AB"[number // 8]), 1).size)
+        store.reput()
+    codes = [65] * 4 + [66] * 4
+    assert told == [
+        {topic: ({queue_id: end for queue_id, end in enumerate(ends) if end}, codes) for topic, ends in of.items()}
+        for of in (
+            {"T": [1, 0] * 8, "U": [0, 1] * 8},
+            {"T": [2, 0] * 8, "U": [0, 2] * 8},
+            {"T": [10], "U": [0, 10]},
+            {"T": [18], "U": [0, 18]},
+            {"T": [19, 0, *[3, 0] * 7], "U": [0, 19, *[0, 3] * 7]},
+        )
+    ]
+    assert sorted(sizes) == sorted(put)
+
+
+def test_a_queue_that_was_deleted_and_made_anew_gets_its_units(tmp_path: Path) -> None:
+    queues = Queues(tmp_path, PER_FILE * UNIT_SIZE)
+    dispatcher = Dispatcher(queues, None, ())
+    pending: list[Pending] = [("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
+    for batch in (pending, pending[:1]):
+        dispatcher.add_units(batch)
+        for (_, queue_id), queue in list(queues.items()):
+            assert queue.max_offset == 1
+            queue.delete()
+            del queues["T", queue_id]
+    assert not queues
+    assert not list(tmp_path.iterdir())
 
 
 def test_queues_are_opened_in_the_order_of_topic_and_number(open_store: OpenStore, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import fcntl
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from rucola.broker.clockwork import Alarm, Clockwork, Reput, in_thread
 from rucola.broker.config import BrokerConfig, MetricsExporterType
 from rucola.broker.congestion import TICK_MS, Congestion
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
+from rucola.broker.durability import Durability
 from rucola.broker.flush import Flush
 from rucola.broker.locks import QueueLocks
 from rucola.broker.processors.cleaning import CleaningProcessor
@@ -39,10 +40,15 @@ from rucola.broker.processors.reply import ReplyProcessor
 from rucola.broker.processors.runtime import RuntimeProcessor
 from rucola.broker.processors.send import SendProcessor
 from rucola.broker.processors.send_back import SendBackProcessor
+from rucola.broker.processors.slave import SlaveProcessor
 from rucola.broker.processors.topic import TopicProcessor
 from rucola.broker.processors.transaction import TransactionProcessor
 from rucola.broker.pull_hold import PullRequestHold
 from rucola.broker.registration import Registration
+from rucola.broker.replication.master import Master
+from rucola.broker.replication.slave import Slave
+from rucola.broker.replication.synchronize import INTERVAL_MS as SYNCHRONIZE_INTERVAL_MS
+from rucola.broker.replication.synchronize import SlaveSynchronize
 from rucola.broker.state import BrokerState
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.filters import ConsumerFilterTable
@@ -55,7 +61,7 @@ from rucola.broker.transaction_check import TransactionCheck
 from rucola.broker.transactions import Transactions
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
-from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
@@ -137,20 +143,23 @@ class Broker:
         running.push_async_callback(server.stop)
         config.listen_port = server.port
         self.store_config.store_host = config.store_host
+        is_slave = self.store_config.is_slave
 
-        def arrived(queues: list[Arrived]) -> None:
-            stats.put(queues)
-            for topic, queue_id, end, tags_codes, _ in queues:
+        def arrived(topics: Mapping[str, Arrived]) -> None:
+            stats.put(topics)
+            for topic, (queues, tags_codes, _) in topics.items():
                 if hold.held:
-                    hold.arrived(topic, queue_id, end)
-                if topic in DUE_TIME_TOPICS:
-                    if topic == TIMER_TOPIC:
-                        timed.arrived(end, tags_codes)
-                        timer_alarm.ring_at(min(tags_codes))
-                    else:
-                        delay_alarm.ring_at(min(tags_codes))
+                    for queue in queues:
+                        hold.arrived(topic, queue.queue_id, queue.max_offset)
+                if is_slave:
+                    synchronize.arrived(topic)
+                elif topic == TIMER_TOPIC:
+                    timed.arrived(queues[0].max_offset, tags_codes)
+                    timer_alarm.ring_at(min(tags_codes))
+                elif topic == SCHEDULE_TOPIC:
+                    delay_alarm.ring_at(min(tags_codes))
 
-        store = MessageStore(self.store_config, arrived)
+        store = MessageStore(self.store_config, arrived, lambda: reput.on_pending())
         await asyncio.to_thread(store.open, clock())
         running.push_async_callback(asyncio.to_thread, store.close)
         flush = Flush(store)
@@ -173,9 +182,10 @@ class Broker:
         offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
         registration = Registration(config, topics, client)
+        synchronize = SlaveSynchronize(registration, client, topics, groups, offsets, directory / "delayOffset.json")
         topics.load(clock())
         groups.load()
-        offsets.load(store.max_offset)
+        offsets.load(None if is_slave else store.max_offset)
         filters.load(clock())
 
         async def persist_offsets() -> None:
@@ -188,14 +198,16 @@ class Broker:
         running.push_async_callback(persist_offsets)
         running.push_async_callback(writing.stop, topics.persisting, groups.persisting)
 
-        reput = Reput(store, hold)
+        master = None if is_slave else Master(config, store)
+        durability = Durability(store, flush, master)
+        reput = Reput(store, hold, master.on_put if master is not None else _nobody_waits)
         running.callback(reput.stop)
         delays_ms = parse_delay_levels(self.store_config.message_delay_level)
-        delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json", reput.on_put)
+        delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json")
         delayed.load()
         delay_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
 
-        timed = TimedDelivery(store, directory / "timer.json", reput.on_put)
+        timed = TimedDelivery(store, directory / "timer.json")
         timed.load()
         timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
 
@@ -209,12 +221,15 @@ class Broker:
             return True
 
         async def make_ready_for_cleaning() -> bool:
+            if is_slave:
+                return True
             before = timed.rolled_offset
             return await timed.roll(clock) and (timed.rolled_offset == before or await persist_deliveries())
 
         cleaning = Cleaning(self.store_config, store, clock, self._ask_disk, make_ready_for_cleaning)
         await cleaning.look()
-        running.push_async_callback(persist_deliveries)
+        if not is_slave:
+            running.push_async_callback(persist_deliveries)
         running.callback(delay_alarm.stop)
         running.callback(timer_alarm.stop)
 
@@ -224,13 +239,13 @@ class Broker:
             offsets,
             config.store_host,
             len(delays_ms),
-            reput.on_put,
             timeout_ms=config.transaction_time_out,
             check_max=config.transaction_check_max,
         )
-        transactions.load()
         transaction_check = TransactionCheck(transactions, store, offsets, clients, flush, clock)
-        running.push_async_callback(transaction_check.note_progress)
+        if not is_slave:
+            transactions.load()
+            running.push_async_callback(transaction_check.note_progress)
 
         state = BrokerState(config, store, topics, groups, offsets, filters, writing, clients, stats, clock)
         send = SendProcessor(
@@ -241,15 +256,14 @@ class Broker:
             groups,
             registration,
             writing,
-            flush,
+            durability,
             len(delays_ms),
             transactions,
             clock,
-            reput.on_put,
         )
         processors |= send.table()
-        processors |= ReplyProcessor(state, send, reput.on_put).table()
-        processors |= SendBackProcessor(state, len(delays_ms), reput.on_put).table()
+        processors |= ReplyProcessor(state, send).table()
+        processors |= SendBackProcessor(state, len(delays_ms)).table()
         processors |= TransactionProcessor(transactions, clock).table()
         processors |= PullProcessor(state, hold).table()
         processors |= QueryProcessor(config, store).table()
@@ -264,6 +278,8 @@ class Broker:
             config, self.store_config, store, topics, registration, stats, clock, self._config_file
         )
         processors |= runtime.table()
+        if is_slave:
+            processors |= SlaveProcessor(registration).table()
 
         clockwork = Clockwork()
         running.push_async_callback(clockwork.stop)
@@ -282,12 +298,13 @@ class Broker:
             clockwork.every(min(10_000, idle_ms // 2), "close idle connections", lambda: server.close_idle(idle_ms))
         clockwork.every(self.store_config.clean_resource_interval, "clean", cleaning.run)
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
-        clockwork.every(PERSIST_INTERVAL_MS, "persist deliveries", persist_deliveries)
-        clockwork.every(config.transaction_check_interval, "check transactions", transaction_check.run)
         clockwork.every(config.register_name_server_period, "register", registration.register)
-
-        delay_alarm.ring_at(clock())
-        timer_alarm.ring_at(clock())
+        if master is not None:
+            clockwork.every(60_000, "tell of slaves", master.tell)
+            clockwork.every(PERSIST_INTERVAL_MS, "persist deliveries", persist_deliveries)
+            clockwork.every(config.transaction_check_interval, "check transactions", transaction_check.run)
+            delay_alarm.ring_at(clock())
+            timer_alarm.ring_at(clock())
 
         if config.metrics_exporter_type is MetricsExporterType.PROM:
             try:
@@ -303,11 +320,25 @@ class Broker:
             running.push_async_callback(metrics.stop)
             config.metrics_prom_exporter_port = metrics.port
 
+        if master is not None:
+            master.start()
+            running.push_async_callback(master.stop)
         await server.start()
         running.push_async_callback(server.stop)
         running.callback(hold.release_all)
         await registration.register()
         running.push_async_callback(registration.unregister)
+        if is_slave:
+            running.push_async_callback(synchronize.stop)
+            await synchronize.run()
+            clockwork.every(SYNCHRONIZE_INTERVAL_MS, "synchronize with the master", synchronize.run)
+            slave = Slave(config, store, flush, registration)
+            slave.start()
+            running.push_async_callback(slave.stop)
+
+
+def _nobody_waits() -> None:
+    """A slave sends its log to nobody."""
 
 
 def _take_all_descriptors() -> None:

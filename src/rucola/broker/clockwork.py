@@ -12,7 +12,11 @@
                   far delayed messages are delivered and what groups filter by, look at the disks and let old files go
                   (cleanResourceInterval)
     every 30 s    register with the name servers (registerNameServerPeriod)
-    every minute  ask about transactions that are open for too long (transactionCheckInterval)
+    every minute  ask about transactions that are open for too long (transactionCheckInterval); log how far slaves are
+                  behind
+
+Instead of delivering and asking, a slave takes over its master's tables, every 10 s (see
+`broker.replication.synchronize`).
 
 Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
 """
@@ -56,15 +60,17 @@ class Reput:
     The wait makes batches: dispatched a hundred at a time, a message costs a fifth of what it costs alone. Nobody can
     notice it, since every read of the store dispatches first what is pending; much longer, and a batch would keep the
     loop for a time that senders notice. What is much goes in several turns of the loop, others between them.
+    `on_dispatch` is called at each.
     """
 
-    def __init__(self, store: MessageStore, hold: PullRequestHold) -> None:
+    def __init__(self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None]) -> None:
         self._store = store
+        self._on_dispatch = on_dispatch
         self._held = hold.held
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
 
-    def on_put(self) -> None:
+    def on_pending(self) -> None:
         if self._held:
             if self._next is None:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
@@ -80,9 +86,12 @@ class Reput:
 
     def _dispatch(self) -> None:
         self.stop()
-        self._store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
-        if self._store.has_pending:
-            self._next = asyncio.get_running_loop().call_soon(self._dispatch)
+        try:
+            self._store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
+            self._on_dispatch()
+        finally:  # nobody is told of what stays pending
+            if self._store.has_pending:
+                self._next = asyncio.get_running_loop().call_soon(self._dispatch)
 
 
 class Alarm:

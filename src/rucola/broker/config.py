@@ -22,6 +22,7 @@ from rucola import settings
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.host import encode_host
+from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.store.config import StoreConfig
@@ -40,8 +41,9 @@ class BrokerConfig:
     """A broker's name, addresses and habits. Times are in milliseconds.
 
     `broker_ip1` is the address that clients are told; where it is empty, the address that the broker is bound to,
-    or one of this machine's that others may reach. `metrics_prom_exporter_host` is where metrics are asked for; empty,
-    it is the address that the broker is bound to.
+    or one of this machine's that others may reach. `broker_ip2` is where slaves reach it, `broker_ip1` unless it says
+    otherwise. `ha_listen_port` -1 is the one after `listen_port`, or any free one where that is 0.
+    `metrics_prom_exporter_host` is where metrics are asked for; empty, it is the address that the broker is bound to.
     """
 
     broker_cluster_name: str = "DefaultCluster"
@@ -50,7 +52,15 @@ class BrokerConfig:
     broker_ip1: str = dataclasses.field(default="", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
     listen_port: int = 10911
-    ha_listen_port: int = 10912
+    broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
+    ha_listen_port: int = -1
+    ha_master_address: str = ""
+    ha_send_heartbeat_interval: int = 5000
+    ha_housekeeping_interval: int = 20_000
+    ha_transfer_batch_size: int = 32 * 1024
+    ha_slave_fallbehind_max: int = 256 * 1024 * 1024
+    slave_timeout: int = 3000
+    slave_read_enable: bool = False
     namesrv_addr: str = ""
     broker_permission: int = PERM_READ | PERM_WRITE
     default_topic_queue_nums: int = 8
@@ -92,6 +102,10 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not self.broker_ip1:
             self.broker_ip1 = own_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
+        if not self.broker_ip2:
+            self.broker_ip2 = self.broker_ip1
+        if self.ha_listen_port < 0:
+            self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
 
     @property
     def namesrv_addresses(self) -> list[str]:
@@ -134,7 +148,18 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             host_and_port(address)
         except RemotingConnectError as error:
             raise ConfigError(f"namesrvAddr: {error}") from None
+    if broker.ha_master_address:
+        try:
+            host_and_port(broker.ha_master_address)
+        except RemotingConnectError as error:
+            raise ConfigError(f"haMasterAddress: {error}") from None
+    if broker.ha_transfer_batch_size < 1:
+        raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
     store = settings.fill(StoreConfig, properties, **_of(StoreConfig, defaults))
+    if not store.is_slave:
+        broker.broker_id = MASTER_ID
+    elif broker.broker_id <= MASTER_ID:
+        raise ConfigError(f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs one above 0, of its own")
     return broker, store, settings.unknown((BrokerConfig, StoreConfig), properties)
 
 

@@ -24,7 +24,7 @@ that cannot be delivered at all (damaged, or no longer fit for a record) is logg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rucola.broker.due import BATCH, RETRY_AFTER_MS, deliver
@@ -57,13 +57,12 @@ def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int)
 
 
 class DelayedDelivery:
-    """Delivers what is due. `on_put` is called after each turn that put something."""
+    """Delivers what is due."""
 
-    def __init__(self, store: MessageStore, delays_ms: Sequence[int], path: Path, on_put: Callable[[], None]) -> None:
+    def __init__(self, store: MessageStore, delays_ms: Sequence[int], path: Path) -> None:
         self._store = store
         self._delays_ms = delays_ms
         self._path = path
-        self._on_put = on_put
         self._offsets: dict[int, int] = {}
         self._looked_up_until_ms = 0
 
@@ -73,7 +72,7 @@ class DelayedDelivery:
         What was due when the store last took a message may have been delivered without a note, and is looked up.
         """
         document = config_files.read_config(self._path)
-        noted = _offsets(self._path, document) if document else {}
+        noted = delay_offsets(self._path, document) if document else {}
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
         for level in sorted({*range(1, len(self._delays_ms) + 1), *waiting, *noted}):
             queue = (SCHEDULE_TOPIC, level - 1)
@@ -91,10 +90,7 @@ class DelayedDelivery:
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver what is due and return when to come back, milliseconds; None when nothing waits."""
-        before = sum(self._offsets.values())
         due = [self._deliver_level(level, now_ms) for level in self._offsets]
-        if sum(self._offsets.values()) != before:
-            self._on_put()
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def _deliver_level(self, level: int, now_ms: int) -> int | None:
@@ -113,8 +109,9 @@ class DelayedDelivery:
         return now_ms if units else now_ms + RETRY_AFTER_MS
 
 
-def _offsets(path: Path, document: object) -> dict[int, int]:
+def delay_offsets(source: Path | str, document: object) -> dict[int, int]:
+    """Up to where each level is delivered, as file or answer says it; StoreCorrupt names the source of any other."""
     try:
         return {int(level): int(offset) for level, offset in document["offsetTable"].items()}  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(path, 0, f"no table of delay offsets ({error!r})") from None
+        raise StoreCorrupt(source, 0, f"no table of delay offsets ({error!r})") from None

@@ -1,8 +1,8 @@
 """Registration: tells every name server which topics this broker has.
 
 At the start, every `registerNameServerPeriod`, and at once when a topic comes or changes. Each name server is told on
-its own; one that is down holds up nobody and is told again at the next turn. Answers to `BrokerOuterAPI` of Apache
-RocketMQ 4.9.8.
+its own; one that is down holds up nobody and is told again at the next turn. A slave hears so of its master. Answers to
+`BrokerOuterAPI` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import logging
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.errors import RemotingError
+from rucola.errors import RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import (
+    MASTER_ID,
     BrokerRequestHeader,
     RegisterBrokerBody,
     RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
     encode_registration,
 )
 from rucola.protocol.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
@@ -39,6 +41,10 @@ class Registration:
         self._client = client
         self._turn: asyncio.Task[None] | None = None
         self._again = False
+        self.master_address = ""
+        """Where the master of this slave serves clients, as a name server said last; empty where none ever did."""
+        self.master_ha_address = ""
+        """Likewise, where it serves slaves."""
 
     def changed(self) -> None:
         """A topic came or changed: register as soon as possible."""
@@ -60,12 +66,23 @@ class Registration:
             broker_name=config.broker_name,
             broker_addr=self._address,
             cluster_name=config.broker_cluster_name,
-            ha_server_addr=f"{config.broker_ip1}:{config.ha_listen_port}",
+            ha_server_addr=f"{config.broker_ip2}:{config.ha_listen_port}",
             broker_id=config.broker_id,
             compressed="false",
             body_crc32=body_crc(body),
         )
-        await self._tell_all(RequestCode.REGISTER_BROKER, header, body)
+        answers = await self._tell_all(RequestCode.REGISTER_BROKER, header, body)
+        if config.broker_id != MASTER_ID:
+            for answer in answers:
+                try:
+                    master = answer.decode_header(RegisterBrokerResponseHeader)
+                except RemoteProtocolError as error:
+                    logger.warning("a name server's answer to REGISTER_BROKER: %s", error)
+                    continue
+                if master.master_addr:
+                    self.master_address = master.master_addr
+                    self.master_ha_address = master.ha_server_addr or ""
+                    return
 
     async def unregister(self) -> None:
         """Tell every name server that this broker goes."""
@@ -92,15 +109,19 @@ class Registration:
 
     async def _tell_all(
         self, code: RequestCode, header: RegisterBrokerRequestHeader | BrokerRequestHeader, body: bytes = b""
-    ) -> None:
-        async def tell(address: str) -> None:
+    ) -> list[RemotingCommand]:
+        """Tell every name server; the answers of those that gave one."""
+
+        async def tell(address: str) -> RemotingCommand | None:
             try:
                 command = RemotingCommand.request(code, header, body)
-                await self._client.invoke_ok(address, command, self._config.register_broker_timeout_mills)
+                return await self._client.invoke_ok(address, command, self._config.register_broker_timeout_mills)
             except RemotingError as error:
                 logger.warning("name server %s: %s failed: %s", address, code.name, error)
+                return None
 
-        await asyncio.gather(*map(tell, self._config.namesrv_addresses))
+        answers = await asyncio.gather(*map(tell, self._config.namesrv_addresses))
+        return [answer for answer in answers if answer is not None]
 
     def _visible_topics(self) -> TopicConfigSerializeWrapper:
         """The topics with the broker's own permission applied."""

@@ -1,8 +1,8 @@
 """BrokerStats: how much was put and read, by topic, by group, and in all.
 
 Totals and their windows, the last minute, hour and day, are those of `rucola.rates`. Nothing is computed when a message
-passes: puts are counted once for each queue or message in each dispatch, reads once for each pull, what consumers gave
-back once each, and `sample` is wound every 10 s.
+passes: puts are counted once for each topic in each dispatch, reads once for each pull, what consumers gave back once
+each, and `sample` is wound every 10 s.
 
 Every message that reaches a queue counts as put, those that the broker moves (delayed, retried) in each queue they
 reach.
@@ -13,7 +13,7 @@ Answers to `BrokerStatsManager`, `BrokerStats` and the sampling in `StoreStatsSe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rucola.protocol import stats
@@ -50,20 +50,17 @@ class BrokerStats:
         self._number = 0
         self._day = _day(now_ms)
 
-    def put(self, queues: Sequence[Arrived]) -> None:
-        """Messages arrived in some queues."""
-        all_nums = all_size = 0
-        for topic, _, _, tags_codes, size in queues:
+    def put(self, arrived: Mapping[str, Arrived]) -> None:
+        """Messages arrived in some topics."""
+        for topic, (queues, _, sizes) in arrived.items():
             items = self._topics.get(topic)
             if items is None:
                 items = self._topics[topic] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
-            count = len(tags_codes)
-            items[0].add(count)
-            items[1].add(size)
-            all_nums += count
-            all_size += size
-        self.put_nums.add(all_nums, len(queues))
-        self.put_size.add(all_size, len(queues))
+            count, size, times = len(sizes), sum(sizes), len(queues)
+            for item in (items[0], self.put_nums):
+                item.add(count, times)
+            for item in (items[1], self.put_size):
+                item.add(size, times)
 
     def got(self, group: str, topic: str, count: int, size: int) -> None:
         """A pull of the group found messages."""

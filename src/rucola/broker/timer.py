@@ -145,7 +145,7 @@ class _Look:
 
 
 class TimedDelivery:
-    """Delivers what is due. `on_put` is called after each turn that put something.
+    """Delivers what is due.
 
     `near` messages are kept in memory, `stretch` units are looked through in a turn.
     """
@@ -154,14 +154,12 @@ class TimedDelivery:
         self,
         store: MessageStore,
         path: Path,
-        on_put: Callable[[], None],
         *,
         near: int = NEAR,
         stretch: int = STRETCH,
     ) -> None:
         self._store = store
         self._path = path
-        self._on_put = on_put
         self._room = near
         self._stretch = stretch
         self._near: list[_Key] = []
@@ -233,8 +231,6 @@ class TimedDelivery:
                 break
             self._delivered_ms = max(self._delivered_ms, key[0])
             count += 1
-        if count:
-            self._on_put()
         if self._horizon is not None and len(self._near) <= self._room // 2:
             self._look_further()
             return now_ms

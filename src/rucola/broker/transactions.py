@@ -30,7 +30,7 @@ commit, where Apache loses it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rucola.broker.stored import renewed, stored_message
@@ -72,7 +72,7 @@ class Progress(NamedTuple):
 
 
 class Transactions:
-    """The transactions of one store. `on_put` is called after each put."""
+    """The transactions of one store."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class Transactions:
         offsets: ConsumerOffsetTable,
         store_host: bytes,
         delay_level_count: int,
-        on_put: Callable[[], None],
         *,
         timeout_ms: int,
         check_max: int,
@@ -91,7 +90,6 @@ class Transactions:
         self._offsets = offsets
         self._store_host = store_host
         self._delay_level_count = delay_level_count
-        self._on_put = on_put
         self._timeout_ms = timeout_ms
         self._check_max = check_max
         self._half_begin = 0
@@ -161,7 +159,6 @@ class Transactions:
             if status is not PutMessageStatus.PUT_OK:
                 return self._store.refuses_writes or status.name
         marked = self._put_mark(newest, now_ms)
-        self._on_put()
         if marked.status is PutMessageStatus.PUT_OK:
             self._ended[newest] = marked.queue_offset
             self._op_end = marked.queue_offset + 1
@@ -265,7 +262,6 @@ class Transactions:
         except InvalidMessage:
             result = PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
         if result.status is PutMessageStatus.PUT_OK:
-            self._on_put()
             self._copies[half.queue_offset] = result.queue_offset
             return result
         if result.status in (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPEDFILE_FAILED):
@@ -284,7 +280,6 @@ class Transactions:
         half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
         if self._store.put(renewed(half), now_ms).status is not PutMessageStatus.PUT_OK:
             return False
-        self._on_put()
         self._discarded.add(half.queue_offset)
         return True
 

@@ -76,6 +76,7 @@ def standalone(
     properties = read_properties(config_file)
     move_store(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
+    properties.setdefault("haListenPort", "0")  # the name server tells slaves which one it is
     if broker_port is not None:
         properties["listenPort"] = str(broker_port)
     _run(_standalone(properties, namesrv_port, config_file))

@@ -173,12 +173,17 @@ class ClientInstance:
 
     # Requests.
 
-    async def master_address(self, queue: MessageQueue) -> str:
-        """The address of the master that has `queue`, after asking for the topic's route where it is not known."""
+    async def master_address(self, queue: MessageQueue, *, or_slave: bool = False) -> str:
+        """The address of the master that has `queue`, after asking for the topic's route where it is not known.
+
+        With `or_slave` that of a slave where there is no master now.
+        """
         address = self.routes.address(queue.broker_name)
         if address is None:
             await self.routes.refresh(queue.topic)
             address = self.routes.address(queue.broker_name)
+        if address is None and or_slave:
+            address = next(iter(self.routes.brokers.get(queue.broker_name, {}).values()), None)
         if address is None:
             raise RemotingConnectError(
                 f"broker {queue.broker_name} of topic {queue.topic} has no master in the route now"
@@ -186,11 +191,17 @@ class ClientInstance:
         return address
 
     async def invoke_master(
-        self, queue: MessageQueue, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
+        self,
+        queue: MessageQueue,
+        command: RemotingCommand,
+        timeout_ms: float = REQUEST_TIMEOUT_MS,
+        *,
+        or_slave: bool = False,
     ) -> RemotingCommand:
-        """Put a request to the master that has `queue`; its answer, whatever the code."""
+        """Put a request to the master that has `queue`; its answer, whatever the code. `or_slave` as above."""
         try:
-            return await self.remoting.invoke(await self.master_address(queue), command, timeout_ms)
+            address = await self.master_address(queue, or_slave=or_slave)
+            return await self.remoting.invoke(address, command, timeout_ms)
         except RemotingConnectError:
             self.renew_route(queue.topic)
             raise

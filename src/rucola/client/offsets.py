@@ -69,7 +69,9 @@ class BrokerOffsets:
                 "group %s: offset %d of %s could not be committed: %s", self._pulls.group, offset, own.queue, error
             )
         else:
-            own.committed = offset
+            # What a slave has noted is told to the master, too, once there is one.
+            if self._pulls.instance.routes.address(own.queue.broker_name) is not None:
+                own.committed = offset
 
 
 class LocalOffsets:

@@ -8,7 +8,8 @@
 
 A pull can be held by the broker until a message comes (`suspend_ms`). The broker filters by the hash of tags; what has
 only the hash of a wanted tag is taken out here. Where a broker suggests one of its slaves to pull from, the next pull
-of that queue goes there.
+of that queue goes there. While a queue has no master, it is pulled from a slave, which is asked and told of progress,
+too.
 
 A PullConsumer does not take part in its group's rebalance: brokers do not count it as a member.
 
@@ -204,11 +205,12 @@ class PullConsumer(GroupClient):
         """
         header = QueryConsumerOffsetRequestHeader(consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id)
         try:
-            offset = await self._offset(RequestCode.QUERY_CONSUMER_OFFSET, queue, header)
+            answer = await self._ask(RequestCode.QUERY_CONSUMER_OFFSET, queue, header, or_slave=True)
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
             raise
+        offset = answer.decode_header(OffsetResponseHeader).offset
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
@@ -216,14 +218,17 @@ class PullConsumer(GroupClient):
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
-        await self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, queue, header)
+        await self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, queue, header, or_slave=True)
 
     async def _offset(self, code: RequestCode, queue: MessageQueue, header: Header) -> int:
         return (await self._ask(code, queue, header)).decode_header(OffsetResponseHeader).offset
 
-    async def _ask(self, code: RequestCode, queue: MessageQueue, header: Header) -> RemotingCommand:
+    async def _ask(
+        self, code: RequestCode, queue: MessageQueue, header: Header, *, or_slave: bool = False
+    ) -> RemotingCommand:
         self._must_be_open()
-        answer = await self.instance.invoke_master(queue, RemotingCommand.request(code, header), OFFSET_TIMEOUT_MS)
+        request = RemotingCommand.request(code, header)
+        answer = await self.instance.invoke_master(queue, request, OFFSET_TIMEOUT_MS, or_slave=or_slave)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, queue.broker_name)
         return answer

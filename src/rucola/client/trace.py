@@ -100,7 +100,8 @@ class MessageTrace:
         if sent.topic.startswith(self.topic) or not sent.region_id or not sent.trace_on:
             return
         if sent.code is RequestCode.SEND_BATCH_MESSAGE:
-            parts = [(len(body), properties.parse(joined)) for _, body, joined in decode_batch(sent.body)]
+            _, bodies, strings = decode_batch(sent.body)
+            parts = [(len(body), properties.parse(joined)) for body, joined in zip(bodies, strings, strict=True)]
         else:
             parts = [(len(sent.body), properties.parse(sent.properties))]
         for (size, pairs), result in zip(parts, sent.results, strict=True):

@@ -4,6 +4,6 @@ Nothing here knows of files, sockets or requests. The same record bytes lie in a
 response and feed Spark, so one codec (`record`) serves all three.
 """
 
-from rucola.message.message import Message, MessageExt, MessageInner
+from rucola.message.message import Message, MessageExt, MessageInner, MessageInnerBatch
 
-__all__ = ["Message", "MessageExt", "MessageInner"]
+__all__ = ["Message", "MessageExt", "MessageInner", "MessageInnerBatch"]

@@ -50,34 +50,40 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(body: Buffer) -> list[tuple[int, memoryview, bytes]]:
-    """Return (flag, body, properties) of every message in a batch.
+def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
+    """Return the flags, the bodies and the property strings of the messages in a batch, each in their order.
 
-    The bodies are views into `body` where that is bytes, else into a copy. Raises InvalidMessage, which names the
-    position, for sizes that do not agree.
+    Raises InvalidMessage, which names the position, for sizes that do not agree.
     """
-    data = bytes(body)  # Everything but a slice costs less of bytes than of a view.
-    view = memoryview(data)
+    data = bytes(body)  # Everything but a large slice costs less of bytes than of a view.
     end = len(data)
-    messages = []
+    flags, bodies, strings = [], [], []
     position = 0
     while position < end:
         if end - position < _MIN_SIZE:
             raise _invalid(position, f"{end - position} bytes are left; the smallest message has {_MIN_SIZE}")
         size, flag, body_size = _HEAD.unpack_from(data, position)
-        message_end = position + size
-        if not _MIN_SIZE <= size <= end - position:
-            raise _invalid(position, f"size is {size}, but {end - position} bytes are left")
         body_begin = position + _HEAD_SIZE
         body_end = body_begin + body_size
-        properties_begin = body_end + 2
-        if body_size < 0 or properties_begin > message_end:
-            raise _invalid(position, f"body size is {body_size} in a message of {size}")
-        if properties_begin + (data[body_end] << 8 | data[body_end + 1]) != message_end:
-            raise _invalid(position, f"the sizes inside do not add up to the message's size of {size}")
-        messages.append((flag, view[body_begin:body_end], data[properties_begin:message_end]))
-        position = message_end
-    return messages
+        position += size
+        if (
+            not body_begin <= body_end <= position - 2 <= end - 2
+            or body_end + 2 + (data[body_end] << 8 | data[body_end + 1]) != position
+        ):
+            raise _disagreement(body_begin - _HEAD_SIZE, end, size, body_size)
+        flags.append(flag)
+        bodies.append(data[body_begin:body_end])
+        strings.append(data[body_end + 2 : position])
+    return flags, bodies, strings
+
+
+def _disagreement(position: int, end: int, size: int, body_size: int) -> InvalidMessage:
+    """Why the sizes of the message there do not agree."""
+    if not _MIN_SIZE <= size <= end - position:
+        return _invalid(position, f"size is {size}, but {end - position} bytes are left")
+    if not 0 <= body_size <= size - _MIN_SIZE:
+        return _invalid(position, f"body size is {body_size} in a message of {size}")
+    return _invalid(position, f"the sizes inside do not add up to the message's size of {size}")
 
 
 def _invalid(position: int, why: str) -> InvalidMessage:

@@ -62,14 +62,17 @@ def index_hash(text: str) -> int:
     return 0 if value == 0x8000_0000 else value
 
 
-def _powers(count: int) -> npt.NDArray[np.uint32]:
-    """Return 31^0, 31^1, ... modulo 2^32."""
-    powers = np.full(count, 31, dtype=np.uint32)
+def _powers(base: int, count: int) -> npt.NDArray[np.uint32]:
+    """Return base^0, base^1, ... modulo 2^32."""
+    powers = np.full(count, base, dtype=np.uint32)
     powers[0] = 1
     return np.multiply.accumulate(powers, dtype=np.uint32)
 
 
-_POWERS: Final = _powers(1024)
+_INVERSE: Final = pow(31, -1, 1 << 32)
+_CHUNK: Final = 1 << 14
+_POWERS: Final = _powers(31, _CHUNK)
+_INVERSE_POWERS: Final = _powers(_INVERSE, _CHUNK)
 
 
 def string_hashes(texts: Sequence[str]) -> npt.NDArray[np.int32]:
@@ -84,16 +87,18 @@ def string_hashes(texts: Sequence[str]) -> npt.NDArray[np.int32]:
         lengths = np.fromiter(map(len, encoded), np.int64, len(texts)) >> 1
     hashes = np.zeros(len(texts), np.uint32)
     if units.size:
-        longest = int(lengths.max())
-        powers = _POWERS if longest <= _POWERS.size else _powers(longest)
+        count = units.size
+        powers, inverses = _POWERS, _INVERSE_POWERS
+        if count > _CHUNK:
+            powers, inverses = _powers(31, count), _powers(_INVERSE, count)
         ends = lengths.cumsum()
-        # The weight of a unit is 31 to the number of units that follow it in its own string.
-        exponents = np.repeat(ends - 1, lengths)
-        exponents -= np.arange(units.size)
-        terms = units * powers[exponents]
+        # A unit at position i of all counts 31^(e-1-i), where e is the end of its string. 31 has an inverse modulo
+        # 2^32, so that is 31^(e-1) once for each string, and a power of the inverse for each position.
+        terms = units * inverses[:count]
         # reduceat gives an empty segment its neighbour's first term, so only strings with units take part.
         filled = np.flatnonzero(lengths) if lengths.min() == 0 else slice(None)
-        hashes[filled] = np.add.reduceat(terms, (ends - lengths)[filled], dtype=np.uint32)
+        sums = np.add.reduceat(terms, (ends - lengths)[filled], dtype=np.uint32)
+        hashes[filled] = sums * powers[(ends - 1)[filled]]
     return hashes.view(np.int32)
 
 

@@ -36,6 +36,15 @@ _OFFSET: Final = Struct(">q")
 _TAIL: Final = Struct(">IH")
 
 
+OFFSET_DIGITS: Final = b"%016X"
+"""The physical offset as it stands in an offsetMsgId, behind the digits of the host."""
+
+
+def host_digits(store_host: bytes) -> bytes:
+    """Return how every offsetMsgId of the broker whose storeHost has these 8 or 20 bytes begins."""
+    return store_host.hex().upper().encode()
+
+
 def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
     """Return the id of the record at `physical_offset` of the broker whose storeHost has these 8 or 20 bytes."""
     return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
@@ -43,7 +52,8 @@ def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
 
 def offset_msg_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
     """Return the ids of several records, separated by commas."""
-    return b"".join([store_host + _OFFSET.pack(at) for at in physical_offsets]).hex(",", len(store_host) + 8).upper()
+    ids = store_host + store_host.join(map(_OFFSET.pack, physical_offsets))
+    return ids.hex(",", len(store_host) + 8).upper()
 
 
 def parse_offset_msg_id(message_id: str) -> tuple[str, int]:

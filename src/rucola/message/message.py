@@ -1,14 +1,14 @@
 """A message in memory, in three classes by who holds it.
 
-`Message` is what a user sends, `MessageInner` what a broker puts into its store, `MessageExt` a stored record read
-back.
+`Message` is what a user sends, `MessageInner` what a broker puts into its store, several at once as a
+`MessageInnerBatch`, `MessageExt` a stored record read back.
 
-Answers to Message, MessageExtBrokerInner and MessageExt of org.apache.rocketmq.common.message.
+Answers to Message, MessageExtBrokerInner, MessageExtBatch and MessageExt of org.apache.rocketmq.common.message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -176,3 +176,23 @@ class MessageInner(msgspec.Struct, gc=False):
     tags_code: int = 0
     unique_key: str | None = None
     keys: str | None = None
+
+
+class MessageInnerBatch(msgspec.Struct):
+    """Messages that a broker puts into one queue, all or none, in columns: what is not a sequence holds for each.
+
+    The sequences have one length and the meaning of the fields of `MessageInner`.
+    """
+
+    topic: str
+    queue_id: int
+    bodies: Sequence[bytes | memoryview]
+    properties: Sequence[bytes]
+    flags: Sequence[int]
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int
+    tags_codes: Sequence[int]
+    unique_keys: Sequence[str | None]
+    keys: Sequence[str | None]

@@ -16,7 +16,7 @@ Apache writes whatever it is given; `join` refuses what would not come back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rucola.errors import InvalidMessage
@@ -90,6 +90,30 @@ def parse(data: bytes | memoryview | str) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
+
+
+_ALL_BUT_SEPARATORS: Final = bytes(byte for byte in range(256) if byte not in (1, 2))
+
+
+def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
+    """Return the values of many property strings by name, or None where these do not have the same names in one order.
+
+    Each list is as long as `strings`. The messages of a batch are mostly alike, since one place in a program made them;
+    all together they are taken apart for a third of what `parse` costs for each. Where a value is empty it is given as
+    it is; None also for strings that hold anything which `parse` would pass over otherwise.
+    """
+    names = list(parse(strings[0]))
+    count = len(names) * len(strings)
+    joined = b"\x02".join(strings)
+    if joined.translate(None, _ALL_BUT_SEPARATORS) != (b"\x01\x02" * count)[:-1]:
+        return None
+    try:
+        parts = joined.decode().replace("\x01", "\x02").split("\x02")
+    except UnicodeDecodeError:
+        return None
+    if parts[::2] != names * len(strings):
+        return None
+    return {name: parts[2 * number + 1 :: 2 * len(names)] for number, name in enumerate(names)}
 
 
 def join(properties: Mapping[str, str]) -> bytes:

@@ -37,7 +37,7 @@ that are written.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from mmap import mmap
 from typing import Any, Final, NamedTuple
@@ -49,7 +49,7 @@ from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
 from rucola.message.compression import decompress as decompress_body
 from rucola.message.host import decode_host
-from rucola.message.message import MessageExt, MessageInner
+from rucola.message.message import MessageExt, MessageInner, MessageInnerBatch
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.topics import MAX_TOPIC_LENGTH
 
@@ -92,6 +92,10 @@ _HEADS: Final = {
     (born, store): struct.Struct(f">iIiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
 }
 _HEAD_V4: Final = _HEADS[8, 8]
+
+# The same head in two pieces: from sysFlag to preparedTransactionOffset the messages of a batch do not differ.
+_ORIGINS: Final = {(born, store): struct.Struct(f">iq{born}sq{store}siq") for born, store in _HEADS}
+_PLACED: Final = {origin.size: struct.Struct(f">iIiiiqq{origin.size}si") for origin in _ORIGINS.values()}
 _HOST_SIZES: Final = tuple(sysflag.host_sizes(flag) for flag in range(64))
 _HOSTS_V6: Final = sysflag.HOSTS_V6
 _HOSTS_V4: Final = ~_HOSTS_V6
@@ -152,7 +156,7 @@ def encode(
     born_host = message.born_host
     properties_size = len(stored_properties)
     if properties_size > MAX_PROPERTIES_SIZE:
-        raise InvalidMessage(f"properties take {properties_size} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
+        raise _too_long(properties_size)
     sys_flag = message.sys_flag & _HOSTS_V4
     head = _HEAD_V4
     fixed_size = MIN_RECORD_SIZE
@@ -187,19 +191,55 @@ def encode(
             )
         )
     except struct.error as error:
-        raise InvalidMessage(f"a number of this message does not fit its field in a record: {error}") from error
+        raise _does_not_fit(error) from error
 
 
 def encode_many(
-    messages: Iterable[MessageInner], queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
-) -> list[bytes]:
-    """Return the records of `messages`, each for the place behind the one before, in queue and log; see `encode`."""
-    records = []
-    for number, message in enumerate(messages, queue_offset):
-        record = encode(message, number, physical_offset, store_timestamp, store_host)
-        records.append(record)
-        physical_offset += len(record)
-    return records
+    batch: MessageInnerBatch, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> tuple[bytes, list[int]]:
+    """Return the records of a batch end to end, and the size of each; see `encode`.
+
+    Each is for the place behind the one before, in queue and log.
+    """
+    topic = _topic_field(batch.topic)
+    queue_id, born_host = batch.queue_id, batch.born_host
+    head, sys_flag = _head_of_hosts(born_host, store_host, batch.sys_flag & _HOSTS_V4)
+    fixed_size = head.size + 2 + len(topic)
+    records: list[bytes | memoryview] = []
+    sizes = []
+    try:
+        origin = _ORIGINS[len(born_host), len(store_host)].pack(
+            sys_flag, batch.born_timestamp, born_host, store_timestamp, store_host, batch.reconsume_times, 0
+        )
+        pack = _PLACED[len(origin)].pack
+        for body, stored_properties, flag in zip(batch.bodies, batch.properties, batch.flags, strict=True):
+            body_size = len(body)
+            properties_size = len(stored_properties)
+            if properties_size > MAX_PROPERTIES_SIZE:
+                raise _too_long(properties_size)
+            size = fixed_size + body_size + properties_size
+            crc = crc32(body) & 0x7FFFFFFF
+            records += (
+                pack(size, MESSAGE_MAGIC, crc, queue_id, flag, queue_offset, physical_offset, origin, body_size),
+                body,
+                topic,
+                properties_size.to_bytes(2, "big"),
+                stored_properties,
+            )
+            sizes.append(size)
+            queue_offset += 1
+            physical_offset += size
+    except struct.error as error:
+        raise _does_not_fit(error) from error
+    return b"".join(records), sizes
+
+
+def _too_long(properties_size: int) -> InvalidMessage:
+    return InvalidMessage(f"properties take {properties_size} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
+
+
+def _does_not_fit(error: struct.error) -> InvalidMessage:
+    return InvalidMessage(f"a number of this message does not fit its field in a record: {error}")
 
 
 def _head_of_hosts(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:

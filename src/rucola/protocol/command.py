@@ -23,11 +23,13 @@ Facts that bite: values in `extFields` of requests may be strings, numbers or bo
 every typed header is read in lax mode; in answers they must be strings, because C++ clients ignore anything else.
 `flag` bit 0 marks an answer, bit 1 a one-way request.
 
-The ext fields of a JSON header stay raw until somebody asks: `decode_header` reads them straight into a typed
-struct, which costs less than a microsecond, and `ext_fields` makes the dictionary.
+The ext fields of a JSON header stay raw until `decode_header` reads them into the typed struct of their subject, or
+`ext_fields` into a dictionary. Requests of one code have headers of one type: once the first has been read, those that
+follow are decoded in one pass, their typed headers included.
 
 Answers to `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable` of Apache RocketMQ 4.9.8.
-Deliberate difference: a missing or malformed field is named in the error instead of surfacing as a Java exception.
+Deliberate difference: a missing or malformed field is named in the error, by its meaning too where it is one letter on
+the wire, instead of surfacing as a Java exception.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from enum import IntEnum
 from itertools import count
 from struct import Struct
 from struct import error as struct_error
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -77,7 +79,7 @@ JSON = SerializeType.JSON
 ROCKETMQ = SerializeType.ROCKETMQ
 
 
-class Header(msgspec.Struct, rename="camel", kw_only=True):
+class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """Base of every typed header: a struct whose fields are the `extFields`, camelCase on the wire.
 
     A field without a default must be there; None is not sent.
@@ -85,9 +87,7 @@ class Header(msgspec.Struct, rename="camel", kw_only=True):
 
 
 H = TypeVar("H", bound=Header)
-
-
-_typed: dict[type[Header], Callable[[msgspec.Raw], Any]] = {}
+E = TypeVar("E")
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
@@ -98,20 +98,21 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
     `code` is a RequestCode in a request and a ResponseCode in an answer; `opaque` pairs the two. `ext` is what
     `ext_fields` starts from. `body` owns its bytes. `serialize_type` tells how the header came or shall go.
 
-    A JSON header is decoded straight into this struct, which is why its fields carry their names on the wire; those
-    that are no part of a header are set by whoever decodes.
+    Where that was in JSON, `json` is the whole header, and `came` its ext fields as they were decoded with it: a typed
+    header, or their raw JSON.
     """
 
-    code: Int32
+    code: int
     ext: dict[str, str] | None = None
     body: bytes = b""
-    flag: Int32 = 0
-    opaque: Int32 = 0
+    flag: int = 0
+    opaque: int = 0
     remark: str | None = None
     language: str = LanguageCode.OTHER.name
-    version: Int32 = 0
+    version: int = 0
     serialize_type: SerializeType = JSON
-    raw_ext: msgspec.Raw = msgspec.field(name="extFields", default=msgspec.Raw())
+    came: Header | msgspec.Raw = msgspec.Raw()
+    json: bytes = b""
 
     @classmethod
     def request(cls, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
@@ -154,7 +155,10 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
     def ext_fields(self) -> dict[str, str]:
         """The ext fields as text; numbers and booleans as Java would print them, nulls left out."""
         if self.ext is None:
-            self.ext = _texts(fastjson.loads(bytes(self.raw_ext))) if self.raw_ext else {}
+            came = self.came
+            if isinstance(came, Header):  # which has only the fields that its type knows
+                came = _decode_raw(self.json).ext
+            self.ext = _texts(fastjson.loads(bytes(came))) if came else {}
         return self.ext
 
     def decode_header(self, header_type: type[H]) -> H:
@@ -162,20 +166,27 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
         RemoteProtocolError names the field that is missing or cannot be read.
         """
-        if self.ext is None and self.raw_ext:
-            decode = _typed.get(header_type)
-            if decode is None:
-                decode = _typed[header_type] = msgspec.json.Decoder(header_type, strict=False).decode
-            try:
-                typed: H = decode(self.raw_ext)
-                return typed
-            except msgspec.MsgspecError:
-                pass  # nulls, or text and numbers in each other's place: the slow way sorts it out or says why
+        if self.ext is None:
+            came = self.came
+            if came.__class__ is header_type:
+                return came
+            if came and isinstance(came, msgspec.Raw):
+                decode = _decode_ext.get(header_type)
+                if decode is None:
+                    decode = _decode_ext[header_type] = _decoder(header_type)
+                try:
+                    header: H = decode(came)
+                except msgspec.MsgspecError:
+                    pass  # nulls, or text and numbers in each other's place: the slow way sorts it out or says why
+                else:
+                    if not self.is_response:
+                        _know(self.code, header_type)
+                    return header
         try:
             return msgspec.convert(self.ext_fields, header_type, strict=False)
         except msgspec.ValidationError as error:
             whose = f"an answer with code {self.code}" if self.is_response else name_of(self.code)
-            raise RemoteProtocolError(f"header of {whose}: {error}") from None
+            raise RemoteProtocolError(f"header of {whose}: {error}{_meaning(header_type, str(error))}") from None
 
     def encode(self) -> bytes:
         """The whole frame, length prefix included."""
@@ -186,7 +197,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
     def _json(self) -> bytes:
         fields: dict[str, Any] = {"code": self.code}
-        if self.ext or self.raw_ext:
+        if self.ext_fields:
             fields["extFields"] = self.ext_fields
         fields["flag"] = self.flag
         fields["language"] = self.language
@@ -280,39 +291,92 @@ def _text_of(value: Any) -> str:
     return fastjson.dumps(value).decode("utf-8") if isinstance(value, (dict, list)) else str(value)
 
 
+_NO_EXT: Any = msgspec.Raw()
+
+
+class _JsonHeader(msgspec.Struct, Generic[E], gc=False):
+    """A JSON header, its fields in the order in which most clients write them. Its ext fields are an E, if any."""
+
+    code: Int32
+    ext: E = msgspec.field(name="extFields", default=_NO_EXT)
+    flag: Int32 = 0
+    language: str = LanguageCode.OTHER.name
+    opaque: Int32 = 0
+    remark: str | None = None
+    version: Int32 = 0
+
+
+def _decoder(of: Any) -> Callable[[bytes | msgspec.Raw], Any]:
+    return msgspec.json.Decoder(of, strict=False).decode
+
+
+_decode_ext: dict[type[Header], Callable[[msgspec.Raw], Any]] = {}
+"""For the ext fields alone, by the type that they become."""
+
+_decode_raw: Callable[[bytes], _JsonHeader[msgspec.Raw]] = _decoder(_JsonHeader[msgspec.Raw])
+_decode_whole: dict[bytes, Callable[[bytes], _JsonHeader[Any]]] = {}
+"""For whole headers of requests whose type is known, by how such a header begins: `{"code":310,`."""
+
+_BEGIN_SIZE = len(b'{"code":310,')
+
+_encode_json = msgspec.json.Encoder().encode
+_HEADER_MEMBERS = ("code", "flag", "language", "opaque", "remark", "version")
+
+
+def _know(code: int, header_type: type[Header]) -> None:
+    """From now on decode requests of this code in one pass with ext fields of this type."""
+    begin = (b'{"code":%d,"' % code)[:_BEGIN_SIZE]
+    if begin not in _decode_whole:
+        _decode_whole[begin] = _decoder(_JsonHeader[header_type])  # type: ignore[valid-type]
+
+
+def _meaning(header_type: type[Header], error: str) -> str:
+    """What the field that an error names means, where its name on the wire does not tell."""
+    for name, on_wire in zip(header_type.__struct_fields__, header_type.__struct_encode_fields__, strict=True):
+        if len(on_wire) == 1 and error.endswith((f"`{on_wire}`", f"`$.{on_wire}`")):
+            return f", the {name.replace('_', ' ')}"
+    return ""
+
+
 def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingCommand:
     """The command of one frame, given its header bytes, its body and its serializer byte."""
     if serializer == 0:
         try:
-            command = _decode_json(header)
+            came = _decode_whole.get(header[:_BEGIN_SIZE], _decode_raw)(header)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            command = _tolerantly(header)
-        command.ext = None
-        command.body = body
-        command.serialize_type = JSON
-        return command
+            came = _tolerantly(header)
+        return RemotingCommand(
+            came.code,
+            None,
+            body,
+            came.flag,
+            came.opaque,
+            came.remark,
+            came.language,
+            came.version,
+            JSON,
+            came.ext,
+            header,
+        )
     if serializer == 1:
         return _from_binary(header, body)
     raise RemoteProtocolError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
 
 
-_decode_json = msgspec.json.Decoder(RemotingCommand, strict=False).decode
-_encode_json = msgspec.json.Encoder().encode
-_HEADER_MEMBERS = ("code", "flag", "language", "opaque", "remark", "version")
-
-
-def _tolerantly(header: bytes) -> RemotingCommand:
-    """The command of a header that is JSON only to fastjson."""
-    members = fastjson.loads(header)
+def _tolerantly(header: bytes) -> _JsonHeader[msgspec.Raw]:
+    """A header whose ext fields are not what others of its code have, or that is JSON only to fastjson."""
+    try:
+        return _decode_raw(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        members = fastjson.loads(header)
     if not isinstance(members, dict):
         raise RemoteProtocolError("a header must be a JSON object")
     fields = {name: members[name] for name in _HEADER_MEMBERS if members.get(name) is not None}
+    ext = msgspec.Raw(_encode_json(_texts(members.get("extFields"))))
     try:
-        command = msgspec.convert(fields, RemotingCommand, strict=False)
+        return msgspec.convert(fields | {"extFields": ext}, _JsonHeader[msgspec.Raw], strict=False)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError(f"JSON header: {error}") from None
-    command.raw_ext = msgspec.Raw(_encode_json(_texts(members.get("extFields"))))
-    return command
 
 
 def _from_binary(header: bytes, body: bytes) -> RemotingCommand:

@@ -233,11 +233,16 @@ class Connection(asyncio.BufferedProtocol):
         left = iter(commands)
         for command in left:
             if command.flag & FLAG_RESPONSE:
-                answer = self._waiting.pop(command.opaque, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(command)
+                waiting = self._waiting.pop(command.opaque, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(command)
                 continue
-            reply = self._reply(command)
+            try:
+                reply = self._processors.get(command.code, _not_supported)(self, command)
+                if reply.__class__ is not bytes or command.flag:  # most are what `_encoded` would return
+                    reply = self._encoded(command, reply)
+            except Exception as error:
+                reply = self._encoded(command, self._failure(command, error))
             if reply is not None:
                 replies.append(reply)
                 size += len(reply)
@@ -253,31 +258,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.write(b"".join(replies))
 
-    def _reply(self, command: RemotingCommand) -> bytes | None:
+    def _encoded(self, command: RemotingCommand, reply: Reply) -> bytes | None:
         """The encoded answer to a request, or None where there is none yet or none at all."""
-        processor = self._processors.get(command.code)
-        if processor is None:
-            return self._encoded(
-                command,
-                command.response(
-                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
-                ),
-            )
-        try:
-            answer = processor(self, command)
-            if answer.__class__ is bytes and not command.flag & FLAG_ONEWAY:
-                return answer  # as `_encoded` would, for the most frequent answers without a call
-            if answer is None or isinstance(answer, (bytes, RemotingCommand)):
-                return self._encoded(command, answer)
-        except Exception as error:
-            return self._encoded(command, self._failure(command, error))
-        self._answer_later(command, answer)
-        return None
-
-    def _encoded(self, command: RemotingCommand, answer: Answer) -> bytes | None:
-        if answer is None or command.flag & FLAG_ONEWAY:
+        if reply is not None and not isinstance(reply, (bytes, RemotingCommand)):
+            self._answer_later(command, reply)
             return None
-        return answer if isinstance(answer, bytes) else answer.encode()
+        if reply is None or command.flag & FLAG_ONEWAY:
+            return None
+        return reply if isinstance(reply, bytes) else reply.encode()
 
     def _answer_later(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
         """Send the answer when it is there, in one write with others that become ready in the same turn."""
@@ -315,6 +303,13 @@ class Connection(asyncio.BufferedProtocol):
             logger.error("%s: %s failed", self.peer, name_of(command.code), exc_info=error)
             remark = f"{name_of(command.code)} failed inside the server ({type(error).__name__}); its log says more"
         return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+
+
+def _not_supported(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    """The processor of all codes that have none."""
+    return command.response(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
+    )
 
 
 def address_of(name: tuple[Any, ...]) -> str:

@@ -33,12 +33,14 @@ BLANK_SIZE: Final = FRAME.size
 _RESERVE_WINDOW: Final = 8 << 20
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
+_WRITE_FROM: Final = 4096
+"""What has at least so many bytes is written by a call, which costs less than to touch its pages."""
 
 
 class CommitLog:
     """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
 
-    __slots__ = ("_end_at_warm", "_file", "_making", "end", "files", "flushed_end", "safe_end")
+    __slots__ = ("_changing", "_cuts", "_file", "_touched", "end", "files", "flushed_end", "safe_end")
 
     def __init__(self, files: MappedFileQueue, end: int) -> None:
         self.files = files
@@ -47,8 +49,10 @@ class CommitLog:
         self.flushed_end = end
         """Everything before this physical offset is on disk."""
         self._file: MappedFile | None = files.find(end)
-        self._making = threading.Lock()
-        self._end_at_warm = end
+        self._changing = threading.Lock()
+        self._cuts = 0
+        self._touched = 1
+        """How many bytes were put into mapped pages since the last call of `warm`; the first may be about to come."""
         self.safe_end = 0
         """Up to this physical offset records can be appended without `make_room`."""
 
@@ -71,7 +75,7 @@ class CommitLog:
                 file.reserve(self.end - file.begin + BLANK_SIZE, BLANK_SIZE)
                 FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
                 self.end = file.end
-                file.read_ahead()
+                file.finish()
                 file = self._file = following
             elif file is None:
                 file = self._file = self.files.create_next(self.end, reads_ahead=False)
@@ -88,14 +92,67 @@ class CommitLog:
         """Write records for which `make_room` has just made a place, at `end`."""
         file = self._file
         assert file is not None
-        position = self.end - file.begin
-        end = position + len(data)
-        file.map[position:end] = data
-        self.end += len(data)
+        self._write(file, self.end - file.begin, data)
+
+    def _write(self, file: MappedFile, position: int, data: bytes | memoryview) -> None:
+        size = len(data)
+        if size < _WRITE_FROM:
+            file.map[position : position + size] = data
+            self._touched += size
+        else:
+            file.write(position, data)
+        self.end += size
+
+    def copy(self, data: memoryview) -> None:
+        """Append bytes of another log that lie there where this one ends; they need be no whole records.
+
+        Raises OSError where the disk has no room, with what fitted appended.
+        """
+        taken = 0
+        while taken < len(data):
+            file = self._file
+            if file is None:
+                file = self._file = self.files.find(self.end) or self.files.create_next(self.end, reads_ahead=False)
+                file.sync_name()  # as in `make_room`
+            elif self.end == file.end:
+                file.finish()
+                file = self._file = self._following(file)
+            position = self.end - file.begin
+            size = min(len(data) - taken, file.size - position)
+            file.reserve(position + size, _RESERVE_WINDOW)
+            self._write(file, position, data[taken : taken + size])
+            taken += size
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Let a log without a byte begin there, where a file begins. Raises OSError."""
+        self.cut(-1)
+        self.end = self.flushed_end = physical_offset
+
+    def cut(self, physical_offset: int) -> None:
+        """Take everything back from a physical offset on. On disk when this returns; raises OSError."""
+        with self._changing:
+            self._cuts += 1
+            self.files.cut(physical_offset)
+            self._file = self.files.find(physical_offset)
+            self.end = physical_offset
+            self.flushed_end = min(self.flushed_end, physical_offset)
+            self.safe_end = 0
+
+    def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+        """Return up to `max_size` bytes from there on, in place, and their file, which is held: release both.
+
+        They end with the file. None where the log has none.
+        """
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset >= self.end or not file.hold():
+            return None
+        position = physical_offset - file.begin
+        end = min(position + max_size, self.end - file.begin, file.size)
+        return file, memoryview(file.map)[position:end]
 
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file behind `file`, making it where it is not there. For any thread."""
-        with self._making:
+        with self._changing:
             return self.files.find(file.end) or self.files.create_next(reads_ahead=False)
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
@@ -150,15 +207,17 @@ class CommitLog:
 
         For any thread; appends may go on meanwhile.
         """
-        end, begin = self.end, self.flushed_end
+        end, begin, cuts = self.end, self.flushed_end, self._cuts
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
                 file.flush(max(begin - file.begin, 0), min(end - file.begin, file.size))
-        self.flushed_end = max(self.flushed_end, end)
+        with self._changing:
+            if cuts == self._cuts:  # else what lies there now need not be what was flushed
+                self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
-        """Touch the pages that the next records will take: some megabytes, or four times what came since the last call.
-        For a thread beside the writer's.
+        """Touch the pages that the next records will take: some megabytes, or four times what came since the last call,
+        and none where all was written by calls. For a thread beside the writer's.
 
         In the last quarter of a file the next one is made, and its beginning touched, so that no put waits for that.
         A disk that has no room for it is the writer's to meet.
@@ -166,9 +225,10 @@ class CommitLog:
         file = self._file
         if file is not None:
             position = self.end - file.begin
-            window = min(max(_WARM_WINDOW, 4 * (self.end - self._end_at_warm)), _MAX_WARM_WINDOW)
-            self._end_at_warm = self.end
-            file.warm(position, position + window)
+            touched, self._touched = self._touched, 0
+            window = min(max(_WARM_WINDOW, 4 * touched), _MAX_WARM_WINDOW)
+            if touched:
+                file.warm(position, position + window)
             with suppress(OSError):
                 file.sync_name()  # without which no file may follow
                 if position > file.size - file.size // 4:

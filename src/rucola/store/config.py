@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -20,6 +21,14 @@ class FlushDiskType(Enum):
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(Enum):
+    """Whether a broker takes messages, and whether an answer waits for a slave; or whether it copies a master's log."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
 
 
 @dataclass(slots=True)
@@ -46,6 +55,8 @@ class StoreConfig:
     max_transfer_bytes_on_message_in_disk: int = 64 * 1024
     max_transfer_count_on_message_in_disk: int = 8
     access_message_in_memory_max_ratio: int = 40
+    broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
+    offset_check_in_slave: bool = False
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
     flush_interval_commit_log: int = 500
     sync_flush_timeout: int = 5000
@@ -64,18 +75,24 @@ class StoreConfig:
     archive_name: str = ""
 
     @property
+    def is_slave(self) -> bool:
+        """Whether the log is a copy of a master's."""
+        return self.broker_role is BrokerRole.SLAVE
+
+    @property
     def commit_log_directory(self) -> Path:
         """Where the CommitLog lies: storePathCommitLog, or `commitlog` under the root."""
         return Path(self.store_path_commit_log or Path(self.store_path_root_dir) / "commitlog")
 
-    def transfer_limits(self, distance: int) -> tuple[int, int]:
-        """How many messages and bytes are read at once from `distance` bytes before the end of the log.
+    def transfer_limits(self, distance: int) -> tuple[int, int, bool]:
+        """How many messages and bytes are read at once from `distance` bytes before the end of the log, and whether
+        that `is_on_disk`.
 
         Fewer where it must come from the disk, since everyone waits for it.
         """
         if self.is_on_disk(distance):
-            return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk
-        return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory
+            return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk, True
+        return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory, False
 
     def is_on_disk(self, distance: int) -> bool:
         """Whether what lies `distance` bytes before the end of the log counts as no longer in memory: more than
@@ -110,6 +127,18 @@ PUT_OK = PutMessageStatus.PUT_OK
 """For where every message passes: a global is cheaper than a member that is taken from its class."""
 
 
+class PutBatchResult(Struct, frozen=True):
+    """The outcome of a put of several messages, all or none. Only with PUT_OK does the rest mean anything.
+
+    `physical_offsets` has one for each message, `queue_offset` is that of the first, `size` the bytes of all records.
+    """
+
+    status: PutMessageStatus
+    physical_offsets: Sequence[int] = ()
+    queue_offset: int = -1
+    size: int = 0
+
+
 class GetMessageStatus(Enum):
     """What a get found. The names are Apache's."""
 
@@ -134,7 +163,10 @@ class PutResult(Struct, frozen=True, gc=False):
 
 
 class GetResult(NamedTuple):
-    """The outcome of a get: whole records as bytes, in queue order, and where to go on."""
+    """The outcome of a get: whole records as bytes, in queue order, and where to go on.
+
+    `is_far` says that the reader is so far behind that a slave had better serve it (`StoreConfig.is_on_disk`).
+    """
 
     status: GetMessageStatus
     next_begin_offset: int
@@ -142,6 +174,7 @@ class GetResult(NamedTuple):
     max_offset: int
     records: list[bytes]
     size: int
+    is_far: bool = False
 
 
 class QueryResult(NamedTuple):

@@ -24,7 +24,7 @@ import errno
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -44,10 +44,13 @@ UNIT_SIZE: Final = UNIT.itemsize
 FILLER_SIZE: Final = 0x7FFFFFFF
 
 _UNIT: Final = struct.Struct(">qiq")
+_pack_into: Final = _UNIT.pack_into
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
+_NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
 _TAIL_COUNT: Final = 16
-_OPENED_AT_A_TIME: Final = 8
+_AT_A_TIME: Final = 8
+_FLUSHED_IN_A_ROW: Final = 32
 
 
 class ConsumeQueue:
@@ -80,7 +83,7 @@ class ConsumeQueue:
         self._per_file = files.file_size // UNIT_SIZE
         self._aside: dict[int, MappedFile] | None = None
         self._last: MappedFile | None = None
-        self._map: mmap.mmap | None = None
+        self._map = _NO_MAP
         self._map_begin = self._room_end = 0
         """Of the file that is written: its bytes, its first queue offset, and the one behind what it has blocks for."""
         self._grow_at_the_end()
@@ -264,7 +267,7 @@ class ConsumeQueue:
             at = queue_offset * UNIT_SIZE + position
             if file is None or not file.begin <= at < file.end:
                 if file is not None:
-                    file.read_ahead()
+                    file.finish()
                 # Behind the last unit there may be a file already, made before a crash that took the units.
                 file = self._last = self._files.find(at) or self._next_file(at)
             at -= file.begin
@@ -279,8 +282,7 @@ class ConsumeQueue:
     def append_one(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Write one unit; otherwise as `append`. What most units need is here, and nothing else."""
         if queue_offset == self.max_offset and queue_offset < self._room_end:
-            assert self._map is not None
-            _UNIT.pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
+            _pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
             self.max_offset = queue_offset + 1
         else:
             self.append(queue_offset, _UNIT.pack(physical_offset, size, tags_code))
@@ -460,15 +462,30 @@ def open_queues(
             for queue_id, path in _queues_of(directory / topic)
         ]
 
-    with ThreadPoolExecutor(_OPENED_AT_A_TIME, "open-queues") as threads:
+    with ThreadPoolExecutor(_AT_A_TIME, "open-queues") as threads:
         topics = threads.map(of_topic, _directories(directory))
         return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
+
+
+def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None:
+    """Flush all these queues: one after the other beside other work, else, if they are many, several at a time, for
+    which the disk makes one write of what each would wait for. Raises OSError."""
+
+    def flush(some: Sequence[ConsumeQueue]) -> None:
+        for queue in some:
+            queue.flush()
+
+    if beside_others or len(queues) <= _FLUSHED_IN_A_ROW:
+        flush(queues)
+    else:
+        with ThreadPoolExecutor(_AT_A_TIME, "flush-queues") as threads:
+            list(threads.map(flush, [queues[number::_AT_A_TIME] for number in range(_AT_A_TIME)]))
 
 
 def sync_names(directory: Path) -> None:
     """Wait until the names of all queues under `consumequeue` are on disk, but not those of their files."""
     directories = [directory / topic for topic in _directories(directory)]
-    with ThreadPoolExecutor(_OPENED_AT_A_TIME, "sync-names") as threads:
+    with ThreadPoolExecutor(_AT_A_TIME, "sync-names") as threads:
         list(threads.map(sync_directory, directories))
     if directories:
         sync_directory(directory)

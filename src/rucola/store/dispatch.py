@@ -16,14 +16,15 @@ CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rucola.errors import InvalidMessage
-from rucola.message import MessageInner, properties, sysflag
+from rucola.message import properties, sysflag
 from rucola.message.delay import due_time_ms
 from rucola.message.hashing import index_hash, index_hashes, tags_code
 from rucola.message.record import Buffer, peek
@@ -32,21 +33,25 @@ from rucola.store.consume_queue import ConsumeQueue, pack_unit
 from rucola.store.index import KEY_MARK, Index
 from rucola.store.mapped_file import MappedFileQueue
 
-Pending = tuple[MessageInner, int, int, int, int]
-"""A message that was put: (message, queue offset, physical offset, size, store timestamp)."""
+Pending = tuple[str, int, int, int, int, int, int, int, str | None, str | None, bytes]
+"""What leads to a message that was put: (topic, queue id, queue offset, physical offset, size, store timestamp,
+sysFlag, tags code, unique key, KEYS, properties)."""
 
 UnitsOfQueue = tuple[int, list[bytes], list[int], list[int]]
 """Units that follow each other: (queue offset of the first, units, their tags codes, bytes of their records)."""
 
-Arrived = tuple[str, int, int, list[int], int]
-"""What came to a queue: (topic, queue id, queue offset behind it, tags codes of the units, bytes of their records)."""
+Arrived = tuple[list[ConsumeQueue], list[int], list[int]]
+"""What came to a topic: (queues that got something, where one may be twice; tags codes of the units, those of a queue
+in their order; bytes of their records). It is told by topic: where each message has a queue of its own, to tell of each
+takes longer than to write its unit."""
 
-Arrive = Callable[[list[Arrived]], None]
-"""Is told of everything that came, in order; a queue may be named again for what came to it after that."""
+Arrive = Callable[[Mapping[str, Arrived]], None]
+"""Is told of everything that came, by topic, when it can be read."""
 
 MAX_TAGS_CODE: Final = (1 << 63) - 1
 
 _BATCH_FROM: Final = 8
+_NOTHING: Final[Arrived] = ([], [], [])
 
 
 class Queues(dict[tuple[str, int], ConsumeQueue]):
@@ -56,6 +61,18 @@ class Queues(dict[tuple[str, int], ConsumeQueue]):
         super().__init__()
         self.directory = directory
         self.file_size = file_size
+        self._topics: dict[str, QueuesOfTopic] = {}
+
+    def of_topic(self, topic: str) -> QueuesOfTopic:
+        """Return the queues of a topic by their ids."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            queues = self._topics[topic] = QueuesOfTopic(self, topic)
+        return queues
+
+    def __delitem__(self, name: tuple[str, int]) -> None:
+        super().__delitem__(name)
+        self._topics.pop(name[0], None)
 
     def __missing__(self, name: tuple[str, int]) -> ConsumeQueue:
         topic, queue_id = name
@@ -67,13 +84,29 @@ class Queues(dict[tuple[str, int], ConsumeQueue]):
     def end_of_new(self, batch: Sequence[Pending], count: int) -> int:
         """Return how many messages of `batch` come before the one for which more than `count` queues would be new."""
         new: set[tuple[str, int]] = set()
-        for number, (message, *_) in enumerate(batch):
-            name = (message.topic, message.queue_id)
-            if name not in self and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
+        for number, item in enumerate(batch):
+            name = item[:2]
+            if name not in self and not item[6] & sysflag.TRANSACTION_PREPARED:
                 new.add(name)
                 if len(new) > count:
                     return number
         return len(batch)
+
+
+class QueuesOfTopic(dict[int, ConsumeQueue]):
+    """Those of one topic, by queue id: to find one by a number takes a third of the time that it takes by a pair.
+
+    One that was not asked for before is taken from `Queues`.
+    """
+
+    def __init__(self, queues: Queues, topic: str) -> None:
+        super().__init__()
+        self._queues = queues
+        self._topic = topic
+
+    def __missing__(self, queue_id: int) -> ConsumeQueue:
+        queue = self[queue_id] = self._queues[self._topic, queue_id]
+        return queue
 
 
 def check_queue_name(topic: str, queue_id: int) -> None:
@@ -104,51 +137,62 @@ class Dispatcher:
 
     def add_units(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> set[ConsumeQueue]:
         """Write the ConsumeQueue units of `batch`; see `dispatch`."""
-        touched: set[ConsumeQueue] = set()
-        arrived: list[Arrived] = []
         if self._is_spread or len(batch) == 1:
-            self._add_each(batch, touched, arrived)
+            arrived = self._add_each(batch)
         else:
-            for name, (queue_offset, units, codes, sizes) in self.units_of(batch).items():
-                queue = self.queues[name]
+            arrived = {}
+            for (topic, queue_id), (queue_offset, units, codes, sizes) in self.units_of(batch).items():
+                queue = self.queues[topic, queue_id]
                 queue.append(queue_offset, b"".join(units))
-                touched.add(queue)
-                arrived.append((*name, queue.max_offset, codes, sum(sizes)))
+                came = arrived.setdefault(topic, ([], [], []))
+                came[0].append(queue)
+                came[1].extend(codes)
+                came[2].extend(sizes)
+        touched: set[ConsumeQueue] = set()
+        for queues, _, _ in arrived.values():
+            touched.update(queues)
         self._is_spread = 2 * len(touched) > len(batch)
         if on_arrive is not None and arrived:
             on_arrive(arrived)
         return touched
 
-    def _add_each(self, batch: Iterable[Pending], touched: set[ConsumeQueue], arrived: list[Arrived]) -> None:
+    def _add_each(self, batch: Iterable[Pending]) -> dict[str, Arrived]:
         """Write units one by one: where most are for different queues, sorting them by queue first takes longer."""
-        queues = self.queues
-        for message, queue_offset, physical_offset, size, store_timestamp in batch:
-            if message.sys_flag & sysflag.TRANSACTION_PREPARED:
+        arrived: dict[str, Arrived] = {}
+        last_topic, is_due, came = "", False, _NOTHING
+        queues: dict[int, ConsumeQueue] = {}
+        for topic, queue_id, queue_offset, physical_offset, size, stored_ms, sys_flag, code, _, _, pairs in batch:
+            if sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
-            topic, queue_id, code = message.topic, message.queue_id, message.tags_code
-            if topic in DUE_TIME_TOPICS:
-                code = self._due_time(message, store_timestamp)
-            queue = queues[topic, queue_id]
+            if topic != last_topic:
+                last_topic = topic
+                is_due, queues = topic in DUE_TIME_TOPICS, self.queues.of_topic(topic)
+                came = arrived.setdefault(topic, ([], [], []))
+            if is_due:
+                code = self._due_time(topic, pairs, stored_ms, code)
+            queue = queues[queue_id]
             queue.append_one(queue_offset, physical_offset, size, code)
-            touched.add(queue)
-            arrived.append((topic, queue_id, queue_offset + 1, [code], size))
+            came[0].append(queue)
+            came[1].append(code)
+            came[2].append(size)
+        return arrived
 
     def units_of(self, batch: Iterable[Pending]) -> dict[tuple[str, int], UnitsOfQueue]:
         """Return the units of `batch`, by queue; of one queue the messages must follow each other."""
         groups: dict[tuple[str, int], UnitsOfQueue] = {}
         group: UnitsOfQueue | None = None
-        topic, queue_id = "", -1
-        for message, queue_offset, physical_offset, size, store_timestamp in batch:
-            if message.sys_flag & sysflag.TRANSACTION_PREPARED:
+        last_topic, last_id, is_due = "", -1, False
+        for topic, queue_id, queue_offset, physical_offset, size, stored_ms, sys_flag, code, _, _, pairs in batch:
+            if sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
-            if group is None or message.topic is not topic or message.queue_id != queue_id:
-                topic, queue_id = name = (message.topic, message.queue_id)
+            if group is None or topic is not last_topic or queue_id != last_id:
+                last_topic, last_id = name = (topic, queue_id)
+                is_due = topic in DUE_TIME_TOPICS
                 group = groups.get(name)
                 if group is None:
                     group = groups[name] = (queue_offset, [], [], [])
-            code = message.tags_code
-            if topic in DUE_TIME_TOPICS:
-                code = self._due_time(message, store_timestamp)
+            if is_due:
+                code = self._due_time(topic, pairs, stored_ms, code)
             group[1].append(pack_unit(physical_offset, size, code))
             group[2].append(code)
             group[3].append(size)
@@ -160,13 +204,12 @@ class Dispatcher:
         keys, counts = self.keys_of(batch)
         if len(batch) < _BATCH_FROM:
             position = 0
-            for (_, _, physical_offset, _, store_timestamp), count in zip(batch, counts, strict=True):
+            for item, count in zip(batch, counts, strict=True):
                 hashes = [index_hash(key) for key in keys[max(position, skip) : position + count]]
-                self.index.put(hashes, physical_offset, store_timestamp)
+                self.index.put(hashes, item[3], item[5])
                 position += count
         elif len(keys) > skip:
-            physical_offsets = np.repeat(np.array([item[2] for item in batch], np.int64), counts)
-            store_timestamps = np.repeat(np.array([item[4] for item in batch], np.int64), counts)
+            physical_offsets, store_timestamps = places_of(batch, counts)
             self.index.put_many(index_hashes(keys)[skip:], physical_offsets[skip:], store_timestamps[skip:])
 
     def keys_of(self, batch: Iterable[Pending]) -> tuple[list[str], list[int]]:
@@ -174,18 +217,16 @@ class Dispatcher:
         keys: list[str] = []
         counts: list[int] = []
         append = keys.append
-        topic = prefix = ""
-        for item in batch:
-            message = item[0]
+        last_topic = prefix = ""
+        for topic, _, _, _, _, _, sys_flag, _, unique_key, words, _ in batch:
             before = len(keys)
-            if message.sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
+            if sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
                 # What `index_key` gives, without a call for each, which would be a tenth of all the work here.
-                if message.topic is not topic:
-                    topic = message.topic
+                if topic is not last_topic:
+                    last_topic = topic
                     prefix = f"{topic}{KEY_MARK}"
-                if message.unique_key is not None:
-                    append(prefix + message.unique_key)
-                words = message.keys
+                if unique_key:
+                    append(prefix + unique_key)
                 if words:
                     if " " in words:
                         keys += [prefix + word for word in words.split(" ") if word]
@@ -194,12 +235,19 @@ class Dispatcher:
             counts.append(len(keys) - before)
         return keys, counts
 
-    def _due_time(self, message: MessageInner, store_timestamp: int) -> int:
-        pairs = properties.parse(message.properties)
-        if message.topic == TIMER_TOPIC:
+    def _due_time(self, topic: str, stored_properties: bytes, store_timestamp: int, tags_code: int) -> int:
+        """When a message of a topic that is ordered by that is due; its tags code for one without a delay level."""
+        pairs = properties.parse(stored_properties)
+        if topic == TIMER_TOPIC:
             return min(_number(pairs.get(properties.TIMER_OUT_MS, "")), MAX_TAGS_CODE)
         level = _number(pairs.get(properties.DELAY, ""))
-        return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else message.tags_code
+        return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else tags_code
+
+
+def places_of(batch: Sequence[Pending], counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return physical offsets and store times of messages, each as many times as `counts` says."""
+    physical_offsets, store_timestamps = (np.array([item[at] for item in batch], np.int64) for at in (3, 5))
+    return physical_offsets.repeat(counts), store_timestamps.repeat(counts)
 
 
 def _number(text: str) -> int:
@@ -207,25 +255,24 @@ def _number(text: str) -> int:
 
 
 def pending_of(buffer: Buffer, position: int) -> Pending:
-    """Return a stored record as what was put when it was stored, without its body.
+    """Return what was noted of a record when it was put.
 
     Raises InvalidMessage for what is no record, or a record that no queue can hold.
     """
     outline = peek(buffer, position)
     check_queue_name(outline.topic, outline.queue_id)
     stored = bytes(buffer[outline.properties_begin : outline.properties_end])
-    parsed = properties.parse(stored)
-    message = MessageInner(
-        topic=outline.topic,
-        queue_id=outline.queue_id,
-        body=b"",
-        properties=stored,
-        flag=0,
-        sys_flag=outline.sys_flag,
-        born_timestamp=0,
-        born_host=b"",
-        tags_code=tags_code(parsed.get(properties.TAGS)),
-        unique_key=parsed.get(properties.UNIQ_KEY),
-        keys=parsed.get(properties.KEYS),
+    pairs = properties.parse(stored)
+    return (
+        outline.topic,
+        outline.queue_id,
+        outline.queue_offset,
+        outline.physical_offset,
+        outline.size,
+        outline.store_timestamp,
+        outline.sys_flag,
+        tags_code(pairs.get(properties.TAGS)),
+        pairs.get(properties.UNIQ_KEY),
+        pairs.get(properties.KEYS),
+        stored,
     )
-    return message, outline.queue_offset, outline.physical_offset, outline.size, outline.store_timestamp

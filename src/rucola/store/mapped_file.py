@@ -37,7 +37,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -100,6 +100,7 @@ class MappedFile:
         """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
         self.reserved = 0
         """Up to this position the file is known to have blocks."""
+        self._fd = -1
         self._warmed = 0
         self._populates = True
         self._unsynced: list[Path] = []
@@ -152,11 +153,17 @@ class MappedFile:
             mapped.madvise(mmap.MADV_RANDOM)
         return mapped
 
-    def read_ahead(self) -> None:
-        """Let the kernel read ahead in a file that is full."""
+    def finish(self) -> None:
+        """Let the kernel read ahead in a file that is full, and give up the descriptor of its writes."""
+        self._close_fd()
         if not self.reads_ahead:
             self.reads_ahead = True
             self.map.madvise(mmap.MADV_NORMAL)
+
+    def _close_fd(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -171,6 +178,20 @@ class MappedFile:
     def end(self) -> int:
         """The logical offset behind the file's last byte."""
         return self.begin + self.size
+
+    def write(self, position: int, data: bytes | memoryview) -> None:
+        """Write much to a position that has blocks.
+
+        By a call, which takes it page by page: mapped pages cost a fault when they are first touched, another one after
+        each flush, and each flush an interrupt for each of them. What the call does not take goes to the mapped pages.
+        """
+        written = 0
+        with suppress(OSError):  # there may be no descriptor to spare
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            written = os.pwrite(self._fd, data, position)
+        if written < len(data):
+            self.map[position + written : position + len(data)] = data[written:]
 
     def reserve(self, end: int, window: int) -> None:
         """See to it that the file has blocks up to position `end`, asking for `window` bytes at a time.
@@ -306,6 +327,7 @@ class MappedFile:
     def close(self) -> None:
         """Unmap and close the file. Bytes that were not flushed are left to the kernel."""
         self._is_closed = True
+        self._close_fd()
         try:
             if "map" in self.__dict__:
                 self.map.close()

@@ -28,6 +28,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,7 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreError
 from rucola.files import make_directory, sync_directory
-from rucola.message import MessageInner, sysflag
+from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.record import encode, encode_many
@@ -46,20 +47,22 @@ from rucola.store.config import (
     PUT_OK,
     GetMessageStatus,
     GetResult,
+    PutBatchResult,
     PutMessageStatus,
     PutResult,
     QueryResult,
     StoreConfig,
 )
 from rucola.store.config_files import remove_unfinished
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, iter_units, open_queues
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, flush_queues, iter_units, open_queues
 from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
-from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.recovery import Recovery
+from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
-from rucola.store.taking import take
+from rucola.store.taking import pass_over, take
 
 log = logging.getLogger(__name__)
 
@@ -72,19 +75,26 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_arrive` is called by `reput` and told of every queue that got messages; see `dispatch.Arrive`. It may read.
+    `on_pending` is called by a put before which nothing was pending, so that somebody winds `reput`. `on_arrive` is
+    called by `reput` and told of every topic that got messages; see `dispatch.Arrive`. It may read.
     """
 
-    def __init__(self, config: StoreConfig, on_arrive: Arrive | None = None) -> None:
+    def __init__(
+        self, config: StoreConfig, on_arrive: Arrive | None = None, on_pending: Callable[[], None] | None = None
+    ) -> None:
         self.config = config
         self.refuses_writes: str | None = "the store is not open"
         """Why puts are turned away; None while they are taken."""
         self.failure: str | None = self.refuses_writes
         """Why they are turned away for good, until the store is opened again; a full disk is no such reason."""
         self._refusing = threading.Lock()
+        self._refusal = "the broker is a slave, whose log is its master's alone" if config.is_slave else None
+        self.replica: Replica | None = None
+        """By which a slave takes its master's log; there while the store of one is open."""
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         self._on_arrive = on_arrive
+        self._on_pending = on_pending
         self._pending: list[Pending] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._damaged: set[ConsumeQueue] = set()
@@ -142,8 +152,10 @@ class MessageStore:
                 self._dirty.add(queue)
             last_ms = self.store_time(*name, queue.max_offset - 1)
             self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
+        if self._refusal is not None:
+            self.replica = Replica(self._log, self._queues.values(), self._next_offsets, self._note, self._forget)
         self._is_open = True
-        self.failure = self.refuses_writes = None
+        self.failure, self.refuses_writes = None, self._refusal
 
     def _close_queues(self) -> None:
         for queue in self._queues.values():
@@ -160,6 +172,8 @@ class MessageStore:
         try:
             if self.failure is None:
                 self.reput()
+                if self.replica is not None:
+                    self.replica.cut()
             if self.failure is None:
                 self.refuses_writes = "the store is closed"
                 self.checkpoint()
@@ -186,21 +200,21 @@ class MessageStore:
     def put(self, message: MessageInner, now_ms: int) -> PutResult:
         """Append one message, stored at `now_ms`, to its queue.
 
-        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). The message is held until the
-        next `reput`; do not change it. The store never raises for what a message holds; it answers a status.
+        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). The store never raises for
+        what a message holds; it answers a status.
         """
         if self.refuses_writes is not None:
             return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         if len(message.body) > self.config.max_message_size:
             return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log = self._log
-        name = (message.topic, message.queue_id)
+        topic, queue_id = name = (message.topic, message.queue_id)
         takes_place = not message.sys_flag & sysflag.TRANSACTION_PREPARED
         queue_offset = self._next_offsets.get(name, 0) if takes_place else 0
         physical_offset = commit_log.end
         try:
             if not queue_offset:
-                check_queue_name(*name)
+                check_queue_name(topic, queue_id)
             record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
             size = len(record)
             if physical_offset + size > commit_log.safe_end:
@@ -212,75 +226,73 @@ class MessageStore:
                     record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
             commit_log.append(record)
         except InvalidMessage as error:
-            return self._illegal(message, error)
+            return PutResult(self._illegal(topic, queue_id, [message.properties], error))
         except OSError as error:
-            return self._no_room(error)
+            return PutResult(self._no_room(error))
         self._put_timestamp = now_ms
         if takes_place:
             self._next_offsets[name] = queue_offset + 1
-        self._pending.append((message, queue_offset, physical_offset, size, now_ms))
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
+        self._pending.append(
+            (
+                topic, queue_id, queue_offset, physical_offset, size, now_ms,
+                message.sys_flag, message.tags_code, message.unique_key, message.keys, message.properties,
+            )
+        )  # fmt: skip
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
-    def put_batch(self, messages: Sequence[MessageInner], now_ms: int) -> list[PutResult]:
+    def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
         """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
 
-        Returns one result for each; when the first is not PUT_OK all are as that, and nothing was stored. Transaction
-        messages cannot travel in a batch (MESSAGE_ILLEGAL).
+        Transaction messages cannot travel in a batch (MESSAGE_ILLEGAL), nor can nothing. Otherwise as `put`.
         """
-        if not messages:
-            return []
-        if (refused := self._refuse_batch(messages)) is not None:
-            return [PutResult(refused)] * len(messages)
+        if self.refuses_writes is not None:
+            return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
+        count = len(batch.bodies)
+        is_too_large = sum(map(len, batch.bodies)) > self.config.max_message_size
+        if not count or is_too_large or batch.sys_flag & sysflag.TRANSACTION_MASK:
+            return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log, host = self._log, self._store_host
-        name = (messages[0].topic, messages[0].queue_id)
+        topic, queue_id = name = (batch.topic, batch.queue_id)
         queue_offset = self._next_offsets.get(name, 0)
         physical_offset = commit_log.end
         try:
-            check_queue_name(*name)
-            records = encode_many(messages, queue_offset, physical_offset, now_ms, host)
-            size = sum(map(len, records))
+            check_queue_name(topic, queue_id)
+            records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
+            size = len(records)
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
-                return [PutResult(PutMessageStatus.MESSAGE_ILLEGAL)] * len(messages)
+                return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
             if (place := commit_log.make_room(size)) != physical_offset:
-                records = encode_many(messages, queue_offset, place, now_ms, host)
-            commit_log.append(b"".join(records))
+                physical_offset = place
+                records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
+            commit_log.append(records)
         except InvalidMessage as error:
-            return [self._illegal(messages[0], error)] * len(messages)
+            return PutBatchResult(self._illegal(topic, queue_id, batch.properties, error))
         except OSError as error:
-            return [self._no_room(error)] * len(messages)
-        results = []
-        for message, record in zip(messages, records, strict=True):
-            size = len(record)
-            self._pending.append((message, queue_offset, place, size, now_ms))
-            results.append(PutResult(PUT_OK, place, queue_offset, size))
-            queue_offset += 1
-            place += size
+            return PutBatchResult(self._no_room(error))
+        physical_offsets = list(accumulate(sizes[:-1], initial=physical_offset))
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
+        self._pending += zip(
+            repeat(topic), repeat(queue_id), range(queue_offset, queue_offset + count), physical_offsets, sizes,
+            repeat(now_ms), repeat(batch.sys_flag), batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
+        )  # fmt: skip
         self._put_timestamp = now_ms
-        self._next_offsets[name] = queue_offset
-        return results
+        self._next_offsets[name] = queue_offset + count
+        return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
 
-    def _refuse_batch(self, messages: Sequence[MessageInner]) -> PutMessageStatus | None:
-        if self.refuses_writes is not None:
-            return PutMessageStatus.SERVICE_NOT_AVAILABLE
-        topic, queue_id = messages[0].topic, messages[0].queue_id
-        size = 0
-        for message in messages:
-            if message.topic != topic or message.queue_id != queue_id or message.sys_flag & sysflag.TRANSACTION_MASK:
-                return PutMessageStatus.MESSAGE_ILLEGAL
-            size += len(message.body)
-        return PutMessageStatus.MESSAGE_ILLEGAL if size > self.config.max_message_size else None
+    def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:
+        log.debug("a message for %s-%d was refused: %s", topic, queue_id, error)
+        if max(map(len, strings)) > MAX_PROPERTIES_SIZE:
+            return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
+        return PutMessageStatus.MESSAGE_ILLEGAL
 
-    def _illegal(self, message: MessageInner, error: InvalidMessage) -> PutResult:
-        log.debug("a message for %s-%d was refused: %s", message.topic, message.queue_id, error)
-        if len(message.properties) > MAX_PROPERTIES_SIZE:
-            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
-        return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
-
-    def _no_room(self, error: OSError) -> PutResult:
+    def _no_room(self, error: OSError) -> PutMessageStatus:
         log.error("no place for a record at %d: %s", self._log.end, error)
         if error.errno not in _PASSING:
             self._fail(f"the disk gave no place for a message: {error}")
-        return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
+        return PutMessageStatus.CREATE_MAPEDFILE_FAILED
 
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Write the units and entries of what is pending, tell `on_arrive`, and return how many there were.
@@ -306,8 +318,18 @@ class MessageStore:
             self._pending = rest + self._pending
         with self._dirty_lock:
             self._dirty.update(touched)
-            self._dispatched_timestamp = pending[-1][4]
+            self._dispatched_timestamp = pending[-1][5]
         return len(pending)
+
+    def _note(self, item: Pending) -> None:
+        self._pending.append(item)
+        self._put_timestamp = item[5]
+
+    def _forget(self, topic: str, queue_id: int) -> None:
+        """Drop a queue that begins anew."""
+        self.reput()
+        self._queues[topic, queue_id].delete()
+        del self._queues[topic, queue_id]
 
     @property
     def has_pending(self) -> bool:
@@ -358,9 +380,9 @@ class MessageStore:
             if max_queues is None or not self._flushing:
                 self._flushing, self._dirty = self._flushing | self._dirty, set()
                 self._flushing_timestamp = self._dispatched_timestamp
-        for queue in list(self._flushing)[:max_queues]:
-            self._sync(queue.flush)
-            self._flushing.discard(queue)
+        queues = list(self._flushing)[:max_queues]
+        self._sync(lambda: flush_queues(queues, beside_others=max_queues is not None))
+        self._flushing.difference_update(queues)
         point, index = self._checkpoint, self._dispatcher.index
         if not self._flushing:
             point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
@@ -398,7 +420,7 @@ class MessageStore:
         self._retention.begin_round(now_ms, hour, disks)
         with self._refusing:
             if self.failure is None:
-                self.refuses_writes = self._retention.refusal
+                self.refuses_writes = self._refusal or self._retention.refusal
 
     def expire(self, now_ms: int) -> bool:
         """Let the log begin after its oldest file, if the round lets that go. With True, call `delete_expired`."""
@@ -461,7 +483,7 @@ class MessageStore:
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
-        most, room = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
+        most, room, is_far = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
         max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
         status, looked_at, records, total = take(
             self._log,
@@ -471,21 +493,9 @@ class MessageStore:
             max_bytes,
             accepts,
             matches,
-            lambda at: self._pass_over(queue, at),
+            lambda at: pass_over(queue, at, self._damaged),
         )
-        return GetResult(status, queue_offset + looked_at, begin, end, records, total)
-
-    def _pass_over(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Say once of a queue that it is damaged."""
-        if queue not in self._damaged:
-            self._damaged.add(queue)
-            log.error(
-                "%s-%d: the unit at %d does not point at its message, which is passed over; `rucola store check` names "
-                "all such units, and `rucola store rebuild`, with the broker stopped, makes them anew",
-                queue.topic,
-                queue.queue_id,
-                queue_offset,
-            )
+        return GetResult(status, queue_offset + looked_at, begin, end, records, total, is_far)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
@@ -501,6 +511,10 @@ class MessageStore:
         """Return the units from `begin` to `end` as far as they are there: shape (n,), of type consume_queue.UNIT."""
         self.reput()
         return self._queues[topic, queue_id].units(begin, end)
+
+    def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+        """Return bytes of the log in place; see `CommitLog.held`."""
+        return self._log.held(physical_offset, max_size)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """Return the whole record that begins there, or None where none does."""

@@ -152,9 +152,9 @@ class _Builder:
                 item = pending_of(run.file.map, position)
             except InvalidMessage as error:
                 raise damaged(self._files, run.file.begin + position, str(error)) from error
-            message, queue_offset = item[0], item[1]
-            if sysflag.is_dispatched(message.sys_flag):
-                name = (message.topic, message.queue_id)
+            topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = item
+            if sysflag.is_dispatched(sys_flag):
+                name = (topic, queue_id)
                 expected = self._next.get(name, queue_offset if self._files.begin else 0)
                 if queue_offset == 0 and expected:
                     # The topic was deleted and made anew: its queue starts over.

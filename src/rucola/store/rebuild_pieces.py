@@ -30,7 +30,7 @@ from rucola.message.delay import parse_delay_levels
 from rucola.message.hashing import index_hashes
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import iter_units
-from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
+from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of, places_of
 from rucola.store.index import IndexFile, index_file_name, later_name
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.rebuild import damaged, out_of_turn
@@ -197,8 +197,7 @@ def _entries(files: MappedFileQueue, begin: int, dispatcher: Dispatcher) -> Iter
             return
         keys, counts = dispatcher.keys_of(item)
         if keys:
-            physical_offsets, timestamps = (np.array([each[place] for each in item], np.int64) for place in (2, 4))
-            yield index_hashes(keys), np.repeat(physical_offsets, counts), np.repeat(timestamps, counts)
+            yield index_hashes(keys), *places_of(item, counts)
 
 
 def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[Pending] | Stop]:
@@ -221,9 +220,9 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[Pending] | Sto
                 pending = pending_of(file.map, position)
             except InvalidMessage as error:
                 raise damaged(files, begin + position, str(error)) from error
-            message, queue_offset = pending[0], pending[1]
-            if sysflag.is_dispatched(message.sys_flag):
-                name = (message.topic, message.queue_id)
+            topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = pending
+            if sysflag.is_dispatched(sys_flag):
+                name = (topic, queue_id)
                 if following.get(name, queue_offset) != queue_offset:
                     yield batch
                     batch, following = [], {}

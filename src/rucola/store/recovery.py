@@ -359,12 +359,12 @@ class Recovery:
                     raise StoreCorrupt(run.file.path, position, f"{error}; run `rucola store check`") from error
                 stop = Stop(physical_offset, str(error))
                 break
-            message, queue_offset = item[0], item[1]
+            topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = item
             if tail and self.after_crash and _is_torn(run.file, position, item):
                 stop = Stop(physical_offset, "the record has zeros where its properties should be")
                 break
-            if physical_offset >= units_begin and not message.sys_flag & sysflag.TRANSACTION_PREPARED:
-                name = (message.topic, message.queue_id)
+            if physical_offset >= units_begin and not sys_flag & sysflag.TRANSACTION_PREPARED:
+                name = (topic, queue_id)
                 if name not in expected:
                     expected[name] = self._expected(name, queue_offset, physical_offset, units_begin)
                 if queue_offset == 0 and expected[name] > 0:
@@ -384,7 +384,7 @@ class Recovery:
                 entries.append(item)
         self._dispatcher.add_units(units)
         if self._index is not None and entries:
-            self._dispatcher.add_entries(entries, entries_there if entries[0][2] == index_begin else 0)
+            self._dispatcher.add_entries(entries, entries_there if entries[0][3] == index_begin else 0)
         return stop
 
     def _say_how_far(self, physical_offset: int) -> None:
@@ -420,13 +420,13 @@ def _uncollected() -> Iterator[None]:
 
 def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
     """Tell whether a part of a record's properties never came. Its CRC ends with the body and does not tell."""
-    message, _, _, size, _ = item
-    if b"\0" not in message.properties:
+    size, properties = item[4], item[-1]
+    if b"\0" not in properties:
         return False
     end = position + size
-    sectors = range((end - len(message.properties)) // _SECTOR * _SECTOR, end, _SECTOR)
+    sectors = range((end - len(properties)) // _SECTOR * _SECTOR, end, _SECTOR)
     return any(not any(file.map[sector : sector + _SECTOR]) for sector in sectors) or (
-        message.properties.endswith(b"\0") and not any(file.map[end : end + FRAME.size])
+        properties.endswith(b"\0") and not any(file.map[end : end + FRAME.size])
     )
 
 

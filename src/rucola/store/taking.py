@@ -10,6 +10,7 @@ at.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Final
@@ -17,7 +18,9 @@ from typing import Final
 from rucola.message.record import MIN_RECORD_SIZE, place_of
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import GetMessageStatus
-from rucola.store.consume_queue import iter_units
+from rucola.store.consume_queue import ConsumeQueue, iter_units
+
+logger = logging.getLogger(__name__)
 
 _ANYWHERE: Final = -1 << 63
 """Before every physical offset that a unit can have."""
@@ -72,3 +75,16 @@ def take(
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
         looked_at += 1
     return status, looked_at, records, total
+
+
+def pass_over(queue: ConsumeQueue, queue_offset: int, said: set[ConsumeQueue]) -> None:
+    """Say that a queue is damaged, once: unless it is in `said`, where it is then."""
+    if queue not in said:
+        said.add(queue)
+        logger.error(
+            "%s-%d: the unit at %d does not point at its message, which is passed over; `rucola store check` names "
+            "all such units, and `rucola store rebuild`, with the broker stopped, makes them anew",
+            queue.topic,
+            queue.queue_id,
+            queue_offset,
+        )

@@ -213,6 +213,7 @@ class RocketMQ:
             broker_ip1=HOST,
             bind_address=HOST,
             listen_port=self._listen_port,
+            ha_listen_port=0,
             namesrv_addr=self.namesrv,
             store_path_root_dir=self.store,
             **SMALL_STORE,

@@ -8,13 +8,20 @@ Every answer carries the queue's ends and where to go on, whatever its code:
     NO_MESSAGE_IN_QUEUE, NO_MATCHED_LOGIC_QUEUE       PULL_NOT_FOUND at offset 0, else PULL_OFFSET_MOVED
     OFFSET_TOO_SMALL, OFFSET_OVERFLOW_BADLY           PULL_OFFSET_MOVED, noted in the topic OFFSET_MOVED_EVENT
 
+Which broker to pull from next is suggested with slaveReadEnable: the group's whichBrokerWhenConsumeSlowly (1) where it
+reads what lies far behind (accessMessageInMemoryMaxRatio), else its brokerId (0); without that always the master. A
+slave does not have all that its master has, so it sends nobody to another offset (offsetCheckInSlave): who asks for
+what it does not have gets PULL_RETRY_IMMEDIATELY and the offset that it asked for; who is ahead of it is held first,
+where the pull allows that. It takes no offset that is committed with a pull.
+
 The subscription comes with the pull (sysFlag bit SUBSCRIPTION) or from the group's heartbeat. Where it filters by
 properties (enablePropertyFilter), the compiled expression is the group's in `broker.tables.filters`; filterSupportRetry
 has it looked at once more when a message comes again through `%RETRY%group`.
 
 Answers to `PullMessageProcessor` and `ExpressionForRetryMessageFilter` of Apache RocketMQ 4.9.8. Deliberate
 differences: a pull whose own expression cannot be compiled is refused, where Apache answers it with every message; no
-pull meets a filter older than its subscription, since a heartbeat brings both at once.
+pull meets a filter older than its subscription, since a heartbeat brings both at once; a slave holds a pull from behind
+its end, where Apache's has the client ask again at once, and again.
 """
 
 from __future__ import annotations
@@ -34,6 +41,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import SubscriptionData, subscription
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, SubscriptionGroupConfig, TopicConfig
 from rucola.remoting.connection import Connection, Processor, Reply
 from rucola.store.config import GetMessageStatus, GetResult
@@ -49,6 +57,15 @@ _CODES = {
     GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
     GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
 }
+_OUTSIDE = frozenset(
+    {
+        GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+        GetMessageStatus.NO_MATCHED_LOGIC_QUEUE,
+        GetMessageStatus.OFFSET_TOO_SMALL,
+        GetMessageStatus.OFFSET_OVERFLOW_BADLY,
+    }
+)
+"""What a slave that is behind its master answers, too; then the offset that was asked for stays."""
 _EMPTY_QUEUE = (GetMessageStatus.NO_MESSAGE_IN_QUEUE, GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
 
 
@@ -77,16 +94,16 @@ class PullProcessor:
             )
         if isinstance(wanted, RemotingCommand):
             return wanted
-        if header.sys_flag & pull.COMMIT_OFFSET:
+        if header.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
             self._state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
 
         may_wait = bool(header.sys_flag & pull.SUSPEND)
-        outcome = self._read(command, header, wanted, header.queue_offset, may_wait=may_wait)
+        outcome = self._read(command, header, group, wanted, header.queue_offset, may_wait=may_wait)
         if isinstance(outcome, RemotingCommand):
             return outcome
 
         def try_again(queue_offset: int, is_last: bool) -> RemotingCommand | int:
-            return self._read(command, header, wanted, queue_offset, may_wait=not is_last, is_held=True)
+            return self._read(command, header, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
         wait_ms = (
             header.suspend_timeout_millis
@@ -205,6 +222,7 @@ class PullProcessor:
         self,
         command: RemotingCommand,
         header: PullMessageRequestHeader,
+        group: SubscriptionGroupConfig | None,
         wanted: MessageFilter,
         queue_offset: int,
         *,
@@ -231,19 +249,35 @@ class PullProcessor:
             return queue_offset
         if may_wait and is_held and result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             return result.next_begin_offset
-        if code == ResponseCode.PULL_OFFSET_MOVED:
+        suggested, next_begin_offset = self._suggested(group, result), result.next_begin_offset
+        store_config = self._state.store.config
+        if store_config.is_slave and not store_config.offset_check_in_slave:
+            if code == ResponseCode.PULL_OFFSET_MOVED:
+                if may_wait and result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY:
+                    return queue_offset
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
+                suggested = group.broker_id if group is not None else MASTER_ID
+            if result.status in _OUTSIDE:
+                next_begin_offset = queue_offset
+        elif code == ResponseCode.PULL_OFFSET_MOVED:
             self._note_offset_moved(header, result)
         return command.response(
             code,
             PullMessageResponseHeader(
-                suggest_which_broker_id=0,
-                next_begin_offset=result.next_begin_offset,
+                suggest_which_broker_id=suggested,
+                next_begin_offset=next_begin_offset,
                 min_offset=result.min_offset,
                 max_offset=result.max_offset,
             ),
             b"".join(result.records),
             remark=result.status.name,
         )
+
+    def _suggested(self, group: SubscriptionGroupConfig | None, result: GetResult) -> int:
+        """From which broker the group had better pull next."""
+        if not self._state.config.slave_read_enable or group is None:
+            return MASTER_ID
+        return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
 
     def _note_offset_moved(self, header: PullMessageRequestHeader, result: GetResult) -> None:
         """Leave a message in OFFSET_MOVED_EVENT that this group was sent to another offset."""

@@ -12,7 +12,6 @@ without which a compressed body could not be read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from rucola.broker.processors.send import SendHeader, SendProcessor
 from rucola.broker.state import BrokerState
@@ -35,12 +34,11 @@ CLIENT_TIMEOUT_MS = 10_000
 
 
 class ReplyProcessor:
-    """Hands replies on. `send` checks them like any message; `on_put` is called after each that was stored."""
+    """Hands replies on. `send` checks them like any message."""
 
-    def __init__(self, state: BrokerState, send: SendProcessor, on_put: Callable[[], None]) -> None:
+    def __init__(self, state: BrokerState, send: SendProcessor) -> None:
         self._state = state
         self._send = send
-        self._on_put = on_put
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -113,7 +111,6 @@ class ReplyProcessor:
         if self._state.config.store_reply_message_enable:
             result = self._state.store.put(message, self._state.clock())
             if result.status is PutMessageStatus.PUT_OK:
-                self._on_put()
                 msg_id = offset_msg_id(self._state.config.store_host, result.physical_offset)
                 queue_offset = result.queue_offset
             else:

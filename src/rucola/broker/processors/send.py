@@ -4,11 +4,11 @@ A batch comes under its own code, or under one of the others with `batch` set in
 
 The way of a message: check the topic (making it where a default topic may be inherited from), the queue, the
 permissions and the sizes; turn the property string into the stored one (without WAIT, with CLUSTER); put the record;
-answer with its offsetMsgId and queue offset. With SYNC_FLUSH the answer waits until the record is on disk, unless
-the message says WAIT=false; where that fails the answer is FLUSH_DISK_TIMEOUT, never SUCCESS.
+answer with its offsetMsgId and queue offset. With SYNC_FLUSH or SYNC_MASTER the answer waits until the record is safe
+(see `broker.durability`), unless the message says WAIT=false; where it is not in time the answer is never SUCCESS.
 
-This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted as
-text straight away. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
+This is the hottest path of the broker: the property string is edited, not rebuilt, and the answer is formatted
+straight into its bytes. A message that asks for more goes a longer way (`_put_unusual`): one with a delay or a time of
 its own waits (see `broker.delay` and `broker.timer`), half of a transaction is kept where nobody sees it (see
 `broker.transactions`), and one for `%RETRY%group` that was tried too often goes to `%DLQ%group`.
 
@@ -23,41 +23,39 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from struct import Struct
+from sys import intern
 from typing import Final
 
 from msgspec import json
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delay import postpone
-from rucola.broker.flush import Flush
+from rucola.broker.durability import Durability
+from rucola.broker.editing import Editing
 from rucola.broker.registration import Registration
 from rucola.broker.retry import dead_letter_place, max_reconsume_times
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.broker.tables.writing import TableWriting
-from rucola.broker.timer import TIMERS, waiting_place
+from rucola.broker.timer import waiting_place
 from rucola.broker.transactions import Transactions
 from rucola.errors import InvalidMessage
-from rucola.message import MessageInner, properties, sysflag, topics
+from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
 from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
-from rucola.message.ids import offset_msg_id, offset_msg_ids
+from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
+from rucola.protocol.command import JSON, VERSION, RemotingCommand, decode_command, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
-from rucola.store.config import PUT_OK, FlushDiskType, PutMessageStatus, PutResult, StoreConfig
+from rucola.store.config import PUT_OK, PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX: Final = Struct(">II")
-_ANSWER_TAIL: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-
-_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
-"""Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
 
 _SYSTEM_PREFIX: Final = "%"
 """How the names of retry and dead letter topics begin."""
@@ -77,7 +75,7 @@ _REFUSED_BY_STORE = {
 
 
 class SendProcessor:
-    """Puts messages into the store. `on_put` is called after each request that stored something."""
+    """Puts messages into the store."""
 
     def __init__(
         self,
@@ -88,11 +86,10 @@ class SendProcessor:
         groups: SubscriptionGroupTable,
         registration: Registration,
         writing: TableWriting,
-        flush: Flush,
+        durability: Durability,
         delay_level_count: int,
         transactions: Transactions,
         clock: Callable[[], int],
-        on_put: Callable[[], None],
     ) -> None:
         self._config = config
         self._store_config = store_config
@@ -103,15 +100,18 @@ class SendProcessor:
         self._transactions = transactions
         self._registration = registration
         self._writing = writing
-        self._flush = flush
+        self._durability = durability
         self._clock = clock
-        self._on_put = on_put
-        self._waits_for_disk = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._waits = durability.waits
         self._store_host = config.store_host
-        self._cluster = f"{properties.CLUSTER}\x01{config.broker_cluster_name}"
+        self._host_digits = host_digits(config.store_host)
+        self._editing = Editing(config.broker_cluster_name)
         self._region = config.region_fields
-        region = json.encode(self._region).decode()
-        self._answer_head = f'{{"code":0,"extFields":{region[:-1]},"msgId":"'
+        region = json.encode(self._region).replace(b"%", b"%%")
+        self._answer_form = (
+            b'{"code":0,"extFields":' + region[:-1] + b',"msgId":"%b","queueId":"%d","queueOffset":"%d"},"flag":1,'
+            b'"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % VERSION
+        )
 
     def table(self) -> dict[int, Processor]:
         return {
@@ -149,8 +149,7 @@ class SendProcessor:
         queue_id = header.queue_id
         if (
             queue_id >= topic.write_queue_nums
-            or not topic.perm & PERM_WRITE
-            or not self._config.broker_permission & PERM_WRITE
+            or not topic.perm & self._config.broker_permission & PERM_WRITE
             or header.topic in topics.NOT_ALLOWED_SEND_TOPICS
         ):
             refusal = self._refuse(connection, command, header, topic)
@@ -224,8 +223,8 @@ class SendProcessor:
             raise InvalidMessage(
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
-        edited = self._edited(header.properties)
-        topic = header.topic
+        edited = self._editing.of_one(header.properties)
+        topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
         if edited is None or topic[0] == _SYSTEM_PREFIX:
             return self._put_unusual(command, header, queue_id, born_host)
         pairs, stored_properties = edited
@@ -249,13 +248,11 @@ class SendProcessor:
             self._clock(),
         )
         if result.status is not PUT_OK:
-            return self._not_stored(command, result)
-        self._on_put()
-        answer = self._answer(
-            command, queue_id, offset_msg_id(self._store_host, result.physical_offset), result.queue_offset
-        )
-        if self._waits_for_disk and pairs.get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, result)
+            return self._not_stored(command, result.status)
+        msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
+        answer = self._answer(command, queue_id, msg_id, result.queue_offset)
+        if self._waits and pairs.get(properties.WAIT) != "false":
+            return self._once_safe(command, answer, result.physical_offset + result.size)
         return answer
 
     def _put_unusual(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
@@ -309,109 +306,71 @@ class SendProcessor:
         )
         result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
-            return self._not_stored(command, result)
-        self._on_put()
-        msg_id = offset_msg_id(self._store_host, result.physical_offset)
+            return self._not_stored(command, result.status)
+        msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
-        if self._waits_for_disk and wait != "false":
-            return self._once_flushed(command, answer, result)
+        if self._waits and wait != "false":
+            return self._once_safe(command, answer, result.physical_offset + result.size)
         return answer
 
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
-        topic, sys_flag = header.topic, header.sys_flag
-        born_timestamp, reconsume_times = header.born_timestamp, header.reconsume_times
-        messages = []
-        for flag, body, raw_properties in decode_batch(command.body):
-            pairs, stored_properties = self._batched(str(raw_properties, "utf-8", "replace"))
-            messages.append(
-                MessageInner(
-                    topic,
-                    queue_id,
-                    body,
-                    stored_properties,
-                    flag,
-                    sys_flag,
-                    born_timestamp,
-                    born_host,
-                    reconsume_times,
-                    0,
-                    tags_code(pairs.get(properties.TAGS)),
-                    pairs.get(properties.UNIQ_KEY),
-                    pairs.get(properties.KEYS),
-                )
-            )
-        if not messages:
+        flags, bodies, strings = decode_batch(command.body)
+        if not bodies:
             raise InvalidMessage("the batch is empty")
         limit = self._store_config.max_message_size
-        if len(command.body) > limit and (largest := max([len(message.body) for message in messages])) > limit:
+        if len(command.body) > limit and (largest := max(map(len, bodies))) > limit:
             raise InvalidMessage(f"a body has {largest} bytes; {limit} are allowed (maxMessageSize)")
-        results = self._store.put_batch(messages, self._clock())
-        last = results[-1]
-        if last.status is not PUT_OK:
-            return self._not_stored(command, last)
-        self._on_put()
-        ids = offset_msg_ids(self._store_host, [result.physical_offset for result in results])
-        answer = self._answer(command, queue_id, ids, results[0].queue_offset)
-        if self._waits_for_disk and properties.parse(header.properties).get(properties.WAIT) != "false":
-            return self._once_flushed(command, answer, last)
+        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings)
+        result = self._store.put_batch(
+            MessageInnerBatch(
+                intern(header.topic),
+                queue_id,
+                bodies,
+                stored_properties,
+                flags,
+                header.sys_flag,
+                header.born_timestamp,
+                born_host,
+                header.reconsume_times,
+                list(map(tags_code, tags)),
+                unique_keys,
+                keys,
+            ),
+            self._clock(),
+        )
+        if result.status is not PUT_OK:
+            return self._not_stored(command, result.status)
+        ids = offset_msg_ids(self._store_host, result.physical_offsets)
+        answer = self._answer(command, queue_id, ids.encode(), result.queue_offset)
+        if self._waits and properties.parse(header.properties).get(properties.WAIT) != "false":
+            return self._once_safe(command, answer, result.physical_offsets[0] + result.size)
         return answer
 
-    def _edited(self, text: str) -> tuple[dict[str, str], bytes] | None:
-        """A property string as pairs, and as it shall lie on disk: no WAIT, with CLUSTER, no separator at the end.
-
-        None where the string is not well formed, or asks for more than to be stored.
-        """
-        pairs: dict[str, str] = {}
-        stored: list[str] = []
-        for segment in text.removesuffix("\x02").split("\x02"):
-            name, separator, value = segment.partition("\x01")
-            if not separator or name in _UNUSUAL or name in pairs:
-                return None
-            pairs[name] = value
-            if name != properties.WAIT:
-                stored.append(segment)
-        stored.append(self._cluster)
-        return pairs, "\x02".join(stored).encode()
-
-    def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
-        """The same for a message of a batch, which can neither wait nor be half of a transaction."""
-        edited = self._edited(text)
-        if edited is not None:
-            return edited
-        pairs = properties.parse(text)
-        if pairs.get(properties.DELAY, "0") != "0":
-            raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
-        if pairs.get(properties.TRAN_MSG) == "true":
-            raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
-        if not pairs.keys().isdisjoint(TIMERS):
-            raise InvalidMessage(
-                f"a batch cannot be delivered at a time of its own ({', '.join(TIMERS)}); send the message alone"
-            )
-        stored = {name: value for name, value in pairs.items() if name != properties.WAIT}
-        stored[properties.CLUSTER] = self._config.broker_cluster_name
-        return pairs, properties.join(stored)
-
-    def _answer(self, command: RemotingCommand, queue_id: int, msg_id: str, queue_offset: int) -> Answer:
+    def _answer(self, command: RemotingCommand, queue_id: int, msg_id: bytes, queue_offset: int) -> Answer:
         if command.serialize_type is JSON:
-            header = (
-                f'{self._answer_head}{msg_id}","queueId":"{queue_id}","queueOffset":"{queue_offset}"}},"flag":1,'
-                f'"language":"PYTHON","opaque":{command.opaque}{_ANSWER_TAIL}'
-            ).encode()
-            return _PREFIX.pack(4 + len(header), len(header)) + header
+            header = self._answer_form % (msg_id, queue_id, queue_offset, command.opaque)
+            size = len(header)
+            return _PREFIX.pack(4 + size, size) + header
         answer = command.response(ResponseCode.SUCCESS)
-        answer.ext_fields.update(self._region, msgId=msg_id, queueId=str(queue_id), queueOffset=str(queue_offset))
+        answer.ext_fields.update(
+            self._region, msgId=msg_id.decode(), queueId=str(queue_id), queueOffset=str(queue_offset)
+        )
         return answer
 
-    async def _once_flushed(self, command: RemotingCommand, answer: Answer, result: PutResult) -> Answer:
-        """The answer when the record is on disk, or FLUSH_DISK_TIMEOUT with the same fields."""
-        timeout_ms = self._store_config.sync_flush_timeout
-        if await self._flush.until(result.physical_offset + result.size, timeout_ms):
+    async def _once_safe(self, command: RemotingCommand, answer: Answer, end: int) -> Answer:
+        """The answer when the log is safe up to `end`, or with the same fields the code that says what is missing."""
+        missing = await self._durability.until(end)
+        if missing is None:
             return answer
-        why = self._store.refuses_writes or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
-        return self._refusal(command, ResponseCode.FLUSH_DISK_TIMEOUT, why)
+        stored = decode_command(answer[_PREFIX.size :], b"", JSON) if isinstance(answer, bytes) else answer
+        assert stored is not None
+        code, why = missing
+        unsafe = command.response(code, remark=why)
+        unsafe.ext_fields.update(stored.ext_fields)
+        return unsafe
 
-    def _not_stored(self, command: RemotingCommand, result: PutResult) -> RemotingCommand:
-        code, why = _REFUSED_BY_STORE.get(result.status, (ResponseCode.SYSTEM_ERROR, result.status.name))
+    def _not_stored(self, command: RemotingCommand, status: PutMessageStatus) -> RemotingCommand:
+        code, why = _REFUSED_BY_STORE.get(status, (ResponseCode.SYSTEM_ERROR, status.name))
         return self._refusal(command, code, self._store.refuses_writes or why)
 
     def _refusal(self, command: RemotingCommand, code: ResponseCode, remark: str) -> RemotingCommand:

@@ -14,7 +14,6 @@ Answers to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from rucola.broker.delay import postpone
 from rucola.broker.retry import FIRST_DELAY_LEVEL, dead_letter_place, max_reconsume_times
@@ -31,12 +30,11 @@ from rucola.store.config import PutMessageStatus
 
 
 class SendBackProcessor:
-    """Puts messages that consumers give back. `on_put` is called after each."""
+    """Puts messages that consumers give back."""
 
-    def __init__(self, state: BrokerState, delay_level_count: int, on_put: Callable[[], None]) -> None:
+    def __init__(self, state: BrokerState, delay_level_count: int) -> None:
         self._state = state
         self._delay_level_count = delay_level_count
-        self._on_put = on_put
 
     def table(self) -> dict[int, Processor]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -88,5 +86,4 @@ class SendBackProcessor:
         if status is not PutMessageStatus.PUT_OK:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=self._state.store.refuses_writes or status.name)
         self._state.stats.sent_back(header.group, pairs[properties.RETRY_TOPIC])
-        self._on_put()
         return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))

@@ -71,6 +71,12 @@ class SubscriptionGroupTable:
     def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
         return iter(self._table.values())
 
+    def replace(self, groups: SubscriptionGroupWrapper) -> None:
+        """Have what a master has, its data version included."""
+        self._table = groups.subscription_group_table
+        self.data_version = groups.data_version
+        self._on_change()
+
     def wrapper(self) -> SubscriptionGroupWrapper:
         """Everything, as GET_ALL_SUBSCRIPTIONGROUP_CONFIG carries it."""
         return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)

@@ -34,14 +34,17 @@ class ConsumerOffsetTable:
         self._table: dict[str, dict[int, int]] = {}
         self._is_changed = False
 
-    def load(self, max_offset: Callable[[str, int], int]) -> None:
+    def load(self, max_offset: Callable[[str, int], int] | None) -> None:
         """Read what was written. StoreCorrupt where the file cannot be read.
 
-        `max_offset` tells where a queue of a topic ends.
+        `max_offset` tells where a queue of a topic ends; None lets all offsets be, as for a slave, whose queues may end
+        before its master's.
         """
         value = self._file.read()
         if value:
-            self._table = _offsets(self._file.path, value)
+            self._table = consumer_offsets(self._file.path, value)
+        if max_offset is None:
+            return
         for key, queues in self._table.items():
             topic, _, group = _split(key)
             for queue_id, queue_offset in queues.items():
@@ -62,6 +65,12 @@ class ConsumerOffsetTable:
         queues = self._table.setdefault(topic + _SEPARATOR + group, {})
         if queues.get(queue_id) != queue_offset:
             queues[queue_id] = queue_offset
+            self._is_changed = True
+
+    def take_over(self, table: Mapping[str, dict[int, int]]) -> None:
+        """Note what a master has noted. What groups have here of topics that it does not name stays."""
+        if any(self._table.get(key) != queues for key, queues in table.items()):
+            self._table.update(table)
             self._is_changed = True
 
     def of(self, group: str, topic: str) -> dict[int, int]:
@@ -118,11 +127,12 @@ def _split(key: str) -> tuple[str, str, str]:
     return key.partition(_SEPARATOR)
 
 
-def _offsets(path: Path, document: Any) -> dict[str, dict[int, int]]:
+def consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
+    """The offsets by `topic@group`, as a file or an answer says them; StoreCorrupt names the source of any other."""
     try:
         return {
             key: {int(queue_id): int(queue_offset) for queue_id, queue_offset in queues.items()}
             for key, queues in document["offsetTable"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(path, 0, f"no table of consumer offsets ({error!r})") from None
+        raise StoreCorrupt(source, 0, f"no table of consumer offsets ({error!r})") from None

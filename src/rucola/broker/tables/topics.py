@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -40,22 +41,21 @@ class TopicConfigTable:
         self._config = config
         self._on_change = on_change
         self.data_version = DataVersion()
-        self._table: dict[str, TopicConfig] = {}
+        self._table: Final[dict[str, TopicConfig]] = {}
+        self.get: Callable[[str], TopicConfig | None] = self._table.get
+        """The topic of that name, or None."""
 
     def load(self, now_ms: int) -> None:
         """Read what was written, then add the system's own topics. StoreCorrupt where the file cannot be read."""
         value = self._file.read()
         if value:
             stored = to_body(TopicConfigSerializeWrapper, value)
-            self._table = stored.topic_config_table
+            self._table.update(stored.topic_config_table)
             self.data_version = stored.data_version
         for topic in self._system_topics():
             self._table.setdefault(topic.topic_name, topic)
         if not value:
             self.data_version = DataVersion(timestamp=now_ms)
-
-    def get(self, topic: str) -> TopicConfig | None:
-        return self._table.get(topic)
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(self._table.values())
@@ -103,6 +103,13 @@ class TopicConfigTable:
             )
             self.put(config, now_ms)
         return config
+
+    def replace(self, topics: TopicConfigSerializeWrapper) -> None:
+        """Have what a master has, its data version included."""
+        self._table.clear()
+        self._table.update(topics.topic_config_table)
+        self.data_version = topics.data_version
+        self._on_change()
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
         """Everything, as a registration and GET_ALL_TOPIC_CONFIG carry it."""

@@ -1,0 +1,63 @@
+"""Durability: what an answer to a sender waits for, by flushDiskType and brokerRole.
+
+    flushDiskType   brokerRole      SEND_OK, once the message is
+    ASYNC_FLUSH     ASYNC_MASTER    in the log; nothing is waited for
+    SYNC_FLUSH      ASYNC_MASTER    on disk                               else FLUSH_DISK_TIMEOUT
+    ASYNC_FLUSH     SYNC_MASTER     with a slave                          else FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE
+    SYNC_FLUSH      SYNC_MASTER     on disk and with a slave              else what the slave lacks, or the disk
+
+Both are waited for at the same time. A message that was not made safe is in the log all the same.
+
+Answers to `CommitLog.submitFlushRequest` and `submitReplicaRequest` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rucola.broker.flush import Flush
+from rucola.broker.replication.master import Master
+from rucola.protocol.codes import ResponseCode
+from rucola.store.config import BrokerRole, FlushDiskType, PutMessageStatus
+from rucola.store.message_store import MessageStore
+
+
+class Durability:
+    """What the messages of one store wait for. `waits` says whether they do at all."""
+
+    def __init__(self, store: MessageStore, flush: Flush, master: Master | None) -> None:
+        self._store = store
+        self._flush = flush
+        self._master = master if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self.waits = self._is_flushed or self._master is not None
+
+    async def until(self, physical_offset: int) -> tuple[ResponseCode, str] | None:
+        """Wait until everything below `physical_offset` is safe; None then, else the code and the words that say what
+        is missing."""
+        if self._master is None:
+            return self._flushed(await self._flush.until(physical_offset, self._store.config.sync_flush_timeout))
+        if not self._is_flushed:
+            return self._replicated(await self._master.until(physical_offset))
+        status, is_flushed = await asyncio.gather(
+            self._master.until(physical_offset),
+            self._flush.until(physical_offset, self._store.config.sync_flush_timeout),
+        )
+        return self._replicated(status) or self._flushed(is_flushed)
+
+    def _flushed(self, is_flushed: bool) -> tuple[ResponseCode, str] | None:
+        if is_flushed:
+            return None
+        timeout_ms = self._store.config.sync_flush_timeout
+        why = self._store.refuses_writes or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
+        return ResponseCode.FLUSH_DISK_TIMEOUT, why
+
+    def _replicated(self, status: PutMessageStatus) -> tuple[ResponseCode, str] | None:
+        if status is PutMessageStatus.PUT_OK:
+            return None
+        if status is PutMessageStatus.FLUSH_SLAVE_TIMEOUT:
+            return ResponseCode.FLUSH_SLAVE_TIMEOUT, "stored, but no slave had it in time (slaveTimeout)"
+        return (
+            ResponseCode.SLAVE_NOT_AVAILABLE,
+            "stored, but no slave is connected that is near enough (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
+        )

@@ -1,0 +1,107 @@
+"""Editing: a property string as a client sends it, made what lies on disk.
+
+WAIT is a matter between client and broker and goes, CLUSTER says where the message was taken in and is put at the end,
+and so is no separator. All else stays as it came, byte for byte: the string is edited, not rebuilt, since every message
+passes here.
+
+    UNIQ_KEY 0x01 7F00... 0x02 WAIT 0x01 true 0x02 TAGS 0x01 TagA 0x02                   as it comes
+    UNIQ_KEY 0x01 7F00... 0x02 TAGS 0x01 TagA 0x02 CLUSTER 0x01 DefaultCluster           as it is stored
+
+Answers to what SendMessageProcessor of Apache RocketMQ 4.9.8 does between string2messageProperties and
+messageProperties2String.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rucola.broker.timer import TIMERS
+from rucola.errors import InvalidMessage
+from rucola.message import properties
+
+Columns = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
+"""Of the messages of a batch: (stored property strings, tags, unique keys, KEYS)."""
+
+_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
+"""Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
+
+_DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
+"""Properties that lead to a message."""
+
+_WAIT: Final = f"\x02{properties.WAIT}\x01".encode()
+_WAIT_TRUE: Final = _WAIT + b"true\x02"
+_BETWEEN: Final = b"\x00\x02"
+
+
+class Editing:
+    """The editing of a broker that belongs to a cluster."""
+
+    def __init__(self, cluster_name: str) -> None:
+        self._cluster_name = cluster_name
+        self._cluster = f"{properties.CLUSTER}\x01{cluster_name}"
+        self._end = f"\x02{self._cluster}".encode()
+
+    def of_one(self, text: str) -> tuple[dict[str, str], bytes] | None:
+        """Return a property string as pairs, and as it is stored.
+
+        None where the string is not well formed, or asks for more than to be stored.
+        """
+        pairs: dict[str, str] = {}
+        stored: list[str] = []
+        for segment in text.removesuffix("\x02").split("\x02"):
+            name, separator, value = segment.partition("\x01")
+            if not separator or name in _UNUSUAL or name in pairs:
+                return None
+            pairs[name] = value
+            if name != properties.WAIT:
+                stored.append(segment)
+        stored.append(self._cluster)
+        return pairs, "\x02".join(stored).encode()
+
+    def of_batch(self, strings: list[bytes]) -> Columns:
+        """Return what the property strings of a batch become.
+
+        Raises InvalidMessage for a message that asks for what those of a batch cannot have.
+        """
+        columns = self._of_alike(strings)
+        if columns is not None:
+            return columns
+        edited = [self._batched(str(string, "utf-8", "replace")) for string in strings]
+        tags, unique_keys, keys = ([pairs.get(name) for pairs, _ in edited] for name in _DISPATCHED)
+        return [stored for _, stored in edited], tags, unique_keys, keys
+
+    def _of_alike(self, strings: list[bytes]) -> Columns | None:
+        """The same for strings with the same names in the same order, all at once; None where that cannot be."""
+        if strings[0].endswith(b"\x02"):
+            strings = [string.removesuffix(b"\x02") for string in strings]
+        columns = properties.columns(strings)
+        if columns is None or not _UNUSUAL.isdisjoint(columns):
+            return None
+        # With a separator on both sides a property is found as a whole; what no string holds is between them.
+        joined = b"\x02" + (self._end + _BETWEEN).join(strings) + self._end
+        joined = joined.replace(_WAIT_TRUE, b"\x02")
+        stored = joined[1:].split(_BETWEEN)
+        if len(stored) != len(strings) or _WAIT in joined:
+            return None
+        absent = [None] * len(strings)
+        tags, unique_keys, keys = (columns.get(name, absent) for name in _DISPATCHED)
+        return stored, tags, unique_keys, keys
+
+    def _batched(self, text: str) -> tuple[dict[str, str], bytes]:
+        """As `of_one` for a message of a batch, which can neither wait nor be half of a transaction."""
+        edited = self.of_one(text)
+        if edited is not None:
+            return edited
+        pairs = properties.parse(text)
+        if pairs.get(properties.DELAY, "0") != "0":
+            raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
+        if pairs.get(properties.TRAN_MSG) == "true":
+            raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
+        if not pairs.keys().isdisjoint(TIMERS):
+            raise InvalidMessage(
+                f"a batch cannot be delivered at a time of its own ({', '.join(TIMERS)}); send the message alone"
+            )
+        stored = {name: value for name, value in pairs.items() if name != properties.WAIT}
+        stored[properties.CLUSTER] = self._cluster_name
+        return pairs, properties.join(stored)

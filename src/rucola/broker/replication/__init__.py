@@ -1,0 +1,1 @@
+"""One log on two machines: what a master does for its slaves, and a slave to be one."""

@@ -1,0 +1,83 @@
+"""Property strings, as they come and as they are stored: one at a time and a batch at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola.broker.editing import Editing
+from rucola.errors import InvalidMessage
+from rucola.message.properties import parse
+
+CLUSTER = "\x02CLUSTER\x01C"
+
+editing = Editing("C")
+
+names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "XWAIT", "WAI"])
+values = st.sampled_from(["true", "false", "v", "v w", "WAIT", "\u00e4", "x\x00", "true\x00"])
+pairs = st.builds("{}\x01{}".format, names, values)
+oddities = st.sampled_from(["", "a", "\x01", "a\x01", "\x01v", "a\x01b\x01c", "CLUSTER\x01other"])
+
+
+def test_wait_goes_and_cluster_comes() -> None:
+    text = "UNIQ_KEY\x017F\x02WAIT\x01true\x02TAGS\x01A"
+    for ended in (text, text + "\x02"):
+        assert editing.of_one(ended) == (
+            {"UNIQ_KEY": "7F", "WAIT": "true", "TAGS": "A"},
+            f"UNIQ_KEY\x017F\x02TAGS\x01A{CLUSTER}".encode(),
+        )
+    assert editing.of_one("WAIT\x01true") == ({"WAIT": "true"}, b"CLUSTER\x01C")
+    assert editing.of_one("TAGS\x01A\x02DELAY\x013") is None
+
+
+@given(st.lists(pairs, unique=True, max_size=4), st.integers(1, 4), st.data())
+def test_a_batch_of_messages_that_are_alike_is_edited_as_each_alone(
+    row: list[str], count: int, data: st.DataObject
+) -> None:
+    """The same names, other values; with a separator at the end of each, or of some."""
+    order = [pair.partition("\x01")[0] for pair in row]
+    rows = [[f"{name}\x01{data.draw(values)}" for name in order] for _ in range(count)]
+    _compare(["\x02".join(row) + data.draw(st.sampled_from(["", "\x02"])) for row in rows])
+
+
+@given(st.lists(st.lists(pairs | oddities, max_size=3).map("\x02".join), min_size=1, max_size=4))
+def test_any_batch_is_edited_as_each_alone(texts: list[str]) -> None:
+    try:
+        editing.of_batch([text.encode() for text in texts])
+    except InvalidMessage:
+        assert any("\x01" in value for text in texts for value in parse(text).values()), "a value that cannot be stored"
+    else:
+        _compare(texts)
+
+
+def _compare(texts: list[str]) -> None:
+    strings = [text.encode() for text in texts]
+    stored, tags, unique_keys, keys = editing.of_batch(strings)
+    assert len(stored) == len(tags) == len(unique_keys) == len(keys) == len(texts)
+    for number, text in enumerate(texts):
+        alone = editing.of_one(text)
+        expected = parse(text)
+        if alone is None:
+            pairs = {name: value for name, value in expected.items() if name != "WAIT"} | {"CLUSTER": "C"}
+            assert parse(stored[number]) == pairs
+        else:
+            assert stored[number] == alone[1]
+        for column, name in ((tags, "TAGS"), (unique_keys, "UNIQ_KEY"), (keys, "KEYS")):
+            assert (column[number] or None) == expected.get(name), "what leads to it is what a rebuild would read"
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("DELAY\x013", "delayed"),
+        ("TRAN_MSG\x01true", "half of a transaction"),
+        ("TIMER_DELAY_SEC\x015", "a time of its own"),
+    ],
+)
+def test_what_a_batch_cannot_have_is_refused(asked: str, why: str, alike: bool) -> None:
+    strings = [f"TAGS\x01A\x02{asked}".encode(), f"TAGS\x01B\x02{asked}".encode() if alike else b"TAGS\x01B"]
+    with pytest.raises(InvalidMessage, match=why):
+        editing.of_batch(strings)
+    assert editing.of_batch([b"TAGS\x01A\x02DELAY\x010"])[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]

@@ -1,0 +1,276 @@
+"""What a slave has beside the log, and how it is read: its master's tables, and pulls by Apache's rules."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import HOST, Cluster, cluster
+from replicating import caught_up, pair, send, until
+from rucola import fastjson
+from rucola.broker import broker as broker_module
+from rucola.broker.broker import Broker
+from rucola.broker.config import from_properties
+from rucola.client import Producer, PullConsumer
+from rucola.errors import ConfigError
+from rucola.message import Message
+from rucola.message.record import decode_many
+from rucola.protocol import pull
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.offset import (
+    OffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
+from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfigSerializeWrapper
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "SYNCHRONIZE_INTERVAL_MS", 50)
+
+
+async def ask(running: Cluster, broker: Broker, code: RequestCode, header: Any = None, body: bytes = b"") -> Any:
+    return await running.remoting.invoke(broker.address, RemotingCommand.request(code, header, body), 30_000)
+
+
+async def topics_of(running: Cluster, broker: Broker) -> dict[str, Any]:
+    answer = await ask(running, broker, RequestCode.GET_ALL_TOPIC_CONFIG)
+    return decode_body(TopicConfigSerializeWrapper, answer.body).topic_config_table
+
+
+async def pulled(
+    running: Cluster, broker: Broker, queue_offset: int, wait_ms: int = 0, **fields: Any
+) -> RemotingCommand:
+    sys_flag = pull.SUBSCRIPTION | (pull.SUSPEND if wait_ms else 0) | fields.pop("sys_flag", 0)
+    header = PullMessageRequestHeader(
+        **{"consumer_group": "g", "topic": "T", "queue_id": 0, "max_msg_nums": 32, "subscription": "*"} | fields,
+        queue_offset=queue_offset,
+        sys_flag=sys_flag,
+        suspend_timeout_millis=wait_ms,
+    )
+    return await ask(running, broker, RequestCode.PULL_MESSAGE, header)
+
+
+async def places(answer: RemotingCommand) -> tuple[int, int, int]:
+    header = answer.decode_header(PullMessageResponseHeader)
+    return answer.code, header.suggest_which_broker_id, header.next_begin_offset
+
+
+async def committed(running: Cluster, broker: Broker, group: str = "g") -> int:
+    header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic="T", queue_id=0)
+    answer = await ask(running, broker, RequestCode.QUERY_CONSUMER_OFFSET, header)
+    return answer.decode_header(OffsetResponseHeader).offset if answer.code == ResponseCode.SUCCESS else -1
+
+
+async def change_group(running: Cluster, broker: Broker, **fields: Any) -> None:
+    body = encode_body(SubscriptionGroupConfig(group_name="g", **fields))
+    assert (await ask(running, broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
+
+
+def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with pair(tmp_path) as (running, master, slave):
+            await running.create_topic(master, "Later", queues=3)
+            await change_group(running, master, retry_max_times=7)
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
+                await producer.send(Message("T", b"now"))
+            async with PullConsumer("g", running.namesrv) as consumer:
+                (queue, *_) = await consumer.queues("T")
+                await consumer.commit(queue, 17)
+
+            async def has_all() -> bool:
+                config = tmp_path / "slave" / "config"
+                groups = await ask(running, slave, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+                return (
+                    await topics_of(running, slave) == await topics_of(running, master)
+                    and b'"retryMaxTimes":7' in groups.body
+                    and await committed(running, slave) == 17
+                    and "Later" in (config / "topics.json").read_text()
+                    and fastjson.loads((config / "delayOffset.json").read_bytes()) == {"offsetTable": {1: 1}}
+                )
+
+            await until(has_all)
+            answer = await running.remoting.invoke_ok(
+                running.namesrv,
+                RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="Later")),
+            )
+            (route,) = decode_body(TopicRouteData, answer.body).broker_datas
+            assert route.broker_addrs == {0: master.address, 1: slave.address}
+
+            header = {"consumer_group": "g", "topic": "T", "queue_id": 0}
+            await until(lambda: is_committed_again(running, slave, header))
+            await slave.stop()
+            await master.stop()
+            slave = await running.start_slave()
+            assert await committed(running, slave) == 17, "though its queue ends before that"
+
+    async def is_committed_again(running: Cluster, slave: Broker, header: dict[str, Any]) -> bool:
+        """What is committed at the slave is taken, until the master's comes in its place."""
+        update = UpdateConsumerOffsetRequestHeader(**header, commit_offset=5)
+        await ask(running, slave, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+        assert await committed(running, slave) in (5, 17)
+
+        async def is_master_s() -> bool:
+            return await committed(running, slave) == 17
+
+        await until(is_master_s)
+        return True
+
+    asyncio.run(run())
+
+
+def test_a_slave_delivers_nothing_itself(tmp_path: Path) -> None:
+    """Delayed and half messages are in its log, and wait for the master to see to them."""
+
+    async def run() -> None:
+        async with pair(tmp_path) as (running, master, slave):
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
+            await caught_up(running, master, slave)
+
+            async def is_delivered() -> bool:
+                found = [await pulled(running, slave, 0, queue_id=queue_id) for queue_id in range(4)]
+                return any(answer.code == ResponseCode.SUCCESS for answer in found)
+
+            await until(is_delivered)
+            await caught_up(running, master, slave)
+
+    asyncio.run(run())
+
+
+def test_a_slave_that_becomes_the_master_delivers_nothing_twice(tmp_path: Path) -> None:
+    """What waits is delivered by it, and what was delivered, but not noted there, is found by its unique key."""
+
+    async def run() -> None:
+        levels = {"message_delay_level": "0s 2s 3s"}
+        async with pair(tmp_path, levels, levels) as (running, master, slave):
+            await running.create_topic(master, "One", queues=1)
+            async with Producer("p", running.namesrv) as producer:
+                for wait in ({"DELAY": "1"}, {"TIMER_DELAY_MS": "100"}, {"DELAY": "2"}):
+                    await producer.send(Message("One", b"%d" % len(wait), properties=wait))
+
+            async def are_delivered() -> bool:
+                return len(decode_many((await pulled(running, master, 0, topic="One")).body)) == 2
+
+            await until(are_delivered)
+            await caught_up(running, master, slave)
+            await until(lambda: knows(running, slave, "One"))
+        (tmp_path / "slave" / "config" / "delayOffset.json").unlink(missing_ok=True)
+        async with cluster(tmp_path) as running:
+            master = await running.start_broker(store=levels, directory="slave")
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("One", b"last", properties={"DELAY": "3"}))
+
+            async def is_all_there() -> bool:
+                messages = decode_many((await pulled(running, master, 0, topic="One")).body)
+                return bool(messages) and messages[-1].body == b"last"
+
+            await until(is_all_there)
+            messages = decode_many((await pulled(running, master, 0, topic="One")).body)
+            assert len({message.unique_key for message in messages}) == len(messages) == 4
+
+    asyncio.run(run())
+
+
+def test_a_pull_waits_at_a_slave_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with pair(tmp_path) as (running, master, slave):
+            await running.create_topic(master, "One", queues=1)
+            await until(lambda: knows(running, slave, "One"))
+            waiting = asyncio.create_task(pulled(running, slave, 0, 30_000, topic="One"))
+            await pulled(running, slave, 0, topic="One")  # behind it on the same connection
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("One", b"x"))
+            answer = await waiting
+            assert await places(answer) == (ResponseCode.SUCCESS, 0, 1)
+
+    asyncio.run(run())
+
+
+async def knows(running: Cluster, slave: Broker, topic: str) -> bool:
+    return topic in await topics_of(running, slave)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_offsets_that_a_slave_does_not_have(tmp_path: Path, is_checked: bool) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, slave={"offset_check_in_slave": is_checked}) as (running, master, slave):
+            await running.create_topic(master, "T", queues=1)
+            await send(running, 3)
+            await caught_up(running, master, slave)
+            await until(lambda: knows(running, slave, "T"))
+            moved, again = ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY
+            assert await places(await pulled(running, master, 9)) == (moved, 0, 3)
+            await caught_up(running, master, slave)  # the master has noted that
+            assert await places(await pulled(running, slave, 9)) == ((moved, 0, 3) if is_checked else (again, 0, 9))
+            if is_checked:
+                return
+            assert await places(await pulled(running, slave, 9, topic="T", queue_id=0, wait_ms=50)) == (again, 0, 9)
+            header = {"sys_flag": pull.COMMIT_OFFSET, "commit_offset": 2}
+            await pulled(running, slave, 0, **header)
+            assert await committed(running, slave) == 0
+            await pulled(running, master, 0, **header)
+            assert await committed(running, master) == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_which_broker_is_suggested(tmp_path: Path, is_read: bool) -> None:
+    async def run() -> None:
+        far = {"access_message_in_memory_max_ratio": 0}
+        async with pair(tmp_path, far, far, slave_read_enable=is_read) as (running, master, slave):
+            await running.create_topic(master, "T", queues=1)
+            await change_group(running, master, broker_id=2, which_broker_when_consume_slowly=3)
+            await send(running, 3)
+            await caught_up(running, master, slave)
+
+            async def suggested(broker: Broker, queue_offset: int) -> int:
+                return (await places(await pulled(running, broker, queue_offset)))[1]
+
+            async def agrees() -> bool:
+                return [await suggested(slave, 0), await suggested(slave, 3)] == ([3, 2] if is_read else [0, 0])
+
+            assert [await suggested(master, 0), await suggested(master, 3)] == ([3, 2] if is_read else [0, 0])
+            await until(agrees)
+
+    asyncio.run(run())
+
+
+def test_a_slave_before_its_master(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            slave = await running.start_slave()
+            master = await running.start_broker()
+            await running.create_topic(master, "T")
+            await send(running, 3)
+            await caught_up(running, master, slave)
+            await until(lambda: knows(running, slave, "T"))
+
+    asyncio.run(run())
+
+
+def test_the_settings_of_a_role() -> None:
+    slave, _, unused = from_properties(
+        {"brokerRole": "SLAVE", "brokerId": "1", "listenPort": "20911", "haMasterAddress": f"{HOST}:1"}
+    )
+    assert (slave.broker_id, slave.ha_listen_port, unused) == (1, 20912, [])
+    master, _, _ = from_properties({"brokerRole": "SYNC_MASTER", "brokerId": "1", "haListenPort": "77"})
+    assert (master.broker_id, master.ha_listen_port) == (0, 77)
+    with pytest.raises(ConfigError, match=r"brokerId=0: a slave .* needs one above 0"):
+        from_properties({"brokerRole": "SLAVE"})
+    with pytest.raises(ConfigError, match="haMasterAddress: 'nowhere' is no address"):
+        from_properties({"haMasterAddress": "nowhere"})
+    with pytest.raises(ConfigError, match="haTransferBatchSize=0: expected 1 or more"):
+        from_properties({"haTransferBatchSize": "0"})
+    with pytest.raises(ConfigError, match="brokerRole=BOSS"):
+        from_properties({"brokerRole": "BOSS"})

@@ -1,0 +1,99 @@
+"""The wire between master and slave: frames as Apache's HAService sends them, cut anywhere, and broken in every way."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola.errors import RemoteProtocolError
+from rucola.protocol.replication import (
+    MAX_TRANSFER_SIZE,
+    ReportDecoder,
+    TransferDecoder,
+    encode_header,
+    encode_report,
+)
+
+GIB = 1 << 30
+REPORTS = bytes.fromhex("000000000000000000000000400000000000000040000123")
+"""A slave of Apache's that begins with nothing, and reports twice."""
+TRANSFERS = (
+    bytes.fromhex("000000004000000000000003616263")
+    + bytes.fromhex("000000004000000300000000")  # a heartbeat
+    + bytes.fromhex("0000000040000003000000056465666768")
+)
+"""What a master of Apache's sends then: its newest file, from its beginning on."""
+
+
+def chunks(stream: bytes, cuts: list[int]) -> list[bytes]:
+    return [stream[begin:end] for begin, end in pairwise([0, *sorted(cuts), len(stream)])]
+
+
+@given(st.lists(st.integers(0, len(REPORTS)), max_size=8))
+def test_reports_in_any_chunks(cuts: list[int]) -> None:
+    decoder = ReportDecoder()
+    found = [report for chunk in chunks(REPORTS, cuts) for report in decoder.receive_data(chunk)]
+    assert found == [0, GIB, GIB + 0x123]
+    assert b"".join(map(encode_report, found)) == REPORTS
+
+
+@given(st.lists(st.integers(0, len(TRANSFERS)), max_size=12))
+def test_transfers_in_any_chunks(cuts: list[int]) -> None:
+    decoder = TransferDecoder()
+    log = b""
+    heartbeats = 0
+    for chunk in chunks(TRANSFERS, cuts):
+        for physical_offset, piece in decoder.receive_data(chunk):
+            assert physical_offset == GIB + len(log)
+            log += piece
+            heartbeats += not piece
+    assert (log, heartbeats) == (b"abcdefgh", 1)
+    again = encode_header(GIB, 3) + b"abc" + encode_header(GIB + 3, 0) + encode_header(GIB + 3, 5) + b"defgh"
+    assert again == TRANSFERS
+
+
+def test_a_piece_is_given_out_before_its_transfer_is_whole() -> None:
+    decoder = TransferDecoder()
+    first = list(decoder.receive_data(encode_header(7, 1 << 30) + b"ab"))
+    assert [(offset, bytes(piece)) for offset, piece in first] == [(7, b"ab")]
+    assert [(offset, bytes(piece)) for offset, piece in decoder.receive_data(b"cd")] == [(9, b"cd")]
+
+
+@pytest.mark.parametrize("header", [(-1, 5), (7, -5), (-(1 << 63), -(1 << 31))])
+def test_a_transfer_that_cannot_be(header: tuple[int, int]) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"{header[1]} bytes at physical offset {header[0]}"):
+        list(TransferDecoder().receive_data(encode_header(*header)))
+
+
+def test_transfers_leave_no_gap() -> None:
+    decoder = TransferDecoder()
+    assert len(list(decoder.receive_data(encode_header(10, 2) + b"ab"))) == 1
+    with pytest.raises(RemoteProtocolError, match="from physical offset 11, where 12 was to follow"):
+        list(decoder.receive_data(encode_header(11, 2) + b"cd"))
+
+
+def test_a_report_below_zero() -> None:
+    with pytest.raises(RemoteProtocolError, match="-1"):
+        ReportDecoder().receive_data(encode_report(5) + encode_report(-1))
+
+
+@given(st.lists(st.binary(max_size=60), max_size=20))
+def test_garbage_is_an_error_or_bytes(parts: list[bytes]) -> None:
+    reports, transfers = ReportDecoder(), TransferDecoder()
+    with suppress(RemoteProtocolError):
+        for part in parts:
+            assert all(report >= 0 for report in reports.receive_data(part))
+    expected = None
+    with suppress(RemoteProtocolError):
+        for part in parts:
+            for physical_offset, piece in transfers.receive_data(part):
+                assert expected is None or physical_offset == expected
+                expected = physical_offset + len(piece)
+
+
+def test_a_slave_of_apaches_holds_the_largest_transfer() -> None:
+    assert len(encode_header(0, MAX_TRANSFER_SIZE)) + MAX_TRANSFER_SIZE == 4 * 1024 * 1024
