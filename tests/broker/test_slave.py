@@ -15,7 +15,7 @@ from rucola.broker import broker as broker_module
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
 from rucola.client import Producer, PullConsumer
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message
 from rucola.message.record import decode_many
 from rucola.protocol import pull
@@ -124,6 +124,21 @@ def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
 
         await until(is_master_s)
         return True
+
+    asyncio.run(run())
+
+
+def test_a_sender_hears_that_there_is_no_master(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with pair(tmp_path) as (running, master, slave):
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("T", b"x"))
+            await caught_up(running, master, slave)
+            await until(lambda: knows(running, slave, "T"))
+            await master.stop()
+            async with Producer("p", running.namesrv) as producer:
+                with pytest.raises(TopicNotFound, match="the master of broker-a is not there"):
+                    await producer.send(Message("T", b"x"))
 
     asyncio.run(run())
 

@@ -169,7 +169,9 @@ class TopicRoutes:
             except TopicNotFound as not_found:
                 route = await self._borrow(topic, not_found)
         if not route.write_queues:
-            raise TopicNotFound(f"topic {topic} has no queue that may be written to: see its `perm` in updateTopic")
+            alone = ", ".join(sorted(name for name, addresses in route.brokers.items() if MASTER_ID not in addresses))
+            why = f"the master of {alone} is not there" if alone else "see its `perm` in updateTopic"
+            raise TopicNotFound(f"topic {topic} has no queue that may be written to: {why}")
         return route
 
     async def refresh(self, topic: str) -> TopicRoute:
