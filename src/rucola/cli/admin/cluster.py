@@ -95,7 +95,7 @@ async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
 
 
 def _load(stats: dict[str, str]) -> tuple[str, ...]:
-    """mqadmin's columns from version to space, empty where the broker does not tell."""
+    """mqadmin's columns from version to space, empty where the broker does not tell or has no message."""
 
     def rate(name: str, pool: str) -> str:
         if name not in stats:
@@ -103,13 +103,13 @@ def _load(stats: dict[str, str]) -> tuple[str, ...]:
         size, wait_ms = stats.get(f"{pool}Size", ""), stats.get(f"{pool}HeadWaitTimeMills", "")
         return f"{float(stats[name].split()[0]):.2f}({size},{wait_ms}ms)"
 
-    earliest = stats.get("earliestMessageTimeStamp")
+    earliest = stats.get("earliestMessageTimeStamp", "-1")
     return (
         stats.get("brokerVersionDesc", ""),
         rate("putTps", "sendThreadPoolQueue"),
         rate("getTransferedTps", "pullThreadPoolQueue"),
         stats.get("pageCacheLockTimeMills", ""),
-        f"{(time.time() - int(earliest) / 1000) / 3600:.2f}" if earliest else "",
+        f"{(time.time() - int(earliest) / 1000) / 3600:.2f}" if int(earliest) >= 0 else "",
         f"{float(stats['commitLogDiskRatio']):.4f}" if "commitLogDiskRatio" in stats else "",
     )
 
