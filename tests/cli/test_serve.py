@@ -126,6 +126,19 @@ def test_namesrv_and_broker_as_two_processes(tmp_path: Path) -> None:
         assert namesrv.stop() == 0
 
 
+def test_a_port_on_the_command_line_stands_for_both_that_the_file_names(tmp_path: Path) -> None:
+    """Two brokers with one file, each with a port of its own, get along."""
+    conf = tmp_path / "broker.conf"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        conf.write_text(f"listenPort={port}\nhaListenPort={port}\n")
+        ports = ("--namesrv-port", "0", "--broker-port", "0")
+        with server(
+            "standalone", "--store", tmp_path / "store", *ports, "-c", conf, log=tmp_path / "log"
+        ) as standalone:
+            assert standalone.stop() == 0
+
+
 def test_logs_as_json(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("storePathRootDir=unused\nnoSuchKey=1\n")

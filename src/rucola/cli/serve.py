@@ -77,8 +77,8 @@ def standalone(
     move_store(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
     properties.setdefault("haListenPort", "0")  # the name server tells slaves which one it is
-    if broker_port is not None:
-        properties["listenPort"] = str(broker_port)
+    if broker_port is not None:  # what the file says of both is then said of another broker
+        properties |= {"listenPort": str(broker_port), "haListenPort": "0"}
     _run(_standalone(properties, namesrv_port, config_file))
 
 
