@@ -143,6 +143,30 @@ def test_a_slave_that_does_not_report_is_waited_for_and_let_go(
     asyncio.run(run())
 
 
+def test_nobody_waits_for_a_slave_that_has_gone(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            master = await running.start_broker(store=SYNC, slave_timeout=60_000)
+            await running.create_topic(master, "T", queues=1)
+            slaves = [await open_stream(f"{HOST}:{master.config.ha_listen_port}") for _ in range(2)]
+            for slave in slaves:
+                await slave.write(encode_report(0))
+                await slave.read(1)
+            sending = asyncio.create_task(send(running, 3))
+
+            async def is_stored() -> bool:
+                return await end_of(running, master) > 0
+
+            await until(is_stored)
+            slaves[0].close()
+            await slaves[1].read(1)
+            assert not sending.done(), "there is another one"
+            slaves[1].close()
+            assert await sending == [SendStatus.SLAVE_NOT_AVAILABLE] * 3
+
+    asyncio.run(run())
+
+
 def test_a_slave_that_fell_behind_is_none(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path) as running:

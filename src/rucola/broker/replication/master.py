@@ -6,11 +6,13 @@ and gets the newest file of the log, from its beginning on: what is older reache
 haHousekeepingInterval is let go.
 
 A SYNC_MASTER answers SEND_OK when a slave has reported that it has the message (`until`). All who wait share the next
-report. They wait for slaveTimeout; where no slave is there, or all are haSlaveFallbehindMax behind, for nothing.
+report. They wait for slaveTimeout; where no slave is there, or all are haSlaveFallbehindMax behind, for nothing, and
+when the last one goes, no longer.
 
 Answers to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave that asks for what
 the log does not have, or not yet, is sent away with a line that says what to do, where Apache sends it nothing or what
-comes to lie there later; how far the slaves are is asked of those that are connected.
+comes to lie there later; how far the slaves are is asked of those that are connected, and nobody waits
+for one that has gone.
 """
 
 from __future__ import annotations
@@ -82,10 +84,10 @@ class Master:
         self.on_put()
         try:
             async with asyncio.timeout(self._config.slave_timeout / 1000):
-                await done
+                is_there = await done
         except TimeoutError:
             return PutMessageStatus.FLUSH_SLAVE_TIMEOUT
-        return PutMessageStatus.PUT_OK
+        return PutMessageStatus.PUT_OK if is_there else PutMessageStatus.SLAVE_NOT_AVAILABLE
 
     async def _serve(self, stream: Stream) -> None:
         """One slave, until one side ends it."""
@@ -101,6 +103,8 @@ class Master:
                     self._say(slave, str(error))
         finally:
             self._slaves.discard(slave)
+            if all(other.reported < 0 for other in self._slaves):
+                self._end_waiting(self._store.max_physical_offset, is_there=False)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -139,12 +143,16 @@ class Master:
         if slave.reported < 0:
             slave.wake.set()
         slave.reported = physical_offset
+        self._end_waiting(physical_offset, is_there=True)
+
+    def _end_waiting(self, physical_offset: int, *, is_there: bool) -> None:
+        """Tell those who wait for what lies before `physical_offset` whether a slave has it."""
         waiting, self._waiting = self._waiting, []
         for item in waiting:
             if item[0] > physical_offset:
                 self._waiting.append(item)
             elif not item[1].done():
-                item[1].set_result(True)
+                item[1].set_result(is_there)
 
     async def _send(self, slave: _Slave, stream: Stream) -> None:
         while slave.reported < 0:
