@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 DISPATCH_DELAY_S = 0.005
 MESSAGES_A_TURN = 256
-NEW_QUEUES_A_TURN = 16
-"""Making the file of one takes the time of some ten messages."""
+NEW_QUEUES_A_TURN = 4
+"""Making the file of one can take a millisecond."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from rucola.broker.clockwork import in_thread
+from rucola.broker.clockwork import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.flush import Flush
 from rucola.broker.registration import Registration
@@ -38,8 +38,6 @@ WAIT_S = 1.0
 """Before the next try."""
 LONG_WAIT_S = 5.0
 """Likewise, where there was a connection, and the log could not be followed."""
-MESSAGES_A_TURN = 256
-NEW_QUEUES_A_TURN = 16
 
 WHAT_TO_DO = (
     "Nothing more is taken. `rucola store check` on both directories, with the brokers stopped, says whether one is "
