@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from rucola.errors import RemotingConnectError, RemotingError
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, host_and_port
@@ -79,6 +80,20 @@ async def open_stream(address: str) -> Stream:
             sock.close()
         raise
     return Stream(sock)
+
+
+async def side_by_side(*works: Coroutine[Any, Any, None]) -> None:
+    """Run what one connection needs at the same time, until the first of it ends: raise what that raises, and end the
+    rest."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class StreamServer:

@@ -23,7 +23,7 @@ import logging
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
-from rucola.remoting.stream import Stream, StreamServer
+from rucola.remoting.stream import Stream, StreamServer, side_by_side
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 
@@ -93,21 +93,14 @@ class Master:
         """One slave, until one side ends it."""
         slave = _Slave(stream.peer)
         self._slaves.add(slave)
-        tasks = [asyncio.create_task(self._receive(slave, stream)), asyncio.create_task(self._send(slave, stream))]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                try:
-                    await task
-                except MQError as error:
-                    self._say(slave, str(error))
+            await side_by_side(self._receive(slave, stream), self._send(slave, stream))
+        except MQError as error:
+            self._say(slave, str(error))
         finally:
             self._slaves.discard(slave)
             if all(other.reported < 0 for other in self._slaves):
                 self._end_waiting(self._store.max_physical_offset, is_there=False)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _say(self, slave: _Slave, why: str) -> None:
         """Log why a slave is let go, once for each machine: it will come again."""
@@ -188,6 +181,5 @@ class Master:
             finally:
                 data.release()
                 file.release()
-            await asyncio.sleep(
-                0
-            )  # a write that the kernel takes at once waits for nothing, and others shall have a turn
+            # A write that the kernel takes at once waits for nothing, and others shall have a turn.
+            await asyncio.sleep(0)

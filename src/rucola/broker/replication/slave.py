@@ -25,7 +25,7 @@ from rucola.broker.flush import Flush
 from rucola.broker.registration import Registration
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import TransferDecoder, encode_report
-from rucola.remoting.stream import Stream, open_stream
+from rucola.remoting.stream import Stream, open_stream, side_by_side
 from rucola.store.config import FlushDiskType
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
@@ -153,15 +153,7 @@ class _Copying:
 
     async def run(self) -> None:
         await self._stream.write(encode_report(self._begin))
-        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._report())]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                await task
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await side_by_side(self._receive(), self._report())
 
     async def _receive(self) -> None:
         decoder = TransferDecoder()
