@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "spark": {"message", "store", "client"},
     "testing": {"message", "protocol", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
-    "cli": {"admin", "client", "broker", "namesrv", "store", "spark", "demo"},
+    "cli": {"admin", "client", "broker", "namesrv", "remoting", "store", "spark", "demo"},
     "__main__": {"cli"},
 }
 STORE_FOR_SPARK = {"rucola.store.reader", "rucola.store.scan"}  # the reading side, which can write nothing

@@ -14,6 +14,8 @@ CLUSTER = "\x02CLUSTER\x01C"
 
 editing = Editing("C")
 
+Edited = tuple[bytes, str | None, str | None, str | None, str | None] | None
+
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "XWAIT", "WAI"])
 values = st.sampled_from(["true", "false", "v", "v w", "WAIT", "\u00e4", "x\x00", "true\x00"])
 pairs = st.builds("{}\x01{}".format, names, values)
@@ -23,12 +25,32 @@ oddities = st.sampled_from(["", "a", "\x01", "a\x01", "\x01v", "a\x01b\x01c", "C
 def test_wait_goes_and_cluster_comes() -> None:
     text = "UNIQ_KEY\x017F\x02WAIT\x01true\x02TAGS\x01A"
     for ended in (text, text + "\x02"):
-        assert editing.of_one(ended) == (
-            {"UNIQ_KEY": "7F", "WAIT": "true", "TAGS": "A"},
-            f"UNIQ_KEY\x017F\x02TAGS\x01A{CLUSTER}".encode(),
-        )
-    assert editing.of_one("WAIT\x01true") == ({"WAIT": "true"}, b"CLUSTER\x01C")
-    assert editing.of_one("TAGS\x01A\x02DELAY\x013") is None
+        stored = f"UNIQ_KEY\x017F\x02TAGS\x01A{CLUSTER}".encode()
+        assert one(ended) == (stored, "A", "7F", None, "true")
+    assert one("WAIT\x01true") == (b"CLUSTER\x01C", None, None, None, "true")
+    assert one("TAGS\x01A\x02DELAY\x013") is None
+
+
+def one(text: str) -> Edited:
+    """A string edited alone, by somebody who has seen none before."""
+    return Editing("C").of_one("T", text)
+
+
+@given(
+    st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a.b", "(", "DELAY", ""]), unique=True, max_size=5),
+    st.data(),
+)
+def test_a_string_like_those_before_it_is_edited_like_them(order: list[str], data: st.DataObject) -> None:
+    """The first ones teach the form of what follows, which may have any values, and may be something else."""
+    taught = Editing("C")
+    odd = st.lists(pairs | oddities, max_size=4).map("\x02".join)
+    alike = st.tuples(*(values | st.just("") | st.just("v\x01w") for _ in order)).map(
+        lambda row: "\x02".join(map("{}\x01{}".format, order, row))
+    )
+    for text in data.draw(st.lists(alike, min_size=2, max_size=2)) + data.draw(st.lists(alike | odd, max_size=4)):
+        text += data.draw(st.sampled_from(["", "\x02", "\x02\x02"]))
+        assert taught.of_one("T", text) == one(text)
+        assert taught.of_one("another topic", text) == one(text)
 
 
 @given(st.lists(pairs, unique=True, max_size=4), st.integers(1, 4), st.data())
@@ -56,13 +78,13 @@ def _compare(texts: list[str]) -> None:
     stored, tags, unique_keys, keys = editing.of_batch(strings)
     assert len(stored) == len(tags) == len(unique_keys) == len(keys) == len(texts)
     for number, text in enumerate(texts):
-        alone = editing.of_one(text)
+        alone = one(text)
         expected = parse(text)
         if alone is None:
             pairs = {name: value for name, value in expected.items() if name != "WAIT"} | {"CLUSTER": "C"}
             assert parse(stored[number]) == pairs
         else:
-            assert stored[number] == alone[1]
+            assert stored[number] == alone[0]
         for column, name in ((tags, "TAGS"), (unique_keys, "UNIQ_KEY"), (keys, "KEYS")):
             assert (column[number] or None) == expected.get(name), "what leads to it is what a rebuild would read"
 

@@ -102,15 +102,13 @@ def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
     writes: list[int] = []
 
     def note_writes(connection: Connection) -> None:
-        transport = connection._transport
-        assert transport is not None
-        write = transport.write
+        write = connection._write
 
         def noted(data: bytes) -> None:
             writes.append(len(data))
             write(data)
 
-        transport.write = noted  # type: ignore[method-assign,assignment]
+        connection._write = noted
 
     with_server(scenario, {ECHO: echo}, on_open=note_writes)
 

@@ -28,6 +28,7 @@ from rucola.cli.log_lines import begin_logging, log_format_option
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
+from rucola.remoting.turns import TurnLoop
 from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")
@@ -191,7 +192,8 @@ def _warn_unused(keys: list[str], config_file: Path | None) -> None:
 
 def _run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server until it fails or a signal asks it to stop."""
-    asyncio.run(_until_signal(server))
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        runner.run(_until_signal(server))
 
 
 async def _until_signal(server: Coroutine[Any, Any, None]) -> None:

@@ -12,7 +12,8 @@ a processor raises becomes an answer with SYSTEM_ERROR and the error's text, and
 requests are processed and never answered.
 
 Work is done per read, not per message: all frames of a read are decoded and processed, then their replies leave
-in one write. All connections of one event loop receive into one buffer, so an idle connection costs no buffer.
+in one write; in a TurnLoop together with those of other connections (see `remoting.turns`). All connections of one
+event loop receive into one buffer, so an idle connection costs no buffer.
 
 A server stops reading from a peer that does not read its answers once `WRITE_LIMIT` bytes wait for it: memory per
 connection stays bounded. When the peer has caught up, what is left of a read is processed, and reading goes on. A
@@ -31,6 +32,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from struct import Struct
 from typing import Any, Final, TypeAlias, cast
 
@@ -38,6 +40,7 @@ from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
+from rucola.remoting.turns import TurnLoop, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +100,8 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing: list[bytes] = []
         self._abort: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
+        self._write: Callable[[bytes], None]
+        self._turns: Turns | None = None
 
     # What users of a connection call.
 
@@ -120,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._outgoing:
                 self._outgoing.append(frame)  # behind those that wait for the end of this turn
             else:
-                self._transport.write(frame)
+                self._write(frame)
 
     async def request(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
         """Send a request and wait for its answer.
@@ -172,6 +177,8 @@ class Connection(asyncio.BufferedProtocol):
         """Close once what was written is sent, or when the peer does not take it."""
         if self._transport is not None and not self._transport.is_closing():
             self._write_outgoing()
+            if self._turns is not None:
+                self._turns.flush()
             self._transport.close()
             self._abort = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
@@ -179,6 +186,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, TurnLoop):
+            self._turns = loop.turns
+            self._write = partial(loop.turns.write, self._transport)
+        else:
+            self._write = self._transport.write
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         name = transport.get_extra_info("peername")
@@ -247,16 +260,12 @@ class Connection(asyncio.BufferedProtocol):
                 replies.append(reply)
                 size += len(reply)
                 if size > WRITE_LIMIT:
-                    self._write(replies)
+                    self._write(b"".join(replies))
                     replies, size = [], 0
                     if self._is_full:
                         self._postponed = list(left)
         if replies:
-            self._write(replies)
-
-    def _write(self, replies: list[bytes]) -> None:
-        if self._transport is not None:
-            self._transport.write(b"".join(replies))
+            self._write(b"".join(replies))
 
     def _encoded(self, command: RemotingCommand, reply: Reply) -> bytes | None:
         """The encoded answer to a request, or None where there is none yet or none at all."""
@@ -291,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
     def _write_outgoing(self) -> None:
         frames, self._outgoing = self._outgoing, []
         if frames and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(frames))
+            self._write(b"".join(frames))
 
     def _failure(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
         """The answer that tells of a processor's error: the text of ours, only the kind of anything else."""

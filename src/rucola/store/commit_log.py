@@ -88,13 +88,11 @@ class CommitLog:
                 self.safe_end = reserved_end - BLANK_SIZE
         return self.end
 
-    def append(self, data: bytes) -> None:
-        """Write records for which `make_room` has just made a place, at `end`."""
+    def append(self, data: bytes | memoryview) -> None:
+        """Write what there is room for behind `end` in its file, as `make_room` sees to."""
         file = self._file
         assert file is not None
-        self._write(file, self.end - file.begin, data)
-
-    def _write(self, file: MappedFile, position: int, data: bytes | memoryview) -> None:
+        position = self.end - file.begin
         size = len(data)
         if size < _WRITE_FROM:
             file.map[position : position + size] = data
@@ -120,7 +118,7 @@ class CommitLog:
             position = self.end - file.begin
             size = min(len(data) - taken, file.size - position)
             file.reserve(position + size, _RESERVE_WINDOW)
-            self._write(file, position, data[taken : taken + size])
+            self.append(data[taken : taken + size])
             taken += size
 
     def begin_at(self, physical_offset: int) -> None:

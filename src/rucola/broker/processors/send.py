@@ -223,12 +223,11 @@ class SendProcessor:
             raise InvalidMessage(
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
-        edited = self._editing.of_one(header.properties)
         topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
+        edited = self._editing.of_one(topic, header.properties)
         if edited is None or topic[0] == _SYSTEM_PREFIX:
             return self._put_unusual(command, header, queue_id, born_host)
-        pairs, stored_properties = edited
-        tags = pairs.get(properties.TAGS)
+        stored_properties, tags, unique_key, keys, wait = edited
         result = self._store.put(
             MessageInner(
                 topic,
@@ -242,8 +241,8 @@ class SendProcessor:
                 header.reconsume_times,
                 0,
                 tags_code(tags),
-                pairs.get(properties.UNIQ_KEY),
-                pairs.get(properties.KEYS),
+                unique_key,
+                keys,
             ),
             self._clock(),
         )
@@ -251,7 +250,7 @@ class SendProcessor:
             return self._not_stored(command, result.status)
         msg_id = self._host_digits + OFFSET_DIGITS % result.physical_offset
         answer = self._answer(command, queue_id, msg_id, result.queue_offset)
-        if self._waits and pairs.get(properties.WAIT) != "false":
+        if self._waits and wait != "false":
             return self._once_safe(command, answer, result.physical_offset + result.size)
         return answer
 

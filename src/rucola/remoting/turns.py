@@ -1,0 +1,64 @@
+"""TurnLoop: an event loop in which what the connections have to say leaves at the end of a turn.
+
+A turn of an asyncio loop waits in `select` until something is ready, and then runs all that is. A server that writes
+each answer when it has it wakes a peer, which takes the answer and falls asleep, just to be woken by the next: on a
+machine whose processors have to be woken by a hypervisor, that costs more than the message. So here the answers of a
+turn are written one behind the other when all are there, just before the loop waits again. A turn of one answer costs
+nothing more.
+
+An answer waits for no more than `MOST_UNSENT` others, and a large one for none, so what is held back stays small.
+What is written keeps its order. On any other loop connections write at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from typing import Any, Final
+
+MOST_UNSENT: Final = 32
+LARGE: Final = 64 * 1024
+
+
+class Turns(selectors.DefaultSelector):
+    """The selector of a TurnLoop, which knows when a turn has ended: when it is asked what is ready next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unsent: list[tuple[asyncio.Transport, bytes]] = []
+        self._is_one_broken = False
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Write at the end of this turn, or now, where enough is waiting for that."""
+        unsent = self._unsent
+        unsent.append((transport, data))
+        if len(unsent) == MOST_UNSENT or len(data) >= LARGE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write now what waits for the end of this turn."""
+        unsent, self._unsent = self._unsent, []
+        for transport, data in unsent:
+            transport.write(data)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """End the turn, then wait for the next."""
+        if self._unsent:
+            self._is_one_broken = False
+            self.flush()
+            if self._is_one_broken:  # of which the loop has something to tell that it did not know of when it asked
+                timeout = 0
+        return super().select(timeout)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Forget a file, as a transport asks that finds in writing that its peer has gone."""
+        self._is_one_broken = True
+        return super().unregister(fileobj)
+
+
+class TurnLoop(asyncio.SelectorEventLoop):
+    """For servers, whose peers wait for answers; to be had by `asyncio.Runner(loop_factory=TurnLoop)`."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        super().__init__(self.turns)
