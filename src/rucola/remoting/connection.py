@@ -32,7 +32,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from struct import Struct
 from typing import Any, Final, TypeAlias, cast
 
@@ -189,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         if isinstance(loop, TurnLoop):
             self._turns = loop.turns
-            self._write = partial(loop.turns.write, self._transport)
+            self._write = loop.turns.writing_to(self._transport)
         else:
             self._write = self._transport.write
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)

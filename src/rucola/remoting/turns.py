@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from collections.abc import Callable
 from typing import Any, Final
 
 MOST_UNSENT: Final = 32
@@ -25,21 +26,26 @@ class Turns(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._unsent: list[tuple[asyncio.Transport, bytes]] = []
+        self._unsent: list[tuple[Callable[[bytes], None], bytes]] = []
         self._is_one_broken = False
 
-    def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write at the end of this turn, or now, where enough is waiting for that."""
-        unsent = self._unsent
-        unsent.append((transport, data))
-        if len(unsent) == MOST_UNSENT or len(data) >= LARGE:
-            self.flush()
+    def writing_to(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
+        """Return what writes to a transport at the end of the turn, or at once, where enough is waiting for that."""
+        unsent, flush, send = self._unsent, self.flush, transport.write
+
+        def write(data: bytes) -> None:
+            unsent.append((send, data))
+            if len(unsent) == MOST_UNSENT or len(data) >= LARGE:
+                flush()
+
+        return write
 
     def flush(self) -> None:
-        """Write now what waits for the end of this turn."""
-        unsent, self._unsent = self._unsent, []
-        for transport, data in unsent:
-            transport.write(data)
+        """Write now what waits for the end of the turn."""
+        waiting = self._unsent[:]
+        self._unsent.clear()
+        for send, data in waiting:
+            send(data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """End the turn, then wait for the next."""
