@@ -51,9 +51,19 @@ def test_many_are_as_one(texts: list[str]) -> None:
     assert index_hashes(texts).tolist() == [index_hash(text) for text in texts]
 
 
+@given(st.lists(st.tuples(st.sampled_from(["", "topic#", "\U0001f600", "\0"]), st.text())))
+def test_what_stands_before_a_text_counts_by_its_hash(pairs: list[tuple[str, str]]) -> None:
+    before = np.array([string_hash(prefix) for prefix, _ in pairs], np.int32)
+    texts = [text for _, text in pairs]
+    expected = [prefix + text for prefix, text in pairs]
+    assert string_hashes(texts, before).tolist() == [string_hash(text) for text in expected]
+    assert index_hashes(texts, before).tolist() == [index_hash(text) for text in expected]
+
+
 def test_long_texts() -> None:
     texts = ["x" * 5000, "", "é" * 1025, "\U0001f600" * 700]
-    assert string_hashes(texts).tolist() == [by_definition(text) for text in texts]
+    for count in (1, 4):
+        assert string_hashes(texts * count).tolist() == [by_definition(text) for text in texts] * count
     for length in range(60):
         text = "ABCDEFghijkl0123456789" * 3
         assert string_hash(text[:length]) == by_definition(text[:length])

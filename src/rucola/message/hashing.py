@@ -75,35 +75,36 @@ _POWERS: Final = _powers(31, _CHUNK)
 _INVERSE_POWERS: Final = _powers(_INVERSE, _CHUNK)
 
 
-def string_hashes(texts: Sequence[str]) -> npt.NDArray[np.int32]:
-    """Return String.hashCode of every text: shape (len(texts),), in the same order."""
-    joined = "".join(texts)
+def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
+    """Return String.hashCode of every text: shape (len(texts),), in the same order.
+
+    `before` has the hash of what stands before each text, if anything does, in the same shape.
+    """
+    if not texts:
+        return np.zeros(0, np.int32)
+    joined = "\0".join((*texts, ""))  # so each ends with what counts nothing in a sum
     if joined.isascii():
         units: npt.NDArray[np.uint8] | npt.NDArray[np.uint16] = np.frombuffer(joined.encode("ascii"), np.uint8)
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     else:
-        encoded = [text.encode("utf-16-le", "surrogatepass") for text in texts]
-        units = np.frombuffer(b"".join(encoded), np.dtype("<u2"))
-        lengths = np.fromiter(map(len, encoded), np.int64, len(texts)) >> 1
-    hashes = np.zeros(len(texts), np.uint32)
-    if units.size:
-        count = units.size
-        powers, inverses = _POWERS, _INVERSE_POWERS
-        if count > _CHUNK:
-            powers, inverses = _powers(31, count), _powers(_INVERSE, count)
-        ends = lengths.cumsum()
-        # A unit at position i of all counts 31^(e-1-i), where e is the end of its string. 31 has an inverse modulo
-        # 2^32, so that is 31^(e-1) once for each string, and a power of the inverse for each position.
-        terms = units * inverses[:count]
-        # reduceat gives an empty segment its neighbour's first term, so only strings with units take part.
-        filled = np.flatnonzero(lengths) if lengths.min() == 0 else slice(None)
-        sums = np.add.reduceat(terms, (ends - lengths)[filled], dtype=np.uint32)
-        hashes[filled] = sums * powers[(ends - 1)[filled]]
+        units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), np.dtype("<u2"))
+    ends = np.flatnonzero(units == 0)
+    if len(ends) > len(texts):  # some have the same inside
+        ends = np.cumsum([len(text.encode("utf-16-le", "surrogatepass")) // 2 + 1 for text in texts]) - 1
+    begins = np.zeros_like(ends)
+    begins[1:] = ends[:-1] + 1
+    powers, inverses = _POWERS, _INVERSE_POWERS
+    if units.size > _CHUNK:
+        powers, inverses = _powers(31, units.size), _powers(_INVERSE, units.size)
+    # A unit at position i counts 31^(e-1-i), where e is the end of its text. 31 has an inverse modulo 2^32, so that is
+    # 31^(e-1) once for each text, and a power of the inverse for each position.
+    hashes = np.add.reduceat(units * inverses[: units.size], begins, dtype=np.uint32) * powers[ends - 1]
+    if before is not None:
+        hashes += before.view(np.uint32) * powers[ends - begins]
     return hashes.view(np.int32)
 
 
-def index_hashes(texts: Sequence[str]) -> npt.NDArray[np.int32]:
-    """Return `index_hash` of every text: shape (len(texts),), in the same order."""
-    hashes: npt.NDArray[np.int32] = np.abs(string_hashes(texts))
+def index_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
+    """Return `index_hash` of every text, as `string_hashes`."""
+    hashes: npt.NDArray[np.int32] = np.abs(string_hashes(texts, before))
     hashes[hashes < 0] = 0
     return hashes

@@ -4,8 +4,8 @@ A record is on its way to consumers when it has its unit in the ConsumeQueue of 
 key when its keys are in the index: its unique key first, then each word of KEYS. Prepared and rolled-back
 transaction messages get no unit, rolled-back ones no entries either.
 
-Records are dispatched in the order of the log and in batches. From about eight on the keys of a batch are hashed and
-chained by numpy at once; below that one by one is faster.
+Records are dispatched in the order of the log and in batches. The keys of a large batch are hashed and chained by
+numpy, all at once; those of a few messages one by one, which is faster for them.
 
 The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer, where it is the
 time at which the message is due: as its delay level has it there, as its property TIMER_OUT_MS says here.
@@ -17,6 +17,8 @@ CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -26,11 +28,11 @@ import numpy.typing as npt
 from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
 from rucola.message.delay import due_time_ms
-from rucola.message.hashing import index_hash, index_hashes, tags_code
+from rucola.message.hashing import index_hash, index_hashes, string_hash, tags_code
 from rucola.message.record import Buffer, peek
 from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
 from rucola.store.consume_queue import ConsumeQueue, pack_unit
-from rucola.store.index import KEY_MARK, Index
+from rucola.store.index import Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
 
 Pending = tuple[str, int, int, int, int, int, int, int, str | None, str | None, bytes]
@@ -39,6 +41,9 @@ sysFlag, tags code, unique key, KEYS, properties)."""
 
 UnitsOfQueue = tuple[int, list[bytes], list[int], list[int]]
 """Units that follow each other: (queue offset of the first, units, their tags codes, bytes of their records)."""
+
+Entries = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Of an index: (hashes, physical offsets, store timestamps), all of shape (n,)."""
 
 Arrived = tuple[list[ConsumeQueue], list[int], list[int]]
 """What came to a topic: (queues that got something, where one may be twice; tags codes of the units, those of a queue
@@ -201,39 +206,14 @@ class Dispatcher:
     def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:
         """Write the index entries of `batch`, except the first `skip`, which are there already."""
         assert self.index is not None
-        keys, counts = self.keys_of(batch)
         if len(batch) < _BATCH_FROM:
-            position = 0
-            for item, count in zip(batch, counts, strict=True):
-                hashes = [index_hash(key) for key in keys[max(position, skip) : position + count]]
-                self.index.put(hashes, item[3], item[5])
-                position += count
-        elif len(keys) > skip:
-            physical_offsets, store_timestamps = places_of(batch, counts)
-            self.index.put_many(index_hashes(keys)[skip:], physical_offsets[skip:], store_timestamps[skip:])
-
-    def keys_of(self, batch: Iterable[Pending]) -> tuple[list[str], list[int]]:
-        """Return what the index hashes for `batch`, in order, and how much of that each message has."""
-        keys: list[str] = []
-        counts: list[int] = []
-        append = keys.append
-        last_topic = prefix = ""
-        for topic, _, _, _, _, _, sys_flag, _, unique_key, words, _ in batch:
-            before = len(keys)
-            if sys_flag & sysflag.TRANSACTION_MASK != sysflag.TRANSACTION_ROLLBACK:
-                # What `index_key` gives, without a call for each, which would be a tenth of all the work here.
-                if topic is not last_topic:
-                    last_topic = topic
-                    prefix = f"{topic}{KEY_MARK}"
-                if unique_key:
-                    append(prefix + unique_key)
-                if words:
-                    if " " in words:
-                        keys += [prefix + word for word in words.split(" ") if word]
-                    else:
-                        append(prefix + words)
-            counts.append(len(keys) - before)
-        return keys, counts
+            for item in batch:
+                keys = _keys_of(item)
+                self.index.put([index_hash(index_key(item[0], key)) for key in keys[skip:]], item[3], item[5])
+                skip = max(skip - len(keys), 0)
+        else:
+            hashes, physical_offsets, store_timestamps = entries_of(batch)
+            self.index.put_many(hashes[skip:], physical_offsets[skip:], store_timestamps[skip:])
 
     def _due_time(self, topic: str, stored_properties: bytes, store_timestamp: int, tags_code: int) -> int:
         """When a message of a topic that is ordered by that is due; its tags code for one without a delay level."""
@@ -244,10 +224,49 @@ class Dispatcher:
         return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else tags_code
 
 
-def places_of(batch: Sequence[Pending], counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return physical offsets and store times of messages, each as many times as `counts` says."""
-    physical_offsets, store_timestamps = (np.array([item[at] for item in batch], np.int64) for at in (3, 5))
-    return physical_offsets.repeat(counts), store_timestamps.repeat(counts)
+def entries_of(batch: Sequence[Pending]) -> Entries:
+    """Return the index entries of `batch`, in order."""
+    keys, counts = keys_of(batch)
+    topics, _, _, physical_offsets, _, stored_ms, *_ = zip(*batch, strict=False)
+    if topics.count(topics[0]) == len(batch):
+        before = np.full(len(keys), _hash_before_key(topics[0]), np.int32)
+    else:
+        before = np.array(list(map(_hash_before_key, topics)), np.int32).repeat(counts)
+    places, times = (np.array(column, np.int64).repeat(counts) for column in (physical_offsets, stored_ms))
+    return index_hashes(keys, before), places, times
+
+
+def keys_of(batch: Sequence[Pending]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the keys of `batch`, in order, and how many each message has."""
+    _, _, _, _, _, _, sys_flags, _, unique_keys, words, _ = zip(*batch, strict=False)
+    both = list(chain.from_iterable(zip(unique_keys, words, strict=False)))
+    keys = list(filter(None, both))
+    if " " in "".join(keys) or any(map(_is_rolled_back, set(sys_flags))):
+        lists = list(map(_keys_of, batch))
+        return list(chain.from_iterable(lists)), np.array(list(map(len, lists)))
+    if len(keys) == len(both):
+        return keys, np.full(len(batch), 2)
+    return keys, np.array(list(map(bool, both))).reshape(-1, 2).sum(1)
+
+
+def _keys_of(item: Pending) -> list[str]:
+    _, _, _, _, _, _, sys_flag, _, unique_key, words, _ = item
+    if _is_rolled_back(sys_flag):
+        return []
+    keys = [unique_key] if unique_key else []
+    if words:
+        keys += [word for word in words.split(" ") if word]
+    return keys
+
+
+def _is_rolled_back(sys_flag: int) -> bool:
+    return sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK
+
+
+@lru_cache(maxsize=8192)
+def _hash_before_key(topic: str) -> int:
+    """Return the hash of what an index hashes before a key of this topic."""
+    return string_hash(index_key(topic, ""))
 
 
 def _number(text: str) -> int:

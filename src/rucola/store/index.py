@@ -54,8 +54,6 @@ NAME_DIGITS: Final = 17
 ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 ENTRY_SIZE: Final = ENTRY.itemsize
 DEFAULT_ENTRIES_PER_SLOT: Final = 4
-KEY_MARK: Final = "#"
-
 _HEADER: Final = struct.Struct(">qqqqii")
 _ENTRY: Final = struct.Struct(">iqii")
 _SLOT: Final = struct.Struct(">i")
@@ -450,7 +448,7 @@ class Index:
 
 def index_key(topic: str, key: str) -> str:
     """Return what an index hashes for a key of a message in this topic."""
-    return f"{topic}{KEY_MARK}{key}"
+    return f"{topic}#{key}"
 
 
 def index_paths(directory: Path) -> list[Path]:

@@ -20,17 +20,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from rucola.errors import InvalidMessage
 from rucola.files import sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
-from rucola.message.hashing import index_hashes
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import iter_units
-from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of, places_of
+from rucola.store.dispatch import Dispatcher, Entries, Pending, Queues, entries_of, keys_of, pending_of
 from rucola.store.index import IndexFile, index_file_name, later_name
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.rebuild import damaged, out_of_turn
@@ -84,7 +80,7 @@ def take_in(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | 
                 yield Taken(begin, end, end < begin + files.file_size, messages, entries)
                 return
             messages += len(item)
-            entries += len(dispatcher.keys_of(item)[0])
+            entries += len(keys_of(item)[0])
             for (topic, queue_id), (queue_offset, units, _, _) in dispatcher.units_of(item).items():
                 physical_offset, _, _ = next(iter_units(units[0]))
                 yield UnitRun(topic, queue_id, queue_offset, physical_offset, b"".join(units))
@@ -142,7 +138,7 @@ def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexPa
     try:
         for part in parts:
             at = part.first_entry
-            for hashes, physical_offsets, timestamps in _entries(files, part.begin, _dispatcher(settings)):
+            for hashes, physical_offsets, timestamps in _entries(files, part.begin):
                 first, last = max(begin - at, 0), min(max(end - at, 0), len(hashes))
                 if first > 0:
                     before = int(timestamps[:first][-1]), int(physical_offsets[:first][-1])
@@ -187,17 +183,12 @@ def _entries_a_file(settings: StoreConfig) -> int:
     return settings.max_index_num - 1
 
 
-_Entries = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-
-
-def _entries(files: MappedFileQueue, begin: int, dispatcher: Dispatcher) -> Iterator[_Entries]:
-    """Yield hashes, physical offsets and store times of the entries of one file of the log, some at a time."""
+def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
+    """Yield the entries of one file of the log, some at a time."""
     for item in _batches(files, begin):
         if isinstance(item, Stop):
             return
-        keys, counts = dispatcher.keys_of(item)
-        if keys:
-            yield index_hashes(keys), *places_of(item, counts)
+        yield entries_of(item)
 
 
 def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[Pending] | Stop]:
