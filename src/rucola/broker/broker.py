@@ -312,7 +312,10 @@ class Broker:
             except ModuleNotFoundError as error:
                 raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
             root = self.store_config.store_path_root_dir
-            collector = BrokerCollector(config, store, topics, offsets, clients, stats, runtime.figures, clock, root)
+            behind = dict[str, int] if master is None else master.behind
+            collector = BrokerCollector(
+                config, store, topics, offsets, clients, stats, runtime.figures, behind, clock, root
+            )
             metrics = MetricsServer(
                 config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port, collector
             )

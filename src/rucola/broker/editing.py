@@ -40,6 +40,9 @@ _DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
 _READ: Final = (*_DISPATCHED, properties.WAIT)
 """All that are read here."""
 
+_MOST_NAMES: Final = 64
+"""A string with more is taken apart by hand: to make a form takes long, and senders wait."""
+
 _WAIT: Final = f"\x02{properties.WAIT}\x01".encode()
 _WAIT_TRUE: Final = _WAIT + b"true\x02"
 _BETWEEN: Final = b"\x00\x02"
@@ -69,7 +72,7 @@ class Editing:
             return None
         pairs, stored = edited
         names = tuple(pairs)
-        if names == self._last_names.get(topic) and names[0] != properties.WAIT:
+        if names == self._last_names.get(topic) and names[0] != properties.WAIT and len(names) <= _MOST_NAMES:
             self._forms[topic] = _form(names)
         self._last_names[topic] = names
         tags, unique_key, keys, wait = map(pairs.get, _READ)

@@ -17,10 +17,11 @@ All are gauges, and 0 stands for a topic or group that exists and has nothing.
     rocketmq_group_get_latency_by_storetime          cluster broker topic group      ms since the next one was stored
     rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     messages before it
     rocketmq_group_count                             caddr localaddr group           clients of the group
+    rocketmq_slave_behind_bytes                      cluster broker slave            of the log, that a slave lacks
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The last are figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count
-names the addresses and ids of the clients, as the exporter does.
+The exporter has none for slaves. The last are figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last
+minute. rocketmq_group_count names the addresses and ids of the clients, as the exporter does.
 
 Switched on by `metricsExporterType=PROM`; `metricsPromExporterPort` and `metricsPromExporterHost` say where. These keys
 are those of RocketMQ 5, whose metrics have other names; the exporter's are those that dashboards for 4 know. What
@@ -99,7 +100,11 @@ _OF_MEMBERS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
 
 
 class BrokerCollector(Collector):
-    """Puts the metrics together. `figures` are those of GET_BROKER_RUNTIME_INFO, `directory` is the store's."""
+    """Puts the metrics together.
+
+    `figures` are those of GET_BROKER_RUNTIME_INFO, `behind` has the bytes that each slave lacks, `directory` is the
+    store's.
+    """
 
     def __init__(
         self,
@@ -110,6 +115,7 @@ class BrokerCollector(Collector):
         clients: Clients,
         stats: BrokerStats,
         figures: Callable[[], dict[str, str]],
+        behind: Callable[[], dict[str, int]],
         clock: Callable[[], int],
         directory: str | Path,
     ) -> None:
@@ -120,12 +126,14 @@ class BrokerCollector(Collector):
         self._clients = clients
         self._stats = stats
         self._figures = figures
+        self._behind = behind
         self._clock = clock
         self._directory = directory
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Everything, now."""
         yield from self._broker()
+        yield self._slaves()
         yield from self._runtime()
         yield from self._of_topics()
         yield from self._of_groups()
@@ -147,6 +155,13 @@ class BrokerCollector(Collector):
             family = GaugeMetricFamily(name, counted, labels=("cluster", "brokerIP", "broker"))
             family.add_metric(labels, self._tps(counted, config.broker_cluster_name))
             yield family
+
+    def _slaves(self) -> GaugeMetricFamily:
+        labels = ("cluster", "broker", "slave")
+        family = GaugeMetricFamily("rocketmq_slave_behind_bytes", "bytes of the log that a slave lacks", labels=labels)
+        for slave, lacking in self._behind().items():
+            family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave), lacking)
+        return family
 
     def _runtime(self) -> Iterator[GaugeMetricFamily]:
         figures, config = self._figures(), self._config

@@ -61,11 +61,15 @@ class Master:
         """Send no more. Who waits still gets no answer from here."""
         await self._server.stop()
 
+    def behind(self) -> dict[str, int]:
+        """How many bytes of the log each slave lacks, by its "ip:port", once it has said where to begin."""
+        end = self._store.max_physical_offset
+        return {slave.peer: end - slave.reported for slave in self._slaves if slave.reported >= 0}
+
     def tell(self) -> None:
         """Log how far each slave is behind."""
-        for slave in self._slaves:
-            behind = self._store.max_physical_offset - slave.reported
-            logger.info("slave %s is %d bytes behind", slave.peer, behind)
+        for peer, lacking in self.behind().items():
+            logger.info("slave %s is %d bytes behind", peer, lacking)
 
     def on_put(self) -> None:
         """Something was put: send it."""
