@@ -132,4 +132,6 @@ def _stalls(folder: Path, options: Options) -> Figure:
 
 def _histogram(path: Path) -> dict[str, Any]:
     histogram: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if not sum(histogram["counts"].values()):
+        raise RuntimeError(f"the probe that wrote {path.name} was never called: it was in no loop")
     return histogram

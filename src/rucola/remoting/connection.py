@@ -293,7 +293,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write_soon(self, frame: bytes) -> None:
         if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._write_outgoing)
+            if self._turns is not None:
+                self._turns.at_end(self._write_outgoing)
+            else:
+                asyncio.get_running_loop().call_soon(self._write_outgoing)
         self._outgoing.append(frame)
 
     def _write_outgoing(self) -> None:

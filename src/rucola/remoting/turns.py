@@ -26,8 +26,13 @@ class Turns(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
+        self._late: list[Callable[[], None]] = []
         self._unsent: list[tuple[Callable[[bytes], None], bytes]] = []
         self._is_one_broken = False
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """Call `act` at the end of the turn; it may write. It raises nothing and asks nothing of the loop."""
+        self._late.append(act)
 
     def writing_to(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
         """Return what writes to a transport at the end of the turn, or at once, where enough is waiting for that."""
@@ -49,6 +54,10 @@ class Turns(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """End the turn, then wait for the next."""
+        if self._late:
+            late, self._late = self._late, []
+            for act in late:
+                act()
         if self._unsent:
             self._is_one_broken = False
             self.flush()
