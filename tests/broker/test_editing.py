@@ -73,6 +73,16 @@ def test_any_batch_is_edited_as_each_alone(texts: list[str]) -> None:
         _compare(texts)
 
 
+pieces = st.sampled_from([b"A", b"B", b"A\x01v", b"B\x01w", b"A\x01", b"\x01", b"\x02", b"\xff", b"B\x01\xff", b""])
+
+
+@given(st.lists(st.lists(pieces, max_size=4).map(b"\x02".join), min_size=2, max_size=4))
+def test_a_batch_is_edited_as_each_of_its_messages(strings: list[bytes]) -> None:
+    """Separators out of order, names that some strings lack or repeat, and bytes that are no text included."""
+    together = list(zip(*editing.of_batch(strings), strict=True))
+    assert together == [next(zip(*editing.of_batch([string]), strict=True)) for string in strings]
+
+
 def _compare(texts: list[str]) -> None:
     strings = [text.encode() for text in texts]
     stored, tags, unique_keys, keys = editing.of_batch(strings)
