@@ -43,8 +43,7 @@ _READ: Final = (*_DISPATCHED, properties.WAIT)
 _MOST_NAMES: Final = 64
 """A string with more is taken apart by hand: to make a form takes long, and senders wait."""
 
-_WAIT: Final = f"\x02{properties.WAIT}\x01".encode()
-_WAIT_TRUE: Final = _WAIT + b"true\x02"
+_WAIT_TRUE: Final = f"\x02{properties.WAIT}\x01true\x02".encode()
 _BETWEEN: Final = b"\x00\x02"
 
 
@@ -111,12 +110,16 @@ class Editing:
         columns = properties.columns(strings)
         if columns is None or not _UNUSUAL.isdisjoint(columns):
             return None
+        waits = columns.get(properties.WAIT)
+        if waits is not None and waits.count("true") < len(strings):
+            return None
         end = self._end.encode()
         # With a separator on both sides a property is found as a whole; what no string holds is between them.
         joined = b"\x02" + (end + _BETWEEN).join(strings) + end
-        joined = joined.replace(_WAIT_TRUE, b"\x02")
+        if waits is not None:
+            joined = joined.replace(_WAIT_TRUE, b"\x02")
         stored = joined[1:].split(_BETWEEN)
-        if len(stored) != len(strings) or _WAIT in joined:
+        if len(stored) != len(strings):
             return None
         absent = [None] * len(strings)
         tags, unique_keys, keys = (columns.get(name, absent) for name in _DISPATCHED)
