@@ -71,6 +71,12 @@ def has_arrived(peer: socket.socket, timeout_s: float) -> bool:
     return bool(select.select([peer], [], [], timeout_s)[0])
 
 
+def reset(peer: socket.socket) -> None:
+    """Close a connection so that the other side cannot write any more."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
 def test_the_answers_of_a_turn_leave_at_its_end(loop_type: LoopType) -> None:
     in_turns = loop_type is TurnLoop
     early: list[bool] = []
@@ -108,8 +114,7 @@ def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
     late: list[str] = []
 
     def leave(_: list[Connection], peers: list[socket.socket]) -> None:
-        peers[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its close is a reset
-        peers[0].close()
+        reset(peers[0])
 
     async def run() -> None:
         gone = asyncio.Event()
@@ -118,6 +123,31 @@ def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
             await gone.wait()
             assert late == []
             assert len(await commands(peers[1], 1)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> None:
+    """A late answer is given to the end of its turn; a large one is then written at once, and fails there."""
+    late: list[str] = []
+
+    async def run() -> None:
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+
+        async def answer(command: RemotingCommand) -> RemotingCommand:
+            loop.call_soon(reset, peer)  # in the turn that has the answer
+            return command.response(ResponseCode.SUCCESS, body=bytes(LARGE))
+
+        server = RemotingServer(
+            "127.0.0.1", 0, {FIRST: lambda _, command: answer(command)}, on_close=lambda _: gone.set()
+        )
+        await server.start()
+        peer = socket.create_connection(("127.0.0.1", server.port))
+        peer.sendall(RemotingCommand.request(FIRST).encode())
+        loop.call_later(30, late.append, "only a timer woke the loop")
+        await gone.wait()
+        assert late == []
+        await server.stop()
 
     asyncio.run(run())
 

@@ -54,15 +54,15 @@ class Turns(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """End the turn, then wait for the next."""
+        self._is_one_broken = False
         if self._late:
             late, self._late = self._late, []
             for act in late:
                 act()
         if self._unsent:
-            self._is_one_broken = False
             self.flush()
-            if self._is_one_broken:  # of which the loop has something to tell that it did not know of when it asked
-                timeout = 0
+        if self._is_one_broken:  # of which the loop has something to tell that it did not know of when it asked
+            timeout = 0
         return super().select(timeout)
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
