@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.broker.editing import Editing
+from rucola.broker.editing import Edited, Editing
 from rucola.errors import InvalidMessage
 from rucola.message.properties import parse
 
 CLUSTER = "\x02CLUSTER\x01C"
 
 editing = Editing("C")
-
-Edited = tuple[bytes, str | None, str | None, str | None, str | None] | None
 
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "XWAIT", "WAI"])
 values = st.sampled_from(["true", "false", "v", "v w", "WAIT", "\u00e4", "x\x00", "true\x00"])
@@ -31,7 +29,7 @@ def test_wait_goes_and_cluster_comes() -> None:
     assert one("TAGS\x01A\x02DELAY\x013") is None
 
 
-def one(text: str) -> Edited:
+def one(text: str) -> Edited | None:
     """A string edited alone, by somebody who has seen none before."""
     return Editing("C").of_one("T", text)
 

@@ -39,7 +39,7 @@ from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
-from rucola.remoting.turns import TurnLoop, Turns
+from rucola.remoting.turns import AtOnce, Turns, turns_of
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing: list[bytes] = []
         self._abort: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
+        self._turns: Turns | AtOnce
         self._write: Callable[[bytes], None]
-        self._turns: Turns | None = None
 
     # What users of a connection call.
 
@@ -176,8 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close once what was written is sent, or when the peer does not take it."""
         if self._transport is not None and not self._transport.is_closing():
             self._write_outgoing()
-            if self._turns is not None:
-                self._turns.flush()
+            self._turns.flush()
             self._transport.close()
             self._abort = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
@@ -185,12 +184,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        loop = asyncio.get_running_loop()
-        if isinstance(loop, TurnLoop):
-            self._turns = loop.turns
-            self._write = loop.turns.writing_to(self._transport)
-        else:
-            self._write = self._transport.write
+        self._turns = turns_of(asyncio.get_running_loop())
+        self._write = self._turns.writing_to(self._transport)
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         name = transport.get_extra_info("peername")
@@ -293,10 +288,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write_soon(self, frame: bytes) -> None:
         if not self._outgoing:
-            if self._turns is not None:
-                self._turns.at_end(self._write_outgoing)
-            else:
-                asyncio.get_running_loop().call_soon(self._write_outgoing)
+            self._turns.at_end(self._write_outgoing)
         self._outgoing.append(frame)
 
     def _write_outgoing(self) -> None:

@@ -71,9 +71,31 @@ class Turns(selectors.DefaultSelector):
         return super().unregister(fileobj)
 
 
+class AtOnce:
+    """What stands for Turns in a loop that does not say when its turns end: bytes are written when they come, and what
+    is for the end of a turn waits for the next."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        self._loop.call_soon(act)
+
+    def writing_to(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
+        return transport.write
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
 class TurnLoop(asyncio.SelectorEventLoop):
     """For servers, whose peers wait for answers; to be had by `asyncio.Runner(loop_factory=TurnLoop)`."""
 
     def __init__(self) -> None:
         self.turns = Turns()
         super().__init__(self.turns)
+
+
+def turns_of(loop: asyncio.AbstractEventLoop) -> Turns | AtOnce:
+    """Return by what the connections of a loop write."""
+    return loop.turns if isinstance(loop, TurnLoop) else AtOnce(loop)

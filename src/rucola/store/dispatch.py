@@ -260,7 +260,7 @@ def _keys_of(item: Pending) -> list[str]:
 
 
 def _is_rolled_back(sys_flag: int) -> bool:
-    return sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK
+    return sysflag.transaction_state(sys_flag) == sysflag.TRANSACTION_ROLLBACK
 
 
 @lru_cache(maxsize=8192)
