@@ -172,3 +172,12 @@ def order_conf(text: str) -> dict[str, int]:
 
 def _rendered(changes: dict[str, str]) -> bytes:
     return settings.render(changes).encode("utf-8")
+
+
+def shortest_rate(rates: str) -> float:
+    """Return the rate of the shortest window, 1.5 of `1.5 0.7 0.2`.
+
+    Apache's broker leaves the value empty for the first ten seconds after its start; the rate is 0 then.
+    """
+    first, _, _ = rates.partition(" ")
+    return float(first or 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.cluster import ClusterAdmin, shortest_rate
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError, MQError
@@ -113,8 +113,8 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
                 },
                 "topicSize": len(await self._user_topics(address, with_special=False)),
                 "tps": {
-                    "normalInTps": _first_rate(figures.get("putTps", "")),
-                    "normalOutTps": _first_rate(figures.get("getTransferedTps", "")),
+                    "normalInTps": shortest_rate(figures.get("putTps", "")),
+                    "normalOutTps": shortest_rate(figures.get("getTransferedTps", "")),
                     "scheduleInTps": delayed_tps,
                     "transInTps": half_tps,
                 },
@@ -161,9 +161,3 @@ def _totals(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
             total = f"total{name[0].upper()}{name[1:]}"
             totals[total] = totals.get(total, 0) + value
     return totals
-
-
-def _first_rate(rates: str) -> float:
-    """The rate of the shortest window, from `1.5 0.7 0.2`."""
-    first, _, _ = rates.partition(" ")
-    return float(first or 0)

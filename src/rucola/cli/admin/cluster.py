@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, TopicTraffic
+from rucola.admin.cluster import shortest_rate
 from rucola.cli.admin.command import (
     ask,
     broker_option,
@@ -101,7 +102,7 @@ def _load(stats: dict[str, str]) -> tuple[str, ...]:
         if name not in stats:
             return ""
         size, wait_ms = stats.get(f"{pool}Size", ""), stats.get(f"{pool}HeadWaitTimeMills", "")
-        return f"{float(stats[name].split()[0]):.2f}({size},{wait_ms}ms)"
+        return f"{shortest_rate(stats[name]):.2f}({size},{wait_ms}ms)"
 
     earliest = stats.get("earliestMessageTimeStamp", "-1")
     return (

@@ -1,0 +1,36 @@
+"""Commands against a broker that has just started: Apache's leaves its rates empty for the first ten seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from cluster import cluster
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.kv import KVTable
+from rucola.remoting.connection import Connection
+from servers import run
+
+FRESH = {"brokerVersionDesc": "V4_9_8", "putTps": "", "getTransferedTps": "", "earliestMessageTimeStamp": "-1"}
+
+
+def test_cluster_list_shows_a_rate_of_zero(tmp_path: Path) -> None:
+    def runtime_info(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=FRESH)))
+
+    async def listing() -> tuple[str, str]:
+        async with cluster(tmp_path) as running:
+            await running.scripted_broker("fresh", "T", {RequestCode.GET_BROKER_RUNTIME_INFO: runtime_info})
+            command = ("admin", "clusterList", "-n", running.namesrv)
+            table = await asyncio.to_thread(run, *command)
+            document = await asyncio.to_thread(run, *command, "--json")
+            return table.stdout + table.stderr, document.stdout
+
+    table, document = asyncio.run(listing())
+    row = table.splitlines()[1].split()
+    assert row[1] == "fresh"
+    assert [cell.partition("(")[0] for cell in row[5:7]] == ["0.00", "0.00"]
+    assert json.loads(document)[0]["runtimeStats"] == FRESH
