@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 CHANGEABLE = {
     "autoCreateSubscriptionGroup",
+    "autoCreateTopicEnable",
     "brokerFastFailureEnable",
     "brokerPermission",
     "cleanFileForciblyEnable",
@@ -72,6 +73,9 @@ CHANGEABLE = {
     "waitTimeMillsInTransactionQueue",
 }
 """The keys whose values are read anew each time they are needed."""
+
+_SHOWN_IN_ROUTES = {"auto_create_topic_enable", "broker_permission"}
+"""The fields that change what the broker registers."""
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -161,8 +165,10 @@ class RuntimeProcessor:
         logger.info("%s changed the configuration: %s", connection.peer, wanted)
         self._changes += 1
         self._changed_ms = self._clock()
-        if "broker_permission" in for_broker:
-            await self._registration.register()
+        if not for_broker.keys().isdisjoint(_SHOWN_IN_ROUTES):
+            self._topics.add_system_topics(self._clock())
+            self._topics.renew(self._clock())
+            await self._registration.settled()
         return command.response(ResponseCode.SUCCESS)
 
     def _keep(self, wanted: dict[str, str]) -> None:

@@ -1,9 +1,10 @@
 """Topics of a broker: `config/topics.json`.
 
-A topic comes into being when an operator creates it, when a producer sends to it and AUTO_CREATE_TOPIC (TBW102)
-may be inherited from, or when the system needs it (retry and dead letter topics, system topics at the start). Every
-change raises the data version and is told to `on_change`, which has it written, and registered with the name servers.
-A request that changes the table is answered when that is on disk; what a retry by way of a send makes, soon after.
+A topic is created by an operator, by the first message that a producer sends to it if its default topic may be
+inherited from (TBW102 with autoCreateTopicEnable), or by the system (retry and dead letter topics, system topics at the
+start). Every change raises the data version and calls `on_change`, which writes the table and registers it with the
+name servers. A request that changes the table is answered once the table is on disk; a retry topic created by a send
+is written soon after.
 
 Answers to `TopicConfigManager` of Apache RocketMQ 4.9.8.
 """
@@ -63,21 +64,32 @@ class TopicConfigTable:
     def put(self, topic: TopicConfig, now_ms: int) -> None:
         """Create the topic or replace its settings."""
         self._table[topic.topic_name] = topic
+        self.renew(now_ms)
+
+    def remove(self, topic: str, now_ms: int) -> None:
+        """Remove the topic, if there is one."""
+        if self._table.pop(topic, None) is not None:
+            self.renew(now_ms)
+
+    def renew(self, now_ms: int) -> None:
+        """Raise the data version: name servers ignore a registration whose version they know."""
         self.data_version = self.data_version.next(now_ms)
         self._on_change()
 
-    def remove(self, topic: str, now_ms: int) -> None:
-        """Forget the topic, where there is one."""
-        if self._table.pop(topic, None) is not None:
-            self.data_version = self.data_version.next(now_ms)
-            self._on_change()
+    def add_system_topics(self, now_ms: int) -> None:
+        """Create the system's own topics that are missing, after a change of the settings that ask for them."""
+        for topic in self._system_topics():
+            if topic.topic_name not in self._table:
+                self.put(topic, now_ms)
 
     def create_from_default(
         self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int, now_ms: int
     ) -> TopicConfig | None:
-        """The topic that a first message brings into being, or None where `default_topic` cannot be inherited."""
+        """Create a topic for its first message; None if it cannot be inherited from `default_topic`."""
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
+            return None
+        if default_topic == topics.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             return None
         queue_nums = max(0, min(queue_nums, default.write_queue_nums))
         created = TopicConfig(
