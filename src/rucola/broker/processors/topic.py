@@ -116,19 +116,21 @@ class TopicProcessor:
         if ends is None:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=f"{header.queue_id}@{header.topic} is not exist!")
         body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
-        if header.consumer_group:
+        if header.consumer_group is not None:
             group = self._state.clients.consumers.get(header.consumer_group)
             body.subscription_data = group.subscriptions.get(header.topic) if group else None
             if body.subscription_data is None:
                 body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"
-            elif (data := self._state.filters.get(header.topic, header.consumer_group)) is not None:
+            else:
+                data = self._state.filters.get(header.topic, header.consumer_group)
                 body.filter_data = fastjson.dumps_pretty(msgspec.to_builtins(data))
-        units = self._state.store.units(header.topic, header.queue_id, header.index, min(header.count, MAX_UNITS))
-        if not units:
+        if not ends[0] <= header.index < ends[1]:
             return command.response(
                 ResponseCode.SUCCESS,
                 remark=f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!",
             )
+        count = max(0, min(header.count, MAX_UNITS))
+        units = self._state.store.units(header.topic, header.queue_id, header.index, count)
         body.queue_data = [
             ConsumeQueueData(physic_offset=physical_offset, physic_size=size, tags_code=code)
             for physical_offset, size, code in units
