@@ -432,17 +432,21 @@ def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
     with_broker(tmp_path, talk)
 
 
-def test_an_unknown_end_gets_no_answer(tmp_path: Path) -> None:
+def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp_path: Path) -> None:
     async def talk(peer: Peer) -> None:
         await peer.send(b"plain")
         header = await prepare(peer, b"half")
-        for outcome in (sysflag.TRANSACTION_NOT, 77):
-            header.commit_or_rollback = outcome
-            command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
-            waiting = asyncio.ensure_future(peer.client.invoke(peer.broker.address, command))
-            await peer.pull()  # answered after the request before it, being on one connection
-            assert not waiting.done()
-            waiting.cancel()
+        command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
+        waiting = asyncio.ensure_future(peer.client.invoke(peer.broker.address, command))
+        await peer.pull()  # answered after the request before it, being on one connection
+        assert not waiting.done()
+        waiting.cancel()
+        for outcome in (sysflag.TRANSACTION_PREPARED, 77, -1):
+            refused = await end(peer, header, outcome)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert (refused.remark or "").startswith(f"commitOrRollback is {outcome}; 8 (commit), 12 (rollback)")
+        assert (await end(peer, header, COMMIT)).code == ResponseCode.SUCCESS
+        assert [message.body for message in decode_many((await peer.pull()).body)] == [b"plain", b"half"]
 
     with_broker(tmp_path, talk)
 

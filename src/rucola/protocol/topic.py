@@ -21,6 +21,11 @@ PERM_INHERIT = 1
 PERM_WRITE = 2
 PERM_READ = 4
 
+SINGLE_TAG = "SINGLE_TAG"
+MULTI_TAG = "MULTI_TAG"
+TOPIC_FILTER_TYPES = (SINGLE_TAG, MULTI_TAG)
+"""Whether messages of a topic have one tag or several. 4.9.8 reads one in either case."""
+
 TOPIC_FLAG_UNIT = 1
 TOPIC_FLAG_UNIT_SUB = 2
 """Bits of `topic_sys_flag`, which mark topics of deployments in several units."""
@@ -37,7 +42,7 @@ class TopicConfig(Body, kw_only=True):
     order: bool = False
     perm: int = PERM_READ | PERM_WRITE
     read_queue_nums: int = 16
-    topic_filter_type: str = "SINGLE_TAG"
+    topic_filter_type: str = SINGLE_TAG
     topic_name: str
     topic_sys_flag: int = 0
     write_queue_nums: int = 16
@@ -98,7 +103,7 @@ class CreateTopicRequestHeader(Header, kw_only=True):
     read_queue_nums: int
     write_queue_nums: int
     perm: int
-    topic_filter_type: str = "SINGLE_TAG"
+    topic_filter_type: str = SINGLE_TAG
     topic_sys_flag: int = 0
     order: bool | str = "false"
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.message.topics import is_system_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
@@ -45,7 +44,7 @@ class CleaningProcessor:
 
     async def clean_consumequeues(self, connection: Connection, command: RemotingCommand) -> Answer:
         for topic, queue_id in self._store.queues():
-            if self._topics.get(topic) is None and not is_system_topic(topic):
+            if self._topics.get(topic) is None and not self._topics.is_system_topic(topic):
                 self._store.delete_queue(topic, queue_id)
                 await asyncio.sleep(0)  # there may be thousands
         return command.response(ResponseCode.SUCCESS)

@@ -11,13 +11,14 @@ from rucola.broker.state import BrokerState
 from rucola.message.topics import retry_topic
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import RemotingCommand, is_true
 from rucola.protocol.heartbeat import (
     GetConsumerListByGroupRequestHeader,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     UnregisterClientRequestHeader,
 )
+from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.remoting.connection import Connection, Processor, Reply
 
 
@@ -40,7 +41,8 @@ class HeartbeatProcessor:
         for consumer in heartbeat.consumer_data_set:
             group = self._state.groups.find(consumer.group_name, now_ms)
             if group is not None:
-                self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms)
+                sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
+                self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
             self._state.filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
         self._state.clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
         return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))

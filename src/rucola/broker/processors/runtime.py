@@ -28,7 +28,6 @@ from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
-from rucola.message import topics as names
 from rucola.message.record import peek
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -247,9 +246,7 @@ class RuntimeProcessor:
         }
 
     def get_system_topic_list(self, connection: Connection, command: RemotingCommand) -> Reply:
-        config = self._config
-        own = {config.broker_cluster_name, config.broker_name, names.reply_topic(config.broker_cluster_name)}
-        body = TopicList(topic_list=sorted(names.SYSTEM_TOPICS | own))
+        body = TopicList(topic_list=sorted(self._topics.system_topics))
         return command.response(ResponseCode.SUCCESS, body=encode_body(body))
 
     def view_broker_stats_data(self, connection: Connection, command: RemotingCommand) -> Reply:

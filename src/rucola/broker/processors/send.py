@@ -48,7 +48,7 @@ from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand, decode_command, is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from rucola.protocol.topic import PERM_WRITE, TopicConfig
+from rucola.protocol.topic import MULTI_TAG, PERM_WRITE, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
 from rucola.store.config import PUT_OK, PutMessageStatus, StoreConfig
 from rucola.store.message_store import MessageStore
@@ -157,6 +157,8 @@ class SendProcessor:
                 return refusal
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
+        if topic.topic_filter_type == MULTI_TAG:
+            header.sys_flag |= sysflag.MULTI_TAGS
         try:
             return put(command, header, queue_id, encode_host(connection.peer))
         except InvalidMessage as error:
@@ -174,11 +176,13 @@ class SendProcessor:
             topics.check_topic(header.topic)
         except InvalidMessage as error:
             return self._refusal(command, ResponseCode.SYSTEM_ERROR, str(error))
+        is_retry, now_ms = header.topic.startswith(topics.RETRY_PREFIX), self._clock()
+        topic_sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if is_true(header.unit_mode) else 0
         created = self._topics.create_from_default(
-            header.topic, header.default_topic, header.default_topic_queue_nums, 0, self._clock()
+            header.topic, header.default_topic, header.default_topic_queue_nums, topic_sys_flag, now_ms
         )
-        if created is None and header.topic.startswith(topics.RETRY_PREFIX):
-            created = self._topics.ensure(header.topic, 1, self._clock())
+        if created is None and is_retry:
+            created = self._topics.ensure(header.topic, 1, now_ms, topic_sys_flag)
         if created is None:
             return self._refusal(
                 command,

@@ -17,13 +17,14 @@ from rucola import fastjson
 from rucola.broker.registration import Registration
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
-from rucola.message.topics import check_topic, is_system_topic
+from rucola.message.topics import check_topic
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand, is_true
 from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import (
+    TOPIC_FILTER_TYPES,
     CreateTopicRequestHeader,
     TopicConfig,
     TopicOffset,
@@ -58,12 +59,14 @@ class TopicProcessor:
 
     async def update_and_create_topic(self, connection: Connection, command: RemotingCommand) -> Answer:
         header = command.decode_header(CreateTopicRequestHeader)
-        check_topic(header.topic)
-        if is_system_topic(header.topic):
-            raise InvalidMessage(f"The topic[{header.topic}] is conflict with system topic.")
+        self._check_user_topic(header.topic)
         check_range("readQueueNums", header.read_queue_nums, MAX_QUEUE_NUMS)
         check_range("writeQueueNums", header.write_queue_nums, MAX_QUEUE_NUMS)
         check_range("perm", header.perm, MAX_PERM)
+        if header.topic_filter_type not in TOPIC_FILTER_TYPES:
+            raise InvalidMessage(
+                f"topicFilterType is {header.topic_filter_type!r}; {' or '.join(TOPIC_FILTER_TYPES)} is expected"
+            )
         self._state.topics.put(
             TopicConfig(
                 topic_name=header.topic,
@@ -101,14 +104,18 @@ class TopicProcessor:
 
     async def delete_topic(self, connection: Connection, command: RemotingCommand) -> Answer:
         topic = command.decode_header(TopicRequestHeader).topic
-        check_topic(topic)
-        if is_system_topic(topic):
-            raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
+        self._check_user_topic(topic)
         self._state.topics.remove(topic, self._state.clock())
         self._state.stats.forget_topic(topic)
         await self._state.writing.settled()
         await self._registration.settled()
         return command.response(ResponseCode.SUCCESS)
+
+    def _check_user_topic(self, topic: str) -> None:
+        """Raise InvalidMessage unless `topic` can be the name of a topic of users."""
+        check_topic(topic)
+        if self._state.topics.is_system_topic(topic):
+            raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
 
     def query_consume_queue(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(QueryConsumeQueueRequestHeader)

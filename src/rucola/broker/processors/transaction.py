@@ -1,6 +1,7 @@
 """Ends of transactions: END_TRANSACTION (37).
 
-A producer that does not know yet (TRANSACTION_NOT) gets no answer, as clients expect; the broker asks again later.
+A producer that does not know yet (TRANSACTION_NOT) gets no answer, as clients expect; the broker asks again later. Any
+other value than commit or rollback is refused.
 
 Answers to `EndTransactionProcessor` of Apache RocketMQ 4.9.8.
 """
@@ -31,8 +32,14 @@ class TransactionProcessor:
 
     def end_transaction(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(EndTransactionRequestHeader)
-        if header.commit_or_rollback not in _ENDS:
+        if header.commit_or_rollback == sysflag.TRANSACTION_NOT:
             return None
+        if header.commit_or_rollback not in _ENDS:
+            return command.response(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"commitOrRollback is {header.commit_or_rollback}; {sysflag.TRANSACTION_COMMIT} (commit), "
+                f"{sysflag.TRANSACTION_ROLLBACK} (rollback) or {sysflag.TRANSACTION_NOT} (not known yet) is expected",
+            )
         refusal = self._transactions.end(header, self._clock())
         if refusal is not None:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=refusal)

@@ -42,6 +42,14 @@ class TopicConfigTable:
         self._config = config
         self._on_change = on_change
         self.data_version = DataVersion()
+        self._own: Final = frozenset(
+            {
+                config.broker_cluster_name,
+                config.broker_name,
+                topics.reply_topic(config.broker_cluster_name),
+                *([config.msg_trace_topic_name] if config.trace_topic_enable else []),
+            }
+        )
         self._table: Final[dict[str, TopicConfig]] = {}
         self.get: Callable[[str], TopicConfig | None] = self._table.get
         """The topic of that name, or None."""
@@ -60,6 +68,15 @@ class TopicConfigTable:
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(self._table.values())
+
+    @property
+    def system_topics(self) -> frozenset[str]:
+        """The topics that belong to the system or to this broker: its cluster, its name, its reply topic."""
+        return topics.SYSTEM_TOPICS | self._own
+
+    def is_system_topic(self, topic: str) -> bool:
+        """Return whether a topic belongs to the system or to this broker, so that requests may not change it."""
+        return topic in self._own or topics.is_system_topic(topic)
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
         """Create the topic or replace its settings."""
