@@ -408,7 +408,7 @@ def test_a_header_of_another_type_than_others_of_its_code_have() -> None:
         ({"a": "G", "b": "T", "f": 0, "g": "1", "h": 0}, "SEND_MESSAGE_V2 310: .*`e`, the queue id$"),
         ({"a": "G", "b": "T", "e": "x", "f": 0, "g": "1", "h": 0}, r"SEND_MESSAGE_V2 310: .*`\$\.e`, the queue id$"),
         ({"a": "G", "b": "T", "e": 1, "f": None, "g": "1", "h": 0}, "SEND_MESSAGE_V2 310: .*`f`, the sys flag$"),
-        (None, "SEND_MESSAGE_V2 310: .*`a`, the producer group$"),
+        (None, "SEND_MESSAGE_V2 310: .*`b`, the topic$"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_first_and_of_later_ones(ext: dict[str, Any] | None, why: str) -> None:

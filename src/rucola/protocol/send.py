@@ -15,7 +15,7 @@ from rucola.protocol.command import Header
 class SendMessageRequestHeader(Header, kw_only=True):
     """What a producer says of a message besides its body."""
 
-    producer_group: str
+    producer_group: str = ""
     topic: str
     default_topic: str = "TBW102"
     default_topic_queue_nums: int = 4
@@ -33,7 +33,7 @@ class SendMessageRequestHeader(Header, kw_only=True):
 class SendMessageRequestHeaderV2(Header, kw_only=True):
     """The same under names of one letter."""
 
-    producer_group: str = field(name="a")
+    producer_group: str = field(name="a", default="")
     topic: str = field(name="b")
     default_topic: str = field(name="c", default="TBW102")
     default_topic_queue_nums: int = field(name="d", default=4)
