@@ -28,7 +28,7 @@ from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionD
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from rucola.protocol.topic import CreateTopicRequestHeader
+from rucola.protocol.topic import PERM_WRITE, CreateTopicRequestHeader, TopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
@@ -150,6 +150,30 @@ def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
             assert (await asyncio.wait_for(held, 10)).code == ResponseCode.PULL_NOT_FOUND
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("change", ["delete", "close"])
+def test_held_pull_is_refused_whose_topic_is_gone_or_closed_to_readers(tmp_path: Path, change: str) -> None:
+    """At its deadline as when a message comes; as Apache's broker does, which processes the request once more."""
+
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        waits_ms = 60_000 if change == "close" else 300
+        suspend = {"sys_flag": pull.SUBSCRIPTION | pull.SUSPEND, "suspend_timeout_millis": waits_ms}
+        held = asyncio.ensure_future(peer.pull(queue_offset=1, **suspend))
+        await peer.pull()  # answered after the pull before it has been taken in, being on one connection
+        if change == "delete":
+            header: Header = TopicRequestHeader(topic="T")
+            assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == ResponseCode.SUCCESS
+        else:
+            header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=1, perm=PERM_WRITE)
+            assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+            assert (await peer.send()).code == ResponseCode.SUCCESS
+        answer = await asyncio.wait_for(held, 10)
+        expected = {"delete": ResponseCode.TOPIC_NOT_EXIST, "close": ResponseCode.NO_PERMISSION}
+        assert (answer.code, answer.body) == (expected[change], b"")
+
+    with_broker(tmp_path, talk)
 
 
 def test_pull_commits_the_offset_that_it_brings(tmp_path: Path) -> None:

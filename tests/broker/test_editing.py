@@ -29,6 +29,17 @@ def test_wait_goes_and_cluster_comes() -> None:
     assert one("TAGS\x01A\x02DELAY\x013") is None
 
 
+@pytest.mark.parametrize("empty", ["KEYS\x01", "\x01v", "\x01"])
+def test_a_property_without_a_name_or_a_value_is_not_stored_as_it_came(empty: str) -> None:
+    """Neither in the first message of its kind nor in one whose like has been seen before."""
+    assert one(f"TAGS\x01A\x02{empty}") is None
+    assert one(f"{empty}\x02TAGS\x01A") is None
+    taught = Editing("C")
+    for _ in range(3):
+        assert taught.of_one("T", "TAGS\x01A\x02KEYS\x01k") is not None
+    assert taught.of_one("T", "TAGS\x01A\x02KEYS\x01") is None
+
+
 def one(text: str) -> Edited | None:
     """A string edited alone, by somebody who has seen none before."""
     return Editing("C").of_one("T", text)

@@ -21,6 +21,10 @@ def test_a_lock_belongs_to_one_member_of_a_group() -> None:
     assert locks.lock("g", "a", [Q0, Q2], 2) == [Q0]
 
 
+def test_a_queue_that_is_named_twice_is_held_once() -> None:
+    assert QueueLocks().lock("g", "a", [Q0, Q1, Q0], 0) == [Q0, Q1]
+
+
 def test_only_the_holder_gives_a_lock_back() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [Q0, Q1], 0)

@@ -143,7 +143,7 @@ class Clients:
         group.consume_type = consumer.consume_type_name
         group.message_model = consumer.message_model_name
         group.consume_from_where = consumer.consume_from_where_name
-        if group.subscribe(consumer.subscription_data_set) or is_new:
+        if group.subscribe(consumer.subscriptions) or is_new:
             self._notify(group)
 
     def _leave_producers(self, connection: Connection, group: str) -> None:

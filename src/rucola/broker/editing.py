@@ -70,6 +70,8 @@ class Editing:
         if edited is None:
             return None
         pairs, stored = edited
+        if "" in pairs or "" in pairs.values():
+            return None  # Apache stores no property without a name or a value
         names = tuple(pairs)
         if names == self._last_names.get(topic) and names[0] != properties.WAIT and len(names) <= _MOST_NAMES:
             self._forms[topic] = _form(names)
@@ -149,7 +151,7 @@ def _form(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[int, ...]]:
 
     They are what is before WAIT and what is behind it, then the values of _READ.
     """
-    segments = [f"{re.escape(name)}\x01(?P<value{number}>[^\x02]*)" for number, name in enumerate(names)]
+    segments = [f"{re.escape(name)}\x01(?P<value{number}>[^\x02]+)" for number, name in enumerate(names)]
     at = names.index(properties.WAIT) if properties.WAIT in names else len(names)
     before = "\x02".join(segments[:at])
     wait, *behind = [f"\x02{segment}" for segment in segments[at:]] or [""]

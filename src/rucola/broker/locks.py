@@ -22,9 +22,9 @@ class QueueLocks:
         self._holders: dict[tuple[str, MessageQueue], tuple[str, int]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int) -> list[MessageQueue]:
-        """Take or renew what is free or this client's own, and return the queues that it holds now."""
+        """Take or renew what is free or this client's own, and return the queues that it holds now, each once."""
         held = []
-        for queue in queues:
+        for queue in dict.fromkeys(queues):
             holder, asked_ms = self._holders.get((group, queue), (client_id, now_ms))
             if holder == client_id or now_ms - asked_ms > LOCK_LIFE_MS:
                 self._holders[group, queue] = (client_id, now_ms)

@@ -1,9 +1,10 @@
 """PullRequestHold: pulls that found nothing and wait for a message.
 
-A held pull is kept by its queue. When the store dispatches messages to that queue, the pulls on it are tried again,
-from the offset they had come to; those that find something are answered, the others wait on. A pull that waits
-longer than it asked for is answered with what there is, which tells the client to ask again. Messages that the
-pull's filter refuses do not wake it, but it remembers how far it has looked, so nothing is looked at twice.
+A held pull is kept by its queue. When the store dispatches messages to that queue, the pulls on it are tried again
+from the offset they have reached: those that find something are answered, the others keep waiting. A pull that waits
+longer than it asked for is answered with what there is, which tells the client to ask again. Every try checks topic,
+group and permissions again, so that a pull on a topic that was deleted meanwhile is refused. Messages that the pull's
+filter refuses do not wake it, but move the offset from which it is tried, so that none is looked at twice.
 
 Answers to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate difference: a held pull is answered the
 moment its time is up, where Apache looks every five seconds.

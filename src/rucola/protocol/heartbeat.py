@@ -57,6 +57,16 @@ class ConsumerData(Body, kw_only=True):
     unit_mode: bool | str = False
 
     @property
+    def subscriptions(self) -> list[SubscriptionData]:
+        """The subscriptions, one per topic: of several to one topic the newest, of equally new ones the first."""
+        newest: dict[str, SubscriptionData] = {}
+        for subscription_data in self.subscription_data_set:
+            known = newest.setdefault(subscription_data.topic, subscription_data)
+            if subscription_data.sub_version > known.sub_version:
+                newest[subscription_data.topic] = subscription_data
+        return list(newest.values())
+
+    @property
     def consume_type_name(self) -> str:
         return _name(self.consume_type, CONSUME_TYPES)
 

@@ -43,14 +43,16 @@ class HeartbeatProcessor:
             if group is not None:
                 sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
-            self._state.filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
+            self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
         self._state.clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
         return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))
 
     def unregister_client(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(UnregisterClientRequestHeader)
+        if header.consumer_group:
+            self._state.groups.find(header.consumer_group, self._state.clock())
         self._state.clients.unregister(connection, header.producer_group, header.consumer_group)
-        return command.response(ResponseCode.SUCCESS)
+        return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))
 
     def get_consumer_list_by_group(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(GetConsumerListByGroupRequestHeader)

@@ -81,6 +81,37 @@ class PullProcessor:
 
     def pull_message(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(PullMessageRequestHeader)
+        checked = self._checked(connection, command, header)
+        if isinstance(checked, RemotingCommand):
+            return checked
+        group, wanted = checked
+        if header.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
+            self._state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+
+        may_wait = bool(header.sys_flag & pull.SUSPEND)
+        outcome = self._read(command, header, group, wanted, header.queue_offset, may_wait=may_wait)
+        if isinstance(outcome, RemotingCommand):
+            return outcome
+
+        def try_again(queue_offset: int, is_last: bool) -> RemotingCommand | int:
+            checked = self._checked(connection, command, header)  # the topic may be gone, or closed to readers
+            if isinstance(checked, RemotingCommand):
+                return checked
+            return self._read(command, header, *checked, queue_offset, may_wait=not is_last, is_held=True)
+
+        wait_ms = (
+            header.suspend_timeout_millis
+            if self._state.config.long_polling_enable
+            else self._state.config.short_polling_time_mills
+        )
+        held = HeldPull(connection, outcome, self._state.clock() + wait_ms, try_again)
+        self._hold.hold(header.topic, header.queue_id, held)
+        return None
+
+    def _checked(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader
+    ) -> tuple[SubscriptionGroupConfig | None, MessageFilter] | RemotingCommand:
+        """Return the group of a pull and what it wants, or the answer that refuses it."""
         group = self._state.groups.find(header.consumer_group, self._state.clock())
         topic = self._state.topics.get(header.topic)
         refusal = self._refusal(connection, command, header, group, topic)
@@ -92,27 +123,7 @@ class PullProcessor:
             return command.response(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=f"parse the consumer's subscription failed: {error}"
             )
-        if isinstance(wanted, RemotingCommand):
-            return wanted
-        if header.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
-            self._state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-
-        may_wait = bool(header.sys_flag & pull.SUSPEND)
-        outcome = self._read(command, header, group, wanted, header.queue_offset, may_wait=may_wait)
-        if isinstance(outcome, RemotingCommand):
-            return outcome
-
-        def try_again(queue_offset: int, is_last: bool) -> RemotingCommand | int:
-            return self._read(command, header, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
-
-        wait_ms = (
-            header.suspend_timeout_millis
-            if self._state.config.long_polling_enable
-            else self._state.config.short_polling_time_mills
-        )
-        held = HeldPull(connection, outcome, self._state.clock() + wait_ms, try_again)
-        self._hold.hold(header.topic, header.queue_id, held)
-        return None
+        return wanted if isinstance(wanted, RemotingCommand) else (group, wanted)
 
     def _refusal(
         self,

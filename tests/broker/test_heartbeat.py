@@ -1,0 +1,70 @@
+"""Heartbeats and goodbyes that are unusual, as Apache's broker takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.test_broker import Peer, with_broker
+from rucola.message.record import decode_many
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.connections import ConsumerConnection, GetConsumerConnectionListRequestHeader
+from rucola.protocol.heartbeat import (
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    UnregisterClientRequestHeader,
+    subscription,
+)
+from rucola.protocol.topic import SubscriptionGroupWrapper
+
+
+def sql(expression: str, version: int) -> SubscriptionData:
+    return subscription("T", expression, "SQL92", version)
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "kept", "wanted"),
+    [
+        ([subscription("T", "a", version=1), subscription("T", "b", version=1)], "a", [b"a"]),
+        ([subscription("T", "a", version=1), subscription("T", "b", version=2)], "b", [b"b"]),
+        ([sql("n = 2", 1), subscription("T", "a", version=1)], "n = 2", [b"b"]),
+        ([subscription("T", "a", version=1), sql("n = 2", 1)], "a", [b"a"]),
+        ([sql("n = 1", 1), sql("n = 2", 2)], "n = 2", [b"b"]),
+    ],
+)
+def test_of_two_subscriptions_to_a_topic_the_newer_counts(
+    tmp_path: Path, subscriptions: list[SubscriptionData], kept: str, wanted: list[bytes]
+) -> None:
+    """Of equally new ones the first, for what the group is said to want and for what it gets alike."""
+
+    async def talk(peer: Peer) -> None:
+        for number, tag in enumerate("ab", 1):
+            await peer.send(tag.encode(), properties=f"TAGS\x01{tag}\x02n\x01{number}\x02")
+        group = ConsumerData(group_name="g", subscription_data_set=subscriptions)
+        beat = encode_body(HeartbeatData(client_id="c", consumer_data_set=[group]))
+        assert (await peer.ask(RequestCode.HEART_BEAT, body=beat)).code == ResponseCode.SUCCESS
+        header = GetConsumerConnectionListRequestHeader(consumer_group="g")
+        answer = await peer.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        assert decode_body(ConsumerConnection, answer.body).subscription_table["T"].sub_string == kept
+        pulled = await peer.pull(sys_flag=0)
+        assert pulled.code == ResponseCode.SUCCESS, pulled.remark
+        assert [message.body for message in decode_many(pulled.body)] == wanted
+
+    with_broker(tmp_path, talk, enable_property_filter=True)
+
+
+@pytest.mark.parametrize("creates", [True, False])
+def test_a_goodbye_of_an_unknown_group(tmp_path: Path, creates: bool) -> None:
+    """It makes the group if groups are made, as every other request that names one; it is answered SUCCESS."""
+
+    async def talk(peer: Peer) -> None:
+        header = UnregisterClientRequestHeader(client_id="c", producer_group="p", consumer_group="unknown")
+        assert (await peer.ask(RequestCode.UNREGISTER_CLIENT, header)).code == ResponseCode.SUCCESS
+        answer = await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        groups = decode_body(SubscriptionGroupWrapper, answer.body).subscription_group_table
+        assert ("unknown" in groups) is creates
+
+    with_broker(tmp_path, talk, auto_create_subscription_group=creates)
