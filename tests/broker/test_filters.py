@@ -241,7 +241,8 @@ def test_a_consumer_can_have_its_subscription_checked(tmp_path: Path) -> None:
     async def talk(peer: Peer) -> None:
         for right in (None, SubscriptionData(topic="T"), by_properties("A || B", kind=""), by_properties("a > 3")):
             assert (await check(peer, right)).code == ResponseCode.SUCCESS
-        assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG)).code == ResponseCode.SUCCESS
+        assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=b"{}")).code == ResponseCode.SUCCESS
+        assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG)).code == ResponseCode.SYSTEM_ERROR
         for wrong, why in (
             (by_properties("a > 3 4"), "position 6: '4' is not expected"),
             (by_properties("a", kind="XPATH"), "XPATH"),

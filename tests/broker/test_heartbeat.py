@@ -68,3 +68,17 @@ def test_a_goodbye_of_an_unknown_group(tmp_path: Path, creates: bool) -> None:
         assert ("unknown" in groups) is creates
 
     with_broker(tmp_path, talk, auto_create_subscription_group=creates)
+
+
+@pytest.mark.parametrize("member", ["consumeType", "messageModel", "consumeFromWhere"])
+@pytest.mark.parametrize("ordinal", [9, -1])
+def test_an_ordinal_that_no_enum_has_is_refused(tmp_path: Path, member: str, ordinal: int) -> None:
+    async def talk(peer: Peer) -> None:
+        beat = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"g","{member}":{ordinal}}}]}}'
+        answer = await peer.ask(RequestCode.HEART_BEAT, body=beat.encode())
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"{ordinal} is none of 0 to" in (answer.remark or "")
+        header = GetConsumerConnectionListRequestHeader(consumer_group="g")
+        assert (await peer.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)).code == 206
+
+    with_broker(tmp_path, talk)

@@ -139,6 +139,7 @@ def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
     [
         (bytes(1001), {}, ResponseCode.MESSAGE_ILLEGAL),
         (b"", {"properties": "a\x01" + "x" * 32_767}, ResponseCode.MESSAGE_ILLEGAL),
+        (b"", {"properties": "a\x01\x02" * 11_000}, ResponseCode.MESSAGE_ILLEGAL),
         (b"", {"topic": "New", "default_topic": "None"}, ResponseCode.TOPIC_NOT_EXIST),
         (b"", {"queue_id": 9}, ResponseCode.SYSTEM_ERROR),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.test_broker import Peer, with_broker
 from cluster import Cluster, cluster
 from rucola.admin import AdminClient
 from rucola.client import Producer
@@ -79,3 +80,19 @@ def test_auto_creation_of_topics_is_switched_while_the_broker_runs(tmp_path: Pat
 
     asyncio.run(run())
     assert check(tmp_path / "broker-a") == []
+
+
+def test_figures_tell_how_far_each_delay_level_is_delivered(tmp_path: Path) -> None:
+    """And have the names of Apache's thread pools and buffers, which monitors read."""
+
+    async def talk(peer: Peer) -> None:
+        for level in (1, 2, 2):
+            await peer.send(properties=f"DELAY\x01{level}\x02")
+        async with AdminClient(peer.broker.address) as admin, asyncio.timeout(10):
+            found: dict[str, str] = {}
+            while found.get("scheduleMessageOffset_1") != "1,1":
+                found = await admin.fetch_broker_runtime_stats(peer.broker.address)
+        assert "scheduleMessageOffset_2" not in found
+        assert found["sendThreadPoolQueueCapacity"] == found["dispatchMaxBuffer"] == "0"
+
+    with_broker(tmp_path, talk, store={"message_delay_level": "0s 1h"})

@@ -149,9 +149,18 @@ def test_heartbeats_with_names_and_with_ordinals(
     assert [producer.group_name for producer in heartbeat.producer_data_set] == producers
 
 
-@pytest.mark.parametrize(("ordinal", "name"), [("0", "BROADCASTING"), (1, "CLUSTERING"), (9, "9"), ("NEW", "NEW")])
+@pytest.mark.parametrize(("ordinal", "name"), [("0", "BROADCASTING"), (1, "CLUSTERING"), ("NEW", "NEW")])
 def test_an_enum_is_named_however_it_came(ordinal: str | int, name: str) -> None:
     assert ConsumerData(group_name="G", message_model=ordinal).message_model_name == name
+
+
+@pytest.mark.parametrize("ordinal", ["2", 9, -1])
+def test_an_ordinal_that_no_enum_has_is_refused_and_named(ordinal: str | int) -> None:
+    body = encode_body(HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="G")]))
+    wrong = fastjson.loads(body)
+    wrong["consumerDataSet"][0]["messageModel"] = ordinal
+    with pytest.raises(RemoteProtocolError, match=rf"{ordinal} is none of 0 to 1 \(BROADCASTING, CLUSTERING\)"):
+        decode_body(HeartbeatData, fastjson.dumps(wrong))
 
 
 def test_nulls_in_a_body_leave_the_defaults() -> None:

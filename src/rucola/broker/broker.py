@@ -275,7 +275,7 @@ class Broker:
         processors |= CleaningProcessor(store, topics).table()
         processors |= ConnectionProcessor(state).table()
         runtime = RuntimeProcessor(
-            config, self.store_config, store, topics, registration, stats, clock, self._config_file
+            config, self.store_config, store, topics, registration, stats, delayed, clock, self._config_file
         )
         processors |= runtime.table()
         if is_slave:

@@ -56,6 +56,12 @@ class ConsumerData(Body, kw_only=True):
     subscription_data_set: list[SubscriptionData] = []
     unit_mode: bool | str = False
 
+    def __post_init__(self) -> None:
+        """Raise ValueError, which a decoder turns into its own error, for an ordinal that no enum has."""
+        _name(self.consume_from_where, CONSUME_FROM_WHERE)
+        _name(self.consume_type, CONSUME_TYPES)
+        _name(self.message_model, MESSAGE_MODELS)
+
     @property
     def subscriptions(self) -> list[SubscriptionData]:
         """The subscriptions, one per topic: of several to one topic the newest, of equally new ones the first."""
@@ -147,5 +153,6 @@ def subscription(
 def _name(value: str | int, names: tuple[str, ...]) -> str:
     if isinstance(value, str) and not value.isdigit():
         return value
-    ordinal = int(value)
-    return names[ordinal] if ordinal < len(names) else str(value)
+    if not 0 <= int(value) < len(names):
+        raise ValueError(f"{value} is none of 0 to {len(names) - 1} ({', '.join(names)})")
+    return names[int(value)]

@@ -106,7 +106,7 @@ class ConnectionProcessor:
 
     def check_client_config(self, connection: Connection, command: RemotingCommand) -> Reply:
         """Tell a consumer whether this broker understands its subscription."""
-        wanted = decode_body(CheckClientRequestBody, command.body).subscription_data if command.body else None
+        wanted = decode_body(CheckClientRequestBody, command.body).subscription_data
         if wanted is None:
             return command.response(ResponseCode.SUCCESS)
         if not wanted.is_tag_type and not self._state.config.enable_property_filter:

@@ -5,8 +5,8 @@ PUSH_REPLY_MESSAGE_TO_CLIENT (326), and PUSH_REPLY_TIME among its properties. It
 (storeReplyMessageEnable), for whoever wants to see it later; nobody waits for that. The answer says whether the asker
 has it: SUCCESS, or SYSTEM_ERROR with the reason.
 
-Answers to `ReplyMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a stored reply keeps its sysFlag,
-without which a compressed body could not be read.
+Answers to `ReplyMessageProcessor` of Apache RocketMQ 4.9.8, which stores the property string of a reply as it came.
+Deliberate difference: a stored reply keeps its sysFlag, without which a compressed body could not be read.
 """
 
 from __future__ import annotations
@@ -57,8 +57,12 @@ class ReplyProcessor:
         if len(body) > limit:
             raise InvalidMessage(f"its body has {len(body)} bytes; {limit} are allowed (maxMessageSize)")
         now_ms = self._state.clock()
+        stored = header.properties.encode("utf-8", "replace")
+        if len(stored) > properties.MAX_PROPERTIES_SIZE:
+            raise InvalidMessage(
+                f"its properties take {len(stored)} bytes; a record holds {properties.MAX_PROPERTIES_SIZE} at most"
+            )
         pairs = properties.parse(header.properties)
-        stored = properties.join(pairs)
         pushed = properties.join({**pairs, properties.PUSH_REPLY_TIME: str(now_ms)}).decode()
         message = MessageInner(
             topic=header.topic,

@@ -10,7 +10,8 @@ lasts until the broker stops.
 
 Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: Apache takes unknown keys
 and values that cannot be read without a word, "changes" what has no effect before a restart, and writes all settings
-over the file, comments and all. Figures of thread pools, of which there are none here, are 0.
+over the file, comments and all. Figures of thread pools and buffers, of which there are none here, are 0; those that
+are not measured (how long puts and gets took, how many puts failed) are left out.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pathlib import Path
 
 from rucola import fastjson, settings
 from rucola.broker.config import BrokerConfig
+from rucola.broker.delay import DelayedDelivery
 from rucola.broker.registration import Registration
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
+from rucola.message import topics as names
 from rucola.message.record import peek
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -96,6 +99,7 @@ class RuntimeProcessor:
         topics: TopicConfigTable,
         registration: Registration,
         stats: BrokerStats,
+        delayed: DelayedDelivery,
         clock: Callable[[], int],
         config_file: Path | None = None,
     ) -> None:
@@ -106,6 +110,7 @@ class RuntimeProcessor:
         self._topics = topics
         self._registration = registration
         self._stats = stats
+        self._delayed = delayed
         self._clock = clock
         self._changes = 0
         self._changed_ms = stats.begin_ms
@@ -193,8 +198,12 @@ class RuntimeProcessor:
         days, hours = divmod(hours, 24)
         pools = {"EndTransactionQueueSize": "0"}
         for pool in ("sendThreadPoolQueue", "pullThreadPoolQueue", "queryThreadPoolQueue"):
-            pools |= {f"{pool}Size": "0", f"{pool}HeadWaitTimeMills": "0"}
+            pools |= {f"{pool}Size": "0", f"{pool}HeadWaitTimeMills": "0", f"{pool}Capacity": "0"}
         return pools | {
+            "EndTransactionThreadPoolQueueCapacity": "0",
+            "dispatchMaxBuffer": "0",
+            "remainTransientStoreBufferNumbs": str(2**31 - 1),  # Apache's figure without a transientStorePool
+            "startAcceptSendRequestTimeStamp": "0",
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_TEXT,
             "bootTimestamp": str(self._stats.begin_ms),
@@ -243,6 +252,9 @@ class RuntimeProcessor:
             "dispatchBehindBytes": "0",
             "pageCacheLockTimeMills": "0",
             "earliestMessageTimeStamp": str(peek(first).store_timestamp if first is not None else -1),
+        } | {
+            f"scheduleMessageOffset_{level}": f"{offset},{store.max_offset(names.SCHEDULE_TOPIC, level - 1)}"
+            for level, offset in self._delayed.offsets().items()
         }
 
     def get_system_topic_list(self, connection: Connection, command: RemotingCommand) -> Reply:
