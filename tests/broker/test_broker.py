@@ -460,6 +460,10 @@ def test_read_only_topic_takes_no_message(tmp_path: Path) -> None:
         header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=1, perm=4)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
         assert (await peer.send()).code == ResponseCode.NO_PERMISSION
+        queueless = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=0, perm=6)
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, queueless)).code == ResponseCode.SUCCESS
+        refused = await peer.send(queue_id=-1)
+        assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, "the topic[T] has no queue to write to")
         system = CreateTopicRequestHeader(topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=4)
         refused = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, system)
         assert (refused.code, "system topic" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

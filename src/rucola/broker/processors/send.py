@@ -156,6 +156,10 @@ class SendProcessor:
             if refusal is not None:
                 return refusal
         if queue_id < 0:
+            if topic.write_queue_nums < 1:
+                return self._refusal(
+                    command, ResponseCode.SYSTEM_ERROR, f"the topic[{header.topic}] has no queue to write to"
+                )
             queue_id = random.randrange(topic.write_queue_nums)
         if topic.topic_filter_type == MULTI_TAG:
             header.sys_flag |= sysflag.MULTI_TAGS
