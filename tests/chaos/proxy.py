@@ -1,0 +1,180 @@
+"""A TCP proxy in front of one server, with faults that are turned on while clients use it.
+
+    delay_ms       each chunk of bytes is forwarded so much later, in both directions
+    half_open()    the connections open now stay open and carry nothing any more; new ones work
+    freeze()       nothing is forwarded, on new connections neither, until `thaw()`; then everything arrives
+    reset()        the connections open now end with RST
+    cut()          the connections open now end with FIN, possibly in the middle of a frame
+    refuse()       as `reset`, and new connections are refused until `accept()`
+
+A half-open connection is what a firewall that forgot it, a pulled cable or a dead virtual machine leaves behind: each
+side can write, the bytes vanish, and neither is told. What TCP itself sends (ACKs, keepalive) is still answered here,
+since both sockets are alive: only traffic of the application can find out.
+
+    async with Proxy("127.0.0.1:10911", host="127.0.0.2", port=10911) as proxy:
+        ...  # clients connect to proxy.address
+
+With another loopback address and the port of the server, the server can be told to register the proxy's address as
+its own (`brokerIP1=127.0.0.2`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+from typing import Self
+
+CHUNK = 64 * 1024
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: closing sends RST and drops what was not sent."""
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Link:
+    """One connection of a client, and the one to the server that belongs to it."""
+
+    def __init__(self, client: Stream, server: Stream) -> None:
+        self.is_half_open = False
+        self.closed = asyncio.Event()
+        self._client = client
+        self._server = server
+
+    @property
+    def pumps(self) -> tuple[tuple[asyncio.StreamReader, asyncio.StreamWriter], ...]:
+        """From where to where bytes go."""
+        return (self._client[0], self._server[1]), (self._server[0], self._client[1])
+
+    def end(self, *, with_reset: bool = False) -> None:
+        """Close both sockets."""
+        for _, writer in (self._client, self._server):
+            if with_reset:
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            writer.transport.abort()
+        self.closed.set()
+
+
+class Proxy:
+    """Forwards connections to `target`. `async with` opens and closes it; all faults are off in the beginning."""
+
+    def __init__(self, target: str, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.delay_ms = 0.0
+        self.links: set[Link] = set()
+        self.accepted = 0
+        """How many connections clients have made so far."""
+        self._target = target
+        self._host = host
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        await self.accept()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.refuse()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, "host:port"."""
+        return f"{self._host}:{self._port}"
+
+    # Faults.
+
+    def half_open(self) -> int:
+        """Let the connections open now carry nothing any more; how many they are."""
+        links = [link for link in self.links if not link.is_half_open]
+        for link in links:
+            link.is_half_open = True
+        return len(links)
+
+    def freeze(self) -> None:
+        """Forward nothing, and serve no new connection, until `thaw`."""
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        """Forward again, first of all what came meanwhile."""
+        self._flows.set()
+
+    def reset(self) -> None:
+        """End every connection with RST."""
+        for link in list(self.links):
+            link.end(with_reset=True)
+
+    def cut(self) -> None:
+        """End every connection with FIN."""
+        for link in list(self.links):
+            link.end()
+
+    def refuse(self) -> None:
+        """End every connection with RST, and refuse new ones."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self.reset()
+
+    async def accept(self) -> None:
+        """Take connections (again)."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._accept, self._host, self._port)
+            self._port = self._server.sockets[0].getsockname()[1]
+
+    async def accepts(self, count: int) -> None:
+        """Wait until clients have made so many connections. TimeoutError after 20 s."""
+        async with asyncio.timeout(20), self._changed:
+            await self._changed.wait_for(lambda: self.accepted >= count)
+
+    # Forwarding.
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            self.accepted += 1
+            async with self._changed:
+                self._changed.notify_all()
+            await self._flows.wait()
+            host, _, port = self._target.rpartition(":")
+            await self._forward((reader, writer), await asyncio.open_connection(host, int(port)))
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is away, which its client shall see, or the proxy closes
+        finally:
+            writer.transport.abort()
+            self._serving.discard(task)
+
+    async def _forward(self, client: Stream, server: Stream) -> None:
+        link = Link(client, server)
+        self.links.add(link)
+        pumps = [asyncio.create_task(self._pump(link, *pump)) for pump in link.pumps]
+        try:
+            await link.closed.wait()
+        finally:
+            self.links.discard(link)
+            link.end()
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(CHUNK):
+                if self.delay_ms:
+                    await asyncio.sleep(self.delay_ms / 1000)
+                await self._flows.wait()
+                if not link.is_half_open:
+                    writer.write(chunk)
+                    await writer.drain()
+            await self._flows.wait()
+        if not link.is_half_open:  # else the other side is not told that this one has gone
+            link.end()
