@@ -34,22 +34,22 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Link:
-    """One connection of a client, and the one to the server that belongs to it."""
+    """One connection of a client, and the one to the server that belongs to it once it is made."""
 
-    def __init__(self, client: Stream, server: Stream) -> None:
+    def __init__(self, client: Stream) -> None:
         self.is_half_open = False
         self.closed = asyncio.Event()
-        self._client = client
-        self._server = server
+        self._streams = [client]
 
-    @property
-    def pumps(self) -> tuple[tuple[asyncio.StreamReader, asyncio.StreamWriter], ...]:
-        """From where to where bytes go."""
-        return (self._client[0], self._server[1]), (self._server[0], self._client[1])
+    def extend(self, server: Stream) -> tuple[tuple[asyncio.StreamReader, asyncio.StreamWriter], ...]:
+        """Take the connection to the server; return from where to where bytes go."""
+        client = self._streams[0]
+        self._streams.append(server)
+        return (client[0], server[1]), (server[0], client[1])
 
     def end(self, *, with_reset: bool = False) -> None:
         """Close both sockets."""
-        for _, writer in (self._client, self._server):
+        for _, writer in self._streams:
             if with_reset:
                 sock = writer.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -140,28 +140,24 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
+        link = Link((reader, writer))
+        self.links.add(link)
+        self.accepted += 1
+        pumps: list[asyncio.Task[None]] = []
         try:
-            self.accepted += 1
             async with self._changed:
                 self._changed.notify_all()
             await self._flows.wait()
             host, _, port = self._target.rpartition(":")
-            await self._forward((reader, writer), await asyncio.open_connection(host, int(port)))
+            flows = link.extend(await asyncio.open_connection(host, int(port)))
+            pumps = [asyncio.create_task(self._pump(link, *flow)) for flow in flows]
+            await link.closed.wait()
         except (OSError, asyncio.CancelledError):
             pass  # the server is away, which its client shall see, or the proxy closes
         finally:
-            writer.transport.abort()
-            self._serving.discard(task)
-
-    async def _forward(self, client: Stream, server: Stream) -> None:
-        link = Link(client, server)
-        self.links.add(link)
-        pumps = [asyncio.create_task(self._pump(link, *pump)) for pump in link.pumps]
-        try:
-            await link.closed.wait()
-        finally:
-            self.links.discard(link)
             link.end()
+            self.links.discard(link)
+            self._serving.discard(task)
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)

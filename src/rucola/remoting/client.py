@@ -1,6 +1,6 @@
-"""RemotingClient: one connection an address, opened when first needed and again after it broke.
+"""RemotingClient: one connection per address, opened when first needed and again after it broke.
 
-Requests to one address share its connection and are told apart by their opaque, so any number may be under way.
+Requests to one address share its connection and are matched to their answers by opaque, so any number may be in flight.
 Answers to `NettyRemotingClient` of Apache RocketMQ 4.9.8.
 """
 
@@ -14,6 +14,8 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
+from rucola.remoting.deadline import Deadline
+from rucola.remoting.single_flight import SingleFlight
 
 CONNECT_TIMEOUT_MS = 3000
 REQUEST_TIMEOUT_MS = 3000
@@ -22,8 +24,8 @@ REQUEST_TIMEOUT_MS = 3000
 class RemotingClient:
     """Sends commands to addresses of the form "host:port". Belongs to one event loop.
 
-    `processors` serve the requests that peers send here (a broker's, for example); `on_close` is told when a
-    connection ends.
+    `processors` serve the requests that peers send here (a broker's, for example); `on_close` is called with each
+    connection that ends. Timeouts are for connecting and the answer together.
     """
 
     def __init__(
@@ -38,18 +40,18 @@ class RemotingClient:
         self._max_frame_size = max_frame_size
         self._buffer = ReceiveBuffer()
         self._connections: dict[str, Connection] = {}
-        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._connecting: SingleFlight[str, Connection] = SingleFlight()
+        self._is_closed = False
 
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
-        """Send a request and return its answer, whatever its code.
-
-        RemotingConnectError or RemotingTimeout where there is none.
-        """
+        """Send a request and return its answer, whatever its code. RemotingConnectError, RemotingTimeout."""
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
-            connection = await self.connect(address)
+            deadline = Deadline(timeout_ms)
+            connection = await self.connect(address, timeout_ms)
+            timeout_ms = deadline.left_ms
         return await connection.request(command, timeout_ms)
 
     async def invoke_ok(
@@ -61,45 +63,50 @@ class RemotingClient:
             raise BrokerError(answer.code, answer.remark, address)
         return answer
 
-    async def invoke_oneway(self, address: str, command: RemotingCommand) -> None:
-        """Send a request that wants no answer. RemotingConnectError where no connection can be made."""
-        (await self.connect(address)).send(command)
+    async def invoke_oneway(
+        self, address: str, command: RemotingCommand, timeout_ms: float = CONNECT_TIMEOUT_MS
+    ) -> None:
+        """Send a request that gets no answer. RemotingConnectError if no connection can be made in time."""
+        (await self.connect(address, timeout_ms)).send(command)
 
-    async def connect(self, address: str) -> Connection:
-        """The open connection to an address, made now where there is none; callers at the same time share it."""
+    async def connect(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
+        """Return the open connection to an address, made now if there is none; concurrent callers share the attempt.
+
+        An attempt ends after `CONNECT_TIMEOUT_MS`, but a caller waits for `timeout_ms` at most. RemotingConnectError.
+        """
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
             return connection
-        task = self._connecting.get(address)
-        if task is None:
-            task = self._connecting[address] = asyncio.ensure_future(self._open(address))
-            task.add_done_callback(lambda task: self._connected(address, task))
+        purpose = f"cannot connect to {address}"
+        if self._is_closed:
+            raise RemotingConnectError(f"{purpose}: this client was closed")
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise RemotingConnectError(f"cannot connect to {address}: this client was closed") from None
-            raise
+            return await self._connecting.run(address, lambda: self._open(address), Deadline(timeout_ms), purpose)
+        except TimeoutError:
+            raise RemotingConnectError(f"{purpose}: no answer in {timeout_ms:.0f} ms") from None
 
     def open_connection(self, address: str) -> Connection | None:
-        """The connection to an address, where one is open now."""
+        """Return the connection to an address if one is open now."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
 
+    def silent_addresses(self, limit_ms: float) -> list[str]:
+        """Return the addresses whose connection awaits answers and has received nothing for `limit_ms`."""
+        return [address for address, connection in self._connections.items() if connection.silent_ms >= limit_ms]
+
+    def open(self) -> None:
+        """Allow connections again after `close`; a new client needs no call."""
+        self._is_closed = False
+
     async def close(self) -> None:
-        """Close every connection and wait until it is closed."""
-        for task in list(self._connecting.values()):
-            task.cancel()
+        """Close every connection, wait until it is closed, and make no more."""
+        self._is_closed = True
+        self._connecting.close()
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.close()
         for connection in connections:
             await connection.closed.wait()
-
-    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
-        self._connecting.pop(address, None)
-        if not task.cancelled():
-            task.exception()  # looked at, since whoever asked for the connection may have been cancelled meanwhile
 
     async def _open(self, address: str) -> Connection:
         host, port = host_and_port(address)

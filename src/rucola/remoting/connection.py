@@ -20,6 +20,17 @@ connection stays bounded. When the peer has caught up, what is left of a read is
 client never stops reading, for if both sides did, two that have much to say to each other would wait for ever; what it
 has under way bounds its memory.
 
+A peer can vanish without a word (cut cable, forgetful firewall, dead machine): the connection is then half-open, writes
+succeed and no answer comes. The client's side closes such a connection (Apache: clientCloseSocketIfTimeout)
+
+    when a request timed out and nothing was received since it was sent, for MIN_SILENCE_MS at least. What else is in
+    flight fails at once, so that it can be retried on a new connection. A connection that carries other answers
+    meanwhile is kept: there, only the one request was slow.
+
+The kernel's keepalive covers idle connections on both sides. How long nothing was received is asked of the kernel
+(TCP_INFO), and only after a timeout: it costs no work per read, and bytes that wait unread, because this process itself
+was stopped, count as received.
+
 A stream that is no sequence of frames is closed with one line in the log, after the commands before the bad bytes
 have been answered. Closing lets what was written go out, for `CLOSE_TIMEOUT_S` at most.
 
@@ -50,9 +61,17 @@ Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
 READ_SIZE: Final = 256 * 1024
 WRITE_LIMIT: Final = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 3.0
+MIN_SILENCE_MS = 1000
+"""Least time without a received byte, while a request waits, after which a connection counts as half-open."""
 
 _TCP_INFO: Final = Struct("=44xI4xI")
 """Of the kernel's struct tcp_info: the milliseconds since data was last sent, and since some was last received."""
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds of idleness before the first probe, seconds between probes, and unanswered probes that end the connection."""
+
+_USER_TIMEOUT: Final = {"TCP_USER_TIMEOUT": 30_000}
+"""Milliseconds for which sent data may stay unacknowledged. Only for clients: a server waits for slow readers."""
 
 
 class ReceiveBuffer:
@@ -98,6 +117,8 @@ class Connection(asyncio.BufferedProtocol):
         self._later: set[asyncio.Future[Answer]] = set()
         self._outgoing: list[bytes] = []
         self._abort: asyncio.TimerHandle | None = None
+        self._asked_ms = 0.0
+        self._end = "closed"
         self._transport: asyncio.Transport | None = None
         self._turns: Turns | AtOnce
         self._write: Callable[[bytes], None]
@@ -110,12 +131,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def idle_ms(self) -> int:
-        """How long nothing has come or gone, as the kernel knows it; 0 where the connection is closed."""
-        if self._transport is None:
-            return 0
-        sock: socket.socket = self._transport.get_extra_info("socket")
-        sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-        return min(int(sent_ms), int(received_ms))
+        """How long nothing was sent or received, by the kernel's account; 0 if the connection is closed."""
+        return 0 if self._transport is None else min(self._quiet_ms())
+
+    @property
+    def silent_ms(self) -> int:
+        """How long nothing was received, if an answer is awaited; 0 if none is, or if the connection is closed."""
+        return self._quiet_ms()[1] if self._waiting and self._transport is not None else 0
 
     def send(self, command: RemotingCommand | bytes) -> None:
         """Send a one-way request or a late answer. On a closed connection it goes nowhere."""
@@ -129,24 +151,17 @@ class Connection(asyncio.BufferedProtocol):
     async def request(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
         """Send a request and wait for its answer.
 
-        While others wait for answers too, a request leaves with those of this turn of the event loop in one write: a
-        system call that wakes the peer can cost more than everything else about a request.
-
-        RemotingTimeout when none came in time, RemotingConnectError when the connection is or gets closed.
+        RemotingTimeout if none came in time, RemotingConnectError if the connection is or gets closed. Without time
+        left, nothing is sent.
         """
-        if not self.is_open:
-            raise RemotingConnectError(f"the connection to {self.peer} is closed")
-        answer = asyncio.get_running_loop().create_future()
-        is_alone = not self._waiting
-        self._waiting[command.opaque] = answer
+        if timeout_ms <= 0:
+            raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}")
+        answer = self.post(command)
         try:
-            if is_alone:
-                self.send(command)
-            else:
-                self._write_soon(command.encode())
             async with asyncio.timeout(timeout_ms / 1000):
                 return cast(RemotingCommand, await answer)
         except TimeoutError:
+            self.give_up(command, timeout_ms)
             raise RemotingTimeout(
                 f"{self.peer} gave no answer to {name_of(command.code)} within {timeout_ms:.0f} ms"
             ) from None
@@ -154,23 +169,45 @@ class Connection(asyncio.BufferedProtocol):
             self._waiting.pop(command.opaque, None)
 
     def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """Send a request together with all others that are posted in this turn of the event loop, in one write.
+        """Send a request, and return the future of its answer, or of RemotingConnectError. No timeout runs.
 
-        For senders with many requests under way. The future gets the answer, or RemotingConnectError when the
-        connection is or gets closed. No clock runs: who will not wait any longer calls `forget`.
+        While other answers are awaited, a request leaves with those of this turn of the event loop in one write: a
+        system call that wakes the peer can cost more than everything else about a request. A caller that stops
+        waiting calls `forget` or, after a timeout, `give_up`.
         """
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if not self.is_open:
             answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed"))
             return answer
+        is_alone = not self._waiting
         self._waiting[command.opaque] = answer
-        self._write_soon(command.encode())
+        if is_alone:
+            self.send(command)
+        else:
+            self._write_soon(command.encode())
         return answer
 
     def forget(self, command: RemotingCommand) -> None:
         """Wait no longer for the answer to a posted request; its future is cancelled."""
         if (answer := self._waiting.pop(command.opaque, None)) is not None:
             answer.cancel()
+
+    def give_up(self, command: RemotingCommand, waited_ms: float) -> None:
+        """Like `forget`, after the request timed out: the connection is closed if it is half-open."""
+        self.forget(command)
+        if self._is_accepted or self._transport is None or self._transport.is_closing():
+            return
+        now_ms = asyncio.get_running_loop().time() * 1000
+        _, received_ms = self._quiet_ms()
+        if received_ms < waited_ms:
+            return
+        if now_ms - self._asked_ms > received_ms:  # no earlier timeout belongs to this silence
+            self._asked_ms = now_ms - waited_ms
+        silence_ms = now_ms - self._asked_ms
+        if silence_ms >= MIN_SILENCE_MS:
+            self._end = f"nothing received for {silence_ms:.0f} ms while a request waited"
+            logger.warning("%s: closing the connection: %s", self.peer, self._end)
+            self._transport.abort()
 
     def close(self) -> None:
         """Close once what was written is sent, or when the peer does not take it."""
@@ -187,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         self._turns = turns_of(asyncio.get_running_loop())
         self._write = self._turns.writing_to(self._transport)
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._keep_alive(transport.get_extra_info("socket"))
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
         if self._on_open:
@@ -201,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("%s: closed in the middle of a frame", self.peer)
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {exc or 'closed'}"))
+                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {exc or self._end}"))
         self._waiting.clear()
         self.closed.set()
         if self._on_close:
@@ -295,6 +332,19 @@ class Connection(asyncio.BufferedProtocol):
         frames, self._outgoing = self._outgoing, []
         if frames and self._transport is not None and not self._transport.is_closing():
             self._write(b"".join(frames))
+
+    def _quiet_ms(self) -> tuple[int, int]:
+        """Return for how long nothing was sent, and nothing received."""
+        assert self._transport is not None
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+        return sent_ms, received_ms
+
+    def _keep_alive(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (_KEEPALIVE if self._is_accepted else _KEEPALIVE | _USER_TIMEOUT).items():
+            if hasattr(socket, name):  # not on every platform
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def _failure(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
         """The answer that tells of a processor's error: the text of ours, only the kind of anything else."""
