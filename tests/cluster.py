@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from chaos.proxy import Proxy
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import body_crc
@@ -24,6 +25,7 @@ from rucola.store.config import BrokerRole, StoreConfig
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
+PROXY_HOST = "127.0.0.2"
 SMALL_FILES = {
     "mapped_file_size_commit_log": 1 << 20,
     "mapped_file_size_consume_queue": 20_000,
@@ -60,16 +62,22 @@ class Cluster:
         of that."""
         config = BrokerConfig(
             broker_name=name,
-            broker_ip1=HOST,
             bind_address=HOST,
             listen_port=port,
             namesrv_addr=self.namesrv,
-            **{"ha_listen_port": 0} | settings,
+            **{"broker_ip1": HOST, "ha_listen_port": 0} | settings,
         )
         broker = Broker(
             config, StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
         )
         return await self._stack.enter_async_context(broker)
+
+    async def start_broker_behind_proxy(self, name: str = "broker-a", **settings: Any) -> tuple[Broker, Proxy]:
+        """A broker that registers the address of a proxy in front of it: same port, other loopback address."""
+        broker = await self.start_broker(name, broker_ip1=PROXY_HOST, **settings)
+        port = broker.config.listen_port
+        proxy = await self._stack.enter_async_context(Proxy(f"{HOST}:{port}", host=PROXY_HOST, port=port))
+        return broker, proxy
 
     async def start_slave(self, store: dict[str, Any] | None = None, **settings: Any) -> Broker:
         """A slave of broker-a, which hears of its master from the name server."""
@@ -81,17 +89,24 @@ class Cluster:
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self.remoting.invoke_ok(broker.address, request)
 
-    async def scripted_broker(self, name: str, topic: str, processors: dict[int, Processor]) -> RemotingServer:
-        """A peer that calls itself a broker with one queue of `topic`, and answers as the test says."""
+    async def scripted_broker(
+        self, name: str, topic: str, processors: dict[int, Processor], queues: int = 1
+    ) -> RemotingServer:
+        """A peer that calls itself a broker with queues of `topic`, and answers as the test says."""
         server = RemotingServer(HOST, 0, processors)
         await server.start()
         self._stack.push_async_callback(server.stop)
-        table = {topic: TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)}
+        await self.register(name, topic, f"{HOST}:{server.port}", queues)
+        return server
+
+    async def register(self, name: str, topic: str, address: str, queues: int = 1) -> None:
+        """Let the name servers believe that a broker with queues of `topic` is at an address."""
+        table = {topic: TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)}
         wrapper = TopicConfigSerializeWrapper(topic_config_table=table)
         body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
         header = RegisterBrokerRequestHeader(
             broker_name=name,
-            broker_addr=f"{HOST}:{server.port}",
+            broker_addr=address,
             cluster_name="c",
             broker_id=0,
             body_crc32=body_crc(body),
@@ -99,7 +114,6 @@ class Cluster:
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         for namesrv in self.namesrv.split(";"):
             await self.remoting.invoke_ok(namesrv, request)
-        return server
 
 
 @asynccontextmanager

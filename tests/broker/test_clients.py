@@ -97,6 +97,21 @@ def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
     with_scene(talk)
 
 
+def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_still_open() -> None:
+    async def talk(scene: Scene) -> None:
+        old, new = Client(scene, "same", ["g"], []), Client(scene, "same", ["g"], [])
+        await old.beat()
+        await new.beat()
+        assert len(scene.clients.consumers["g"].members) == 2
+        assert scene.clients.consumers["g"].client_ids == ["same"]
+        await old.close()
+        await new.told.reach(2)
+        assert scene.clients.consumers["g"].client_ids == ["same"]
+        await new.close()
+
+    with_scene(talk)
+
+
 def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
     async def talk(scene: Scene) -> None:
         first, second = Client(scene, "1", ["quiet", "loud"], []), Client(scene, "2", ["quiet", "loud"], [])

@@ -1,4 +1,4 @@
-"""Half-open connections: what a client does with one whose peer is gone without a word, and with one that is only slow."""
+"""Half-open connections: what a client does with one whose peer is gone silently, and with one that is only slow."""
 
 from __future__ import annotations
 
@@ -181,7 +181,9 @@ def test_a_closed_client_makes_no_connection() -> None:
         async with behind_a_proxy() as (proxy, _, client):
             await client.invoke(proxy.address, request(ECHO))
             await client.close()
-            with pytest.raises(RemotingConnectError, match=f"cannot connect to {proxy.address}: this client was closed"):
+            with pytest.raises(
+                RemotingConnectError, match=f"cannot connect to {proxy.address}: this client was closed"
+            ):
                 await client.invoke(proxy.address, request(ECHO))
             assert proxy.accepted == 1
             client.open()

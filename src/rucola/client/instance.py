@@ -12,6 +12,11 @@ to masters while there is no consumer), and at once when a broker appears, a gro
 broker that was started again has its consumers back within a moment. Routes are renewed every
 `ROUTE_INTERVAL_MS`.
 
+A held pull may wait long for its answer, and so would a consumer for messages on a half-open connection. Therefore a
+connection on which nothing was received for `PROBE_AFTER_MS`, though requests wait on it, is probed with an empty
+heartbeat; if that times out as well, the connection is closed (see `rucola.remoting.connection`), the pulls on it fail
+and are repeated on a new one. So a half-open connection costs a consumer some ten seconds.
+
 Answers to `MQClientInstance` and `MQClientManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache shares an
 instance among all clients of a process with the same settings; here sharing is said aloud.
 """
@@ -31,7 +36,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 from rucola.client.background import Background
 from rucola.client.operator import OperatedConsumer, OperatorRequests
 from rucola.client.replies import Replies
-from rucola.client.route import NameServers, TopicRoute, TopicRoutes
+from rucola.client.route import NAMESRV_TIMEOUT_MS, NameServers, TopicRoute, TopicRoutes
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingError
 from rucola.message import MessageExt, properties
 from rucola.message.record import decode
@@ -50,6 +55,7 @@ from rucola.protocol.route import MASTER_ID
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
 from rucola.remoting.connection import Connection, Processor
+from rucola.remoting.deadline import Deadline
 
 T = TypeVar("T")
 
@@ -61,6 +67,11 @@ REACTION_PAUSE_MS = 100
 """Least time between two heartbeats that events call for."""
 ABSENCE_INTERVAL_MS = 1000
 """How often a broker that did not answer is tried again."""
+PROBE_INTERVAL_MS = 2000
+"""How often connections are checked for silence."""
+PROBE_AFTER_MS = 5000
+"""How long a connection may be silent, while requests wait on it, before it is probed."""
+PROBE_TIMEOUT_MS = 3000
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 
@@ -131,7 +142,9 @@ class ClientInstance:
         if self._is_open:
             return
         self._is_open = True
+        self.remoting.open()
         self._background.start(self._keep_beating(), f"heartbeats of {self.client_id}")
+        self._background.start(self._keep_probing(), f"probes of {self.client_id}")
         self._background.start(self._keep_routes(), f"route renewal of {self.client_id}")
 
     async def close(self) -> None:
@@ -139,6 +152,7 @@ class ClientInstance:
         if not self._is_open:
             return
         self._is_open = False
+        self.routes.close()
         await self._background.close()
         await self.remoting.close()
 
@@ -173,14 +187,16 @@ class ClientInstance:
 
     # Requests.
 
-    async def master_address(self, queue: MessageQueue, *, or_slave: bool = False) -> str:
-        """The address of the master that has `queue`, after asking for the topic's route where it is not known.
+    async def master_address(
+        self, queue: MessageQueue, timeout_ms: float = NAMESRV_TIMEOUT_MS, *, or_slave: bool = False
+    ) -> str:
+        """Return the address of the master that has `queue`; if it is not known, the topic's route is looked up.
 
-        With `or_slave` that of a slave where there is no master now.
+        With `or_slave` that of a slave if there is no master now. RemotingError.
         """
         address = self.routes.address(queue.broker_name)
         if address is None:
-            await self.routes.refresh(queue.topic)
+            await self.routes.refresh(queue.topic, timeout_ms)
             address = self.routes.address(queue.broker_name)
         if address is None and or_slave:
             address = next(iter(self.routes.brokers.get(queue.broker_name, {}).values()), None)
@@ -198,10 +214,11 @@ class ClientInstance:
         *,
         or_slave: bool = False,
     ) -> RemotingCommand:
-        """Put a request to the master that has `queue`; its answer, whatever the code. `or_slave` as above."""
+        """Send a request to the master that has `queue`; return the answer, whatever its code. `or_slave` as above."""
+        deadline = Deadline(timeout_ms)
         try:
-            address = await self.master_address(queue, or_slave=or_slave)
-            return await self.remoting.invoke(address, command, timeout_ms)
+            address = await self.master_address(queue, timeout_ms, or_slave=or_slave)
+            return await self.remoting.invoke(address, command, deadline.left_ms)
         except RemotingConnectError:
             self.renew_route(queue.topic)
             raise
@@ -218,8 +235,8 @@ class ClientInstance:
 
     # Heartbeats.
 
-    async def beat(self) -> bool:
-        """Send a heartbeat to every broker now; whether all of them answered."""
+    async def beat(self, timeout_ms: float = REQUEST_TIMEOUT_MS) -> bool:
+        """Send a heartbeat to every broker now; return whether all of them answered in time."""
         heartbeat = HeartbeatData(
             client_id=self.client_id,
             consumer_data_set=[consumer.consumer_data() for consumer in self._consumers.values()],
@@ -234,11 +251,12 @@ class ClientInstance:
             for broker_id, address in addresses.items()
             if broker_id == MASTER_ID or heartbeat.consumer_data_set
         }
-        return all(await asyncio.gather(*(self._beat_at(address, body) for address in addresses)))
+        return all(await asyncio.gather(*(self._beat_at(address, body, timeout_ms) for address in addresses)))
 
-    async def _beat_at(self, address: str, body: bytes) -> bool:
+    async def _beat_at(self, address: str, body: bytes, timeout_ms: float = REQUEST_TIMEOUT_MS) -> bool:
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
         try:
-            await self.remoting.invoke_ok(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body))
+            await self.remoting.invoke_ok(address, request, timeout_ms)
         except MQError as error:
             logger.info("no heartbeat to broker %s: %s", address, error)
             return False
@@ -253,6 +271,13 @@ class ClientInstance:
             await asyncio.sleep(REACTION_PAUSE_MS / 1000)
             self._heartbeat_due.clear()
             wait_ms = HEARTBEAT_INTERVAL_MS if await self.beat() else ABSENCE_INTERVAL_MS
+
+    async def _keep_probing(self) -> None:
+        probe = encode_body(HeartbeatData(client_id=self.client_id))
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_MS / 1000)
+            silent = self.remoting.silent_addresses(PROBE_AFTER_MS)
+            await asyncio.gather(*(self._beat_at(address, probe, PROBE_TIMEOUT_MS) for address in silent))
 
     async def _keep_routes(self) -> None:
         while True:

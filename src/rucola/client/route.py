@@ -1,8 +1,12 @@
 """Where a topic lives: routes from the name servers, kept and renewed.
 
-Every name server knows every broker, so any one's answer will do: the one that answered last is asked first, and the
-next when it fails. A route, once known, is kept when name servers are away or have just started and know nothing
-yet; only a newer route takes its place.
+Every name server knows every broker, so one answer is enough: the server that answered last is asked first, and the
+next one when it fails or has not answered after a moment (`HEDGE_MS`). A server that hangs costs that moment once, and
+is asked last from then on. A route, once known, is kept when name servers are away or have just started and know
+nothing yet; only a newer route takes its place.
+
+Concurrent callers that need the route of one topic share one lookup, and each waits for as long as its own timeout
+allows. The lookup goes on without them, so that callers with less time than it takes find its result later.
 
 From a route follow
 
@@ -20,15 +24,15 @@ Answers to `MQClientInstance.updateTopicRouteInfoFromNameServer` and `TopicPubli
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
-from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingError, TopicNotFound
+from rucola.client.hedging import hedged
+from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.message.topics import AUTO_CREATE_TOPIC
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -37,6 +41,8 @@ from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, GetRouteInfoRequestHeader, TopicRouteData
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.deadline import Deadline
+from rucola.remoting.single_flight import SingleFlight
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +50,8 @@ BORROWED_QUEUE_NUMS = 4
 """How many queues a topic gets that is made by sending to it; also sent as `defaultTopicQueueNums`."""
 
 NAMESRV_TIMEOUT_MS = 3000
+HEDGE_MS = 500
+"""How long a name server may take before the next one is asked as well."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
@@ -105,7 +113,7 @@ def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
 
 
 class NameServers:
-    """The name servers of a cluster: one question, put to them in turn until one answers.
+    """The name servers of a cluster, asked by hedged requests.
 
     `addresses` reads "host:port;host:port". ConfigError when it names none.
     """
@@ -118,19 +126,23 @@ class NameServers:
         self._first = random.randrange(len(self.addresses))
 
     async def invoke(self, command: RemotingCommand, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> RemotingCommand:
-        """The first answer, whatever its code. RemotingError that names every server's failure where there is none."""
+        """Return the first answer, whatever its code. RemotingConnectError names every server's failure."""
+        deadline = Deadline(timeout_ms)
         count = len(self.addresses)
-        failures = []
-        for turn in range(self._first, self._first + count):
-            address = self.addresses[turn % count]
-            try:
-                answer = await self._remoting.invoke(address, command, timeout_ms)
-            except RemotingError as error:
-                failures.append(str(error))
-            else:
-                self._first = turn % count
-                return answer
-        raise RemotingConnectError(f"no name server answers: {'; '.join(failures)}")
+        turns = [turn % count for turn in range(self._first, self._first + count)]
+
+        def ask(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
+            return lambda: self._remoting.invoke(address, command, deadline.left_ms)
+
+        try:
+            index, answer = await hedged(
+                [ask(self.addresses[turn]) for turn in turns], min(HEDGE_MS, timeout_ms / (count + 1))
+            )
+        except ExceptionGroup as group:
+            reasons = "; ".join(map(str, group.exceptions))
+            raise RemotingConnectError(f"no name server answers: {reasons}") from None
+        self._first = turns[index]
+        return answer
 
 
 class TopicRoutes:
@@ -143,48 +155,43 @@ class TopicRoutes:
         self.name_servers = name_servers
         self._on_change = on_change
         self._routes: dict[str, TopicRoute] = {}
-        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._answers: defaultdict[str, int] = defaultdict(int)
+        self._lookups: SingleFlight[tuple[str, bool], TopicRoute] = SingleFlight()
         self._brokers: dict[str, dict[int, str]] = {}
 
     def known(self, topic: str) -> TopicRoute | None:
         """The route at hand, without asking anybody; it may be borrowed."""
         return self._routes.get(topic)
 
-    async def find(self, topic: str) -> TopicRoute:
-        """The topic's own route, asked for when it is not at hand. TopicNotFound where nobody knows one."""
+    async def find(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
+        """Return the topic's own route, looked up if it is not at hand. TopicNotFound if no name server knows one."""
         route = self._routes.get(topic)
-        return route if route is not None and not route.is_borrowed else await self.refresh(topic)
+        return route if route is not None and not route.is_borrowed else await self.refresh(topic, timeout_ms)
 
-    async def find_for_sending(self, topic: str) -> TopicRoute:
-        """A route with a queue to write to: the topic's own, or else one borrowed from TBW102.
+    async def find_for_sending(self, topic: str, timeout_ms: float = 2 * NAMESRV_TIMEOUT_MS) -> TopicRoute:
+        """Return a route with a queue to write to: the topic's own, or else one borrowed from TBW102.
 
-        TopicNotFound where the topic does not exist and brokers make none on demand, or none of them may be
+        TopicNotFound if the topic does not exist and brokers create none on demand, or if none of its queues may be
         written to.
         """
         route = self._routes.get(topic)
         if route is None or not route.write_queues:
-            try:
-                route = await self.refresh(topic)
-            except TopicNotFound as not_found:
-                route = await self._borrow(topic, not_found)
+            route = await self._share(topic, lambda: self._look_up_for_sending(topic), timeout_ms, to_send=True)
         if not route.write_queues:
             alone = ", ".join(sorted(name for name, addresses in route.brokers.items() if MASTER_ID not in addresses))
             why = f"the master of {alone} is not there" if alone else "see its `perm` in updateTopic"
             raise TopicNotFound(f"topic {topic} has no queue that may be written to: {why}")
         return route
 
-    async def refresh(self, topic: str) -> TopicRoute:
-        """Ask for the topic's own route now; who asks at the same time shares the answer.
+    async def refresh(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
+        """Look up the topic's own route now, or wait for a lookup that runs already.
 
         On an error (RemotingError, TopicNotFound) the route at hand stays.
         """
-        answers = self._answers[topic]
-        async with self._asking[topic]:
-            if self._answers[topic] == answers:
-                self._keep(topic_route(topic, await self._ask(topic)))
-                self._answers[topic] += 1
-            return self._routes[topic]
+        return await self._share(topic, lambda: self._look_up(topic), timeout_ms)
+
+    def close(self) -> None:
+        """Cancel the lookups that still run."""
+        self._lookups.close()
 
     async def refresh_all(self) -> None:
         """Renew every route at hand. What cannot be renewed stays and is tried again next time."""
@@ -218,14 +225,36 @@ class TopicRoutes:
             raise BrokerError(answer.code, answer.remark, "the name server")
         return decode_body(TopicRouteData, answer.body)
 
-    async def _borrow(self, topic: str, not_found: TopicNotFound) -> TopicRoute:
+    async def _share(
+        self,
+        topic: str,
+        look_up: Callable[[], Coroutine[Any, Any, TopicRoute]],
+        timeout_ms: float,
+        *,
+        to_send: bool = False,
+    ) -> TopicRoute:
+        purpose = f"cannot look up the route of topic {topic}"
         try:
-            default = topic_route(AUTO_CREATE_TOPIC, await self._ask(AUTO_CREATE_TOPIC))
-        except TopicNotFound:
-            raise not_found from None
-        route = borrowed_route(topic, default)
+            return await self._lookups.run((topic, to_send), look_up, Deadline(timeout_ms), purpose)
+        except TimeoutError:
+            raise RemotingTimeout(f"{purpose}: no name server answered within {timeout_ms:.0f} ms") from None
+
+    async def _look_up(self, topic: str) -> TopicRoute:
+        route = topic_route(topic, await self._ask(topic))
         self._keep(route)
         return route
+
+    async def _look_up_for_sending(self, topic: str) -> TopicRoute:
+        try:
+            return await self.refresh(topic)
+        except TopicNotFound as not_found:
+            try:
+                default = topic_route(AUTO_CREATE_TOPIC, await self._ask(AUTO_CREATE_TOPIC))
+            except TopicNotFound:
+                raise not_found from None
+            route = borrowed_route(topic, default)
+            self._keep(route)
+            return route
 
     def _keep(self, route: TopicRoute) -> None:
         if self._routes.get(route.topic) == route:

@@ -255,7 +255,8 @@ class Share:
         except RemotingError:
             self._instance.renew_route(route.topic)
             raise
-        return decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list
+        # A member that reconnected is listed twice until the broker notices that its old connection is dead.
+        return list(dict.fromkeys(decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list))
 
     async def _take_up(self, queue: MessageQueue, limits: PullLimits) -> bool:
         if self._locks is not None and not self._locks.holds(queue):

@@ -63,6 +63,8 @@ WRITE_LIMIT: Final = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 3.0
 MIN_SILENCE_MS = 1000
 """Least time without a received byte, while a request waits, after which a connection counts as half-open."""
+KERNEL_TICK_MS: Final = 10
+"""How coarse the kernel's times of a connection are, at most."""
 
 _TCP_INFO: Final = Struct("=44xI4xI")
 """Of the kernel's struct tcp_info: the milliseconds since data was last sent, and since some was last received."""
@@ -159,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         answer = self.post(command)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return cast(RemotingCommand, await answer)
+                return await answer
         except TimeoutError:
             self.give_up(command, timeout_ms)
             raise RemotingTimeout(
@@ -199,9 +201,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         now_ms = asyncio.get_running_loop().time() * 1000
         _, received_ms = self._quiet_ms()
-        if received_ms < waited_ms:
+        if received_ms + KERNEL_TICK_MS < waited_ms:
             return
-        if now_ms - self._asked_ms > received_ms:  # no earlier timeout belongs to this silence
+        if now_ms - self._asked_ms > received_ms + KERNEL_TICK_MS:  # no earlier timeout belongs to this silence
             self._asked_ms = now_ms - waited_ms
         silence_ms = now_ms - self._asked_ms
         if silence_ms >= MIN_SILENCE_MS:
