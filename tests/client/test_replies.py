@@ -119,7 +119,7 @@ def test_without_a_reply_the_error_says_where_the_request_lies(tmp_path: Path) -
         async with cluster(tmp_path) as running, Producer("asker", running.namesrv) as asker:
             broker = ReplyingBroker()
             await broker.start(running)
-            with pytest.raises(RemotingTimeout, match=r"lies in T@broker-a:0, but no reply came within 100 ms"):
+            with pytest.raises(RemotingTimeout, match=r"is stored in T@broker-a:0, but no reply came within 100 ms"):
                 await asker.request(Message("T", b"x"), timeout_ms=100)
 
     asyncio.run(run())

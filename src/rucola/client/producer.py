@@ -27,12 +27,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 import msgspec
 
 from rucola.client.clock import clock_ms, now_ms
 from rucola.client.faults import BrokerFaults, Turns
+from rucola.client.in_flight import InFlight, Posted
 from rucola.client.instance import ClientInstance, GroupClient
 from rucola.client.parcel import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, Parcel, SendResult, pack, pack_batch
 from rucola.client.replies import reply_message, request_message
@@ -54,6 +56,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_ONEWAY, RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,8 @@ RETRY_TIMES = 2
 RETRY_PAUSE_MS = 100
 """How long the second try on the same broker waits; the third waits twice as long."""
 IN_FLIGHT = 64
+CLOSE_GRACE_MS = 3000
+"""How long `close` waits for calls that have begun."""
 
 Choice: TypeAlias = MessageQueue | MessageQueueSelector | None
 """Where a message shall go: to a queue, to one that a selector chooses, or to whichever is next."""
@@ -108,25 +113,17 @@ class SendTrace(Protocol):
         """A transaction was ended, at this broker and as its state says."""
 
 
-class _Posted(msgspec.Struct, frozen=True):
-    """A parcel under way. Without an `answer` it could not even be posted, and `failure` says why."""
+class _Pending(msgspec.Struct, frozen=True):
+    """A message of a stream on its way to `queue`; without `posted` it could not be sent, and `failure` says why."""
 
     parcel: Parcel
     queue: MessageQueue
-    deadline: float
+    deadline: Deadline
     begin_ms: int
     counts: SendCounts
     counted_ms: float
-    command: RemotingCommand | None = None
-    connection: Connection | None = None
-    answer: asyncio.Future[RemotingCommand] | None = None
+    posted: Posted | None = None
     failure: RemotingError | None = None
-
-    def forget(self) -> None:
-        if self.connection is not None and self.command is not None and self.answer is not None:
-            self.connection.forget(self.command)
-            if self.answer.done() and not self.answer.cancelled():
-                self.answer.exception()  # looked at, so that asyncio does not complain that nobody did
 
 
 class Producer(GroupClient):
@@ -160,43 +157,50 @@ class Producer(GroupClient):
         self._topics_of_requests: set[str] = set()
         self._counts: dict[str, SendCounts] = {}
         self._turns = Turns(BrokerFaults() if latency_fault_tolerance else None)
+        self._in_flight = InFlight(f"the producer of group {group}")
 
     async def _join(self) -> None:
+        self._in_flight.open()
         self.instance.add_producer(self.group, self)
 
     async def _leave(self) -> None:
-        await self.instance.remove_producer(self.group, self)
+        try:
+            await self._in_flight.close(CLOSE_GRACE_MS)
+        finally:
+            await self.instance.remove_producer(self.group, self)
 
-    async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues that `send` chooses from, ordered by broker name and queue id."""
+    async def queues(self, topic: str, timeout_ms: float = SEND_TIMEOUT_MS) -> Sequence[MessageQueue]:
+        """Return the queues that `send` chooses from, ordered by broker name and queue id. TopicNotFound."""
         self._must_be_open()
-        check_topic(topic)
-        return (await self.instance.routes.find_for_sending(topic)).write_queues
+        return await self._queues(topic, Deadline(timeout_ms))
 
     def stats(self) -> dict[str, ProducerStats]:
         """What was counted since the producer was made, by topic, see `rucola.client.stats`."""
         return {topic: counts.view() for topic, counts in list(self._counts.items())}
 
     async def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Send one message and wait until it is stored. `timeout_ms` is for all tries together.
+        """Send one message and wait until it is stored. `timeout_ms` is for the route and all tries together.
 
         `queue` is one that was chosen, or a selector to choose it (see `selectors`). The message gets its `unique_key`
         unless it has one. InvalidMessage before anything is sent; TopicNotFound; BrokerError for a refusal; SendFailed
         when every try failed, which says all that was tried; with a chosen queue, the error of the only try.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        chosen = await self._chosen(message.topic, queue)
-        return (await self._deliver(self._pack(message, chosen), chosen, deadline))[0]
+        with self._call():
+            return await self._send_one(message, queue, Deadline(timeout_ms))
 
-    async def send_oneway(self, message: Message, queue: Choice = None) -> None:
-        """Send one message and wait for nothing. Whether it arrives, nobody says."""
-        chosen = await self._chosen(message.topic, queue)
-        parcel = self._pack(message, chosen)
-        queue = chosen or await self._next_queue(parcel.topic)
-        command = parcel.command(self.group, queue)
-        command.flag |= FLAG_ONEWAY
-        await self.instance.remoting.invoke_oneway(await self.instance.master_address(queue), command)
-        self._counts_of(parcel.topic).oneway()
+    async def send_oneway(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
+        """Send one message without an answer: whether it is stored stays unknown. `timeout_ms` is for connecting."""
+        with self._call():
+            deadline = Deadline(timeout_ms)
+            chosen = await self._chosen(message.topic, queue, deadline)
+            parcel = self._pack(message, chosen)
+            queue = chosen or await self._next_queue(parcel.topic, None, deadline)
+            command = parcel.command(self.group, queue)
+            command.flag |= FLAG_ONEWAY
+            connection = await self._connection(queue, deadline)
+            self._in_flight.must_be_open()
+            connection.send(command)
+            self._counts_of(parcel.topic).oneway()
 
     async def send_batch(
         self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
@@ -204,17 +208,17 @@ class Producer(GroupClient):
         """Send messages of one topic together, to one queue a request; one result a message, in order.
 
         A batch above the size limit goes in several requests, each for itself stored whole or not at all; an error
-        then leaves open which of them were stored. InvalidMessage as for `send`, and for messages that cannot
-        share a request (several topics, a delay, the retry topic).
+        then leaves open which of them were stored. `timeout_ms` is for all of them. InvalidMessage as for `send`, and
+        for messages that cannot share a request (several topics, a delay, the retry topic).
         """
-        self._must_be_open()
-        batch = list(messages)
-        chosen = await self._chosen(batch[0].topic, queue) if batch else None
-        results: list[SendResult] = []
-        for parcel in pack_batch(batch, chosen, max_message_size=self.max_message_size):
-            deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-            results += await self._deliver(parcel, chosen, deadline)
-        return results
+        with self._call():
+            deadline = Deadline(timeout_ms)
+            batch = list(messages)
+            chosen = await self._chosen(batch[0].topic, queue, deadline) if batch else None
+            results: list[SendResult] = []
+            for parcel in pack_batch(batch, chosen, max_message_size=self.max_message_size):
+                results += await self._deliver(parcel, chosen, deadline)
+            return results
 
     async def send_many(
         self,
@@ -222,74 +226,92 @@ class Producer(GroupClient):
         in_flight: int = IN_FLIGHT,
         timeout_ms: float = SEND_TIMEOUT_MS,
     ) -> AsyncGenerator[SendResult, None]:
-        """Send a stream of messages, `in_flight` of them under way at a time; their results in the same order.
+        """Send a stream of messages, `in_flight` of them at a time; return their results in the same order.
 
-        Each message is checked, tried again and fails as by `send`; an error ends the stream, and leaves open
-        whether the messages after it were stored. `messages` is read only as fast as answers come.
+        Each message is checked, tried again and fails as by `send`, with a timeout of its own; an error ends the
+        stream, and leaves open whether the messages after it were stored. `messages` is read only as fast as answers
+        come.
         """
         if in_flight < 1:
             raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more")
-        window: deque[_Posted] = deque()
+        window: deque[_Pending] = deque()
         try:
             async for message in _each(messages):
                 if len(window) >= in_flight:
                     yield await self._settle(window.popleft())
-                window.append(await self._post(self._pack(message), timeout_ms))
+                window.append(await self._begin(message, Deadline(timeout_ms)))
             while window:
                 yield await self._settle(window.popleft())
         finally:
-            for posted in window:
-                posted.forget()
-                posted.counts.failed(1, posted.counted_ms)
+            for pending in window:
+                if pending.posted is not None:
+                    self._in_flight.forget(pending.posted)
+                pending.counts.failed(1, pending.counted_ms)
 
     async def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
-        """Send a message and wait for the reply of whoever consumes it; `timeout_ms` is for both.
+        """Send a message and wait for the reply of its consumer; `timeout_ms` is for both.
 
-        The errors are those of `send`, and RemotingTimeout where the message was stored but no reply came.
+        The errors are those of `send`, and RemotingTimeout if the message was stored but no reply came.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        if message.topic not in self._topics_of_requests:
-            await self.queues(message.topic)
-            await self.instance.beat()  # a broker pushes replies to clients that it knows
-            self._topics_of_requests.add(message.topic)
-        with self.instance.replies.expected() as (correlation_id, reply):
-            request = request_message(message, correlation_id, self.instance.client_id, timeout_ms)
-            sent = await self.send(request, queue, timeout_ms)
-            message.unique_key = request.unique_key
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await reply
-            except TimeoutError:
-                raise RemotingTimeout(
-                    f"request {sent.msg_id} lies in {sent.queue}, but no reply came within {timeout_ms:g} ms"
-                ) from None
+        with self._call():
+            deadline = Deadline(timeout_ms)
+            if message.topic not in self._topics_of_requests:
+                await self._queues(message.topic, deadline)
+                # A broker pushes replies to clients that it knows. A broker that hangs must not use up the time.
+                await self.instance.beat(deadline.share(3).left_ms)
+                self._topics_of_requests.add(message.topic)
+            with self.instance.replies.expected() as (correlation_id, reply):
+                request = request_message(message, correlation_id, self.instance.client_id, timeout_ms)
+                sent = await self._send_one(request, queue, deadline)
+                message.unique_key = request.unique_key
+                try:
+                    answer: MessageExt = await self._in_flight.wait(reply, deadline)
+                except TimeoutError:
+                    raise RemotingTimeout(
+                        f"request {sent.msg_id} is stored in {sent.queue}, but no reply came within {timeout_ms:g} ms"
+                    ) from None
+                return answer
 
     async def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Answer a request that was consumed. It is pushed to the asker by the broker that had the request.
+        """Answer a request that was consumed. It is pushed to the requester by the broker that had the request.
 
-        InvalidMessage where the message is no request. BrokerError or SendFailed where the asker is gone.
+        InvalidMessage if the message is no request. BrokerError or SendFailed if the requester is gone.
         """
         message = reply_message(request, body)
-        queues = await self.queues(message.topic)
-        of_broker = [q for q in queues if self.instance.routes.address(q.broker_name) == request.store_host]
-        return await self.send(message, of_broker[0] if of_broker else None, timeout_ms)
+        with self._call():
+            deadline = Deadline(timeout_ms)
+            queues = await self._queues(message.topic, deadline)
+            of_broker = [q for q in queues if self.instance.routes.address(q.broker_name) == request.store_host]
+            return await self._send_one(message, of_broker[0] if of_broker else None, deadline)
 
-    async def _chosen(self, topic: str, choice: Choice) -> MessageQueue | None:
+    async def _send_one(self, message: Message, queue: Choice, deadline: Deadline) -> SendResult:
+        chosen = None if queue is None else await self._chosen(message.topic, queue, deadline)
+        return (await self._deliver(self._pack(message, chosen), chosen, deadline))[0]
+
+    async def _chosen(self, topic: str, choice: Choice, deadline: Deadline) -> MessageQueue | None:
         if choice is None:
             return None
-        chosen = choice(await self.queues(topic)) if callable(choice) else choice
+        chosen = choice(await self._queues(topic, deadline)) if callable(choice) else choice
         if not isinstance(chosen, MessageQueue):
             raise ConfigError(f"a message for topic {topic} cannot go to {chosen!r}, which is no MessageQueue")
         return chosen
 
-    def _pack(self, message: Message, chosen: MessageQueue | None = None) -> Parcel:
+    async def _queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        check_topic(topic)
+        return (await self.instance.routes.find_for_sending(topic, deadline.left_ms)).write_queues
+
+    def _call(self) -> InFlight:
+        """Return the context of a new call. RemotingError if the producer is not open."""
         self._must_be_open()
+        return self._in_flight
+
+    def _pack(self, message: Message, chosen: MessageQueue | None = None) -> Parcel:
         return pack(message, chosen, compress_threshold=self.compress_threshold, max_message_size=self.max_message_size)
 
     # From parcels to results.
 
-    async def _deliver(self, parcel: Parcel, chosen: MessageQueue | None, deadline: float) -> list[SendResult]:
-        """Send, and count how that went."""
+    async def _deliver(self, parcel: Parcel, chosen: MessageQueue | None, deadline: Deadline) -> list[SendResult]:
+        """Send, and count the outcome."""
         counts, count = self._counts_of(parcel.topic), len(parcel.unique_keys)
         begin_ms = counts.begin(count)
         try:
@@ -310,7 +332,7 @@ class Producer(GroupClient):
         self,
         parcel: Parcel,
         chosen: MessageQueue | None,
-        deadline: float,
+        deadline: Deadline,
         attempts: list[tuple[MessageQueue, RemotingError]],
     ) -> list[SendResult]:
         """Send until a broker has stored it, time or tries run out; `attempts` are tries made before."""
@@ -319,8 +341,9 @@ class Producer(GroupClient):
                 await self._before_retry(parcel.topic, attempts, deadline)
             last = attempts[-1][0].broker_name if attempts else None
             queue = chosen or await self._next_queue(parcel.topic, last, deadline)
+            tries_left = 0 if chosen else self.retry_times - len(attempts)
             try:
-                results = await self._try(parcel, queue, deadline)
+                results = await self._try(parcel, queue, deadline, tries_left)
             except RemotingError as error:
                 if chosen is not None or not _may_retry(error):
                     raise
@@ -330,16 +353,17 @@ class Producer(GroupClient):
                     return await self._vouched_for(parcel, results, deadline, len(attempts))
                 return results
 
-    async def _try(self, parcel: Parcel, queue: MessageQueue, deadline: float) -> list[SendResult]:
-        """Send once."""
+    async def _try(
+        self, parcel: Parcel, queue: MessageQueue, deadline: Deadline, tries_left: int = 0
+    ) -> list[SendResult]:
+        """Send once. Tries that are left are left time to connect elsewhere."""
         tried_ms = clock_ms()
         try:
-            address = await self.instance.master_address(queue)
-            await self._connection(address, deadline)
-            left_ms = max(0.0, (deadline - asyncio.get_running_loop().time()) * 1000)
+            connection = await self._connection(queue, deadline, tries_left)
             begin_ms = now_ms()
-            answer = await self.instance.remoting.invoke(address, parcel.command(self.group, queue), left_ms)
-            results = self._results(parcel, answer, queue, address, begin_ms)
+            posted = self._in_flight.post(connection, parcel.command(self.group, queue), deadline)
+            answer = await self._in_flight.answer(posted)
+            results = self._results(parcel, answer, queue, connection.peer, begin_ms)
         except RemotingError as error:
             if _may_retry(error):
                 self._turns.answered(queue.broker_name, tried_ms, clock_ms(), failed=True)
@@ -348,7 +372,7 @@ class Producer(GroupClient):
         return results
 
     async def _vouched_for(
-        self, parcel: Parcel, results: list[SendResult], deadline: float, failed_tries: int
+        self, parcel: Parcel, results: list[SendResult], deadline: Deadline, failed_tries: int
     ) -> list[SendResult]:
         """The results where their broker vouches for them; else those of one that does.
 
@@ -395,100 +419,108 @@ class Producer(GroupClient):
         return results
 
     async def _before_retry(
-        self, topic: str, attempts: list[tuple[MessageQueue, RemotingError]], deadline: float
+        self, topic: str, attempts: list[tuple[MessageQueue, RemotingError]], deadline: Deadline
     ) -> None:
-        """Give up, or prepare another try: ask where the topic is now, and wait where only one broker has it."""
-        failed_queue, error = attempts[-1]
-        left = deadline - asyncio.get_running_loop().time()
-        if len(attempts) > self.retry_times or left <= 0:
-            raise SendFailed(topic, [(str(queue), failure) for queue, failure in attempts]) from error
-        if isinstance(error, RemotingConnectError) or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self.instance.routes.refresh(topic)
-            except (MQError, TimeoutError):
-                pass  # the route at hand has to do
-        route = self.instance.routes.known(topic)
-        if route is None or all(queue.broker_name == failed_queue.broker_name for queue in route.write_queues):
-            await asyncio.sleep(min(left, RETRY_PAUSE_MS * len(attempts) / 1000))
+        """Give up, or prepare another try.
 
-    async def _next_queue(
-        self, topic: str, avoided_broker: str | None = None, deadline: float | None = None
-    ) -> MessageQueue:
-        """The write queue whose turn it is; another broker's than `avoided_broker` where there is one."""
+        If another broker has the topic, the next try follows at once and a new route is looked up in the background.
+        Else the new route is awaited, for a part of the time that is left, since the broker may have moved; then a
+        moment passes.
+        """
+        failed_queue, error = attempts[-1]
+        self._in_flight.must_be_open()
+        if len(attempts) > self.retry_times or not deadline.left_ms:
+            raise SendFailed(topic, [(str(queue), failure) for queue, failure in attempts]) from error
+        may_have_moved = (
+            isinstance(error, RemotingConnectError) or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST
+        )
+        if self._is_elsewhere(topic, failed_queue.broker_name):
+            if may_have_moved:
+                self.instance.renew_route(topic)
+            return
+        if may_have_moved:
+            with suppress(MQError):
+                tries_left = self.retry_times - len(attempts) + 1
+                await self.instance.routes.refresh(topic, deadline.share(tries_left + 1).left_ms)
+            if self._is_elsewhere(topic, failed_queue.broker_name):
+                return
+        await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * len(attempts)) / 1000)
+
+    def _is_elsewhere(self, topic: str, broker_name: str) -> bool:
+        """Return whether another broker has the topic, too."""
+        route = self.instance.routes.known(topic)
+        return route is not None and any(queue.broker_name != broker_name for queue in route.write_queues)
+
+    async def _next_queue(self, topic: str, avoided_broker: str | None, deadline: Deadline) -> MessageQueue:
+        """Return the write queue whose turn it is, of another broker than `avoided_broker` if there is one."""
         route = self.instance.routes.known(topic)
         if route is None or not route.write_queues:
             check_topic(topic)
             if topic in NOT_ALLOWED_SEND_TOPICS:
-                raise InvalidMessage(f"topic {topic} belongs to the broker: nobody else may send to it")
-            try:
-                async with asyncio.timeout_at(deadline):
-                    route = await self.instance.routes.find_for_sending(topic)
-            except TimeoutError:
-                raise RemotingTimeout(f"no name server told the route of topic {topic} in time") from None
+                raise InvalidMessage(f"topic {topic} is reserved for the broker: clients cannot send to it")
+            route = await self.instance.routes.find_for_sending(topic, deadline.left_ms)
         return self._turns.next(route.write_queues, clock_ms(), avoided_broker)
 
-    async def _connection(self, address: str, deadline: float) -> Connection:
-        try:
-            return self.instance.remoting.open_connection(address) or await self._connect(address, deadline)
-        except TimeoutError:
-            raise RemotingTimeout(f"no connection to {address} in time") from None
+    async def _connection(self, queue: MessageQueue, deadline: Deadline, tries_left: int = 0) -> Connection:
+        """Return a connection to the queue's master, made if need be in an equal share of what later tries need."""
+        address = self.instance.routes.address(queue.broker_name)
+        if address is None:
+            address = await self.instance.master_address(queue, deadline.share(tries_left + 2).left_ms)
+        connection = self.instance.remoting.open_connection(address)
+        if connection is None:
+            connection = await self.instance.remoting.connect(address, deadline.share(tries_left + 1).left_ms)
+        return connection
 
-    async def _connect(self, address: str, deadline: float) -> Connection:
-        async with asyncio.timeout_at(deadline):
-            return await self.instance.remoting.connect(address)
+    # Streams.
 
-    async def _post(self, parcel: Parcel, timeout_ms: float) -> _Posted:
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        counts = self._counts_of(parcel.topic)
-        counted_ms = counts.begin(1)
-        try:
-            queue = await self._next_queue(parcel.topic, None, deadline)
+    async def _begin(self, message: Message, deadline: Deadline) -> _Pending:
+        """Send a message once, without waiting for the answer."""
+        with self._call():
+            parcel = self._pack(message)
+            counts = self._counts_of(parcel.topic)
+            counted_ms = counts.begin(1)
+            posted, failure = None, None
             try:
-                address = await self.instance.master_address(queue)
-                connection = await self._connection(address, deadline)
-            except RemotingError as failure:
-                return _Posted(parcel, queue, deadline, now_ms(), counts, counted_ms, failure=failure)
-        except BaseException:
-            counts.failed(1, counted_ms)
-            raise
-        command = parcel.command(self.group, queue)
-        answer = connection.post(command)
-        return _Posted(parcel, queue, deadline, now_ms(), counts, counted_ms, command, connection, answer)
+                queue = await self._next_queue(parcel.topic, None, deadline)
+                begin_ms = now_ms()
+                try:
+                    connection = await self._connection(queue, deadline, self.retry_times)
+                    posted = self._in_flight.post(connection, parcel.command(self.group, queue), deadline)
+                except RemotingError as error:
+                    failure = error
+            except BaseException:
+                counts.failed(1, counted_ms)
+                raise
+            return _Pending(parcel, queue, deadline, begin_ms, counts, counted_ms, posted, failure)
 
-    async def _settle(self, posted: _Posted) -> SendResult:
-        """The result of a posted parcel, after more tries where the first failed. Counted."""
+    async def _settle(self, pending: _Pending) -> SendResult:
+        """Return the result of a pending message, after more tries if the first failed. Counted."""
         try:
-            result = await self._result_of(posted)
+            with self._in_flight:
+                result = await self._result_of(pending)
         except BaseException:
-            posted.counts.failed(1, posted.counted_ms)
+            pending.counts.failed(1, pending.counted_ms)
             raise
-        posted.counts.stored(1, posted.counted_ms, store_ok=result.is_ok)
+        pending.counts.stored(1, pending.counted_ms, store_ok=result.is_ok)
         return result
 
-    async def _result_of(self, posted: _Posted) -> SendResult:
-        failure = posted.failure
-        if posted.answer is not None and posted.connection is not None:
+    async def _result_of(self, pending: _Pending) -> SendResult:
+        parcel, queue, failure = pending.parcel, pending.queue, pending.failure
+        if pending.posted is not None:
             try:
-                if not posted.answer.done():
-                    async with asyncio.timeout_at(posted.deadline):
-                        await posted.answer
-                answer, address = posted.answer.result(), posted.connection.peer
-                results = self._results(posted.parcel, answer, posted.queue, address, posted.begin_ms)
-                if self.retry_another_broker_when_not_store_ok:
-                    results = await self._vouched_for(posted.parcel, results, posted.deadline, 0)
-                return results[0]
-            except TimeoutError:
-                failure = RemotingTimeout(f"{posted.connection.peer} gave no answer in time")
+                answer = await self._in_flight.answer(pending.posted)
+                results = self._results(parcel, answer, queue, pending.posted.connection.peer, pending.begin_ms)
             except RemotingError as error:
                 failure = error
-            finally:
-                posted.forget()
-        assert failure is not None, "a parcel without an answer says why"
+            else:
+                if self.retry_another_broker_when_not_store_ok:
+                    results = await self._vouched_for(parcel, results, pending.deadline, 0)
+                return results[0]
+        assert failure is not None, "a message that was not posted has failed"
         if not _may_retry(failure):
             raise failure
-        self._turns.answered(posted.queue.broker_name, clock_ms(), clock_ms(), failed=True)
-        return (await self._send(posted.parcel, None, posted.deadline, [(posted.queue, failure)]))[0]
+        self._turns.answered(queue.broker_name, clock_ms(), clock_ms(), failed=True)
+        return (await self._send(parcel, None, pending.deadline, [(queue, failure)]))[0]
 
 
 async def _each(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[Message]:

@@ -36,10 +36,9 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
-
-END_TIMEOUT_MS = 3000
 
 
 class LocalTransactionState(Enum):
@@ -102,27 +101,29 @@ class TransactionProducer(Producer):
 
         `execute` is given the message with its unique key, and not called unless the half message is stored without
         reservation; a half message that the broker cannot vouch for (FLUSH_DISK_TIMEOUT) is rolled back. Errors before
-        that are those of `send`. Where the broker does not take the end, that is logged, and settled by a check.
+        that are those of `send`. If the broker does not take the end, that is logged, and settled by a check.
+        `timeout_ms` is for sending the half message, and once more for the end; `execute` takes what time it needs.
         """
         if message.delay_level:
             raise InvalidMessage(f"a transactional message for {message.topic} cannot have a delay level")
         marks = {properties.TRAN_MSG: "true", properties.PGROUP: self.group}
         half = Message(message.topic, message.body, properties=message.properties | marks, flag=message.flag)
-        sent = await self.send(half, timeout_ms=timeout_ms)
-        message.unique_key = half.unique_key
-        state, why = LocalTransactionState.ROLLBACK_MESSAGE, None
-        try:
-            if sent.status is SendStatus.SEND_OK:
-                state, why = LocalTransactionState.UNKNOW, f"{self.group} failed in its local transaction"
-                state, why = _state(await call(execute, message)), None
-        finally:
-            await self._end(sent, state, why)
-            if self.trace is not None:
-                address = self.instance.routes.address(sent.queue.broker_name) or sent.queue.broker_name
-                self.trace.ended(self.group, half, address, state.name, from_check=False)
+        with self._call():
+            sent = await self._send_one(half, None, Deadline(timeout_ms))
+            message.unique_key = half.unique_key
+            state, why = LocalTransactionState.ROLLBACK_MESSAGE, None
+            try:
+                if sent.status is SendStatus.SEND_OK:
+                    state, why = LocalTransactionState.UNKNOW, f"{self.group} failed in its local transaction"
+                    state, why = _state(await call(execute, message)), None
+            finally:
+                await self._end(sent, state, why, Deadline(timeout_ms))
+                if self.trace is not None:
+                    address = self.instance.routes.address(sent.queue.broker_name) or sent.queue.broker_name
+                    self.trace.ended(self.group, half, address, state.name, from_check=False)
         return TransactionSendResult(sent.status, sent.msg_id, sent.offset_msg_id, sent.queue, sent.queue_offset, state)
 
-    async def _end(self, sent: SendResult, state: LocalTransactionState, why: str | None) -> None:
+    async def _end(self, sent: SendResult, state: LocalTransactionState, why: str | None, deadline: Deadline) -> None:
         _, physical_offset = parse_offset_msg_id(sent.offset_msg_id)
         header = EndTransactionRequestHeader(
             producer_group=self.group,
@@ -134,11 +135,11 @@ class TransactionProducer(Producer):
         command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
         command.remark = why
         try:
+            connection = await self._connection(sent.queue, deadline)
             if state is LocalTransactionState.UNKNOW:  # which no broker answers
-                address = await self.instance.master_address(sent.queue)
-                await self.instance.remoting.invoke_oneway(address, command)
+                connection.send(command)
             else:
-                answer = await self.instance.invoke_master(sent.queue, command, END_TIMEOUT_MS)
+                answer = await self._in_flight.answer(self._in_flight.post(connection, command, deadline))
                 if answer.code != ResponseCode.SUCCESS:
                     raise BrokerError(answer.code, answer.remark, sent.queue.broker_name)
         except RemotingError as error:
