@@ -67,6 +67,8 @@ REACTION_PAUSE_MS = 100
 """Least time between two heartbeats that events call for."""
 ABSENCE_INTERVAL_MS = 1000
 """How often a broker that did not answer is tried again."""
+UNREGISTER_TIMEOUT_MS = 1000
+"""How long a client that closes waits for brokers to take note."""
 PROBE_INTERVAL_MS = 2000
 """How often connections are checked for silence."""
 PROBE_AFTER_MS = 5000
@@ -288,7 +290,7 @@ class ClientInstance:
         async def tell(address: str) -> None:
             request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
             try:
-                await self.remoting.invoke_ok(address, request)
+                await self.remoting.invoke_ok(address, request, UNREGISTER_TIMEOUT_MS)
             except MQError as error:
                 logger.info("broker %s was not told that %s leaves: %s", address, self.client_id, error)
 

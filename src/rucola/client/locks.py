@@ -55,7 +55,7 @@ class QueueLocks:
         """
         wanted = list(queues)
         self._wanted.update(wanted)
-        await asyncio.gather(*(self._lock(of_broker) for of_broker in _by_broker(wanted)))
+        await asyncio.gather(*(self._lock(of_broker) for of_broker in by_broker(wanted)))
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Give back those of these queues that are held. A broker that is away forgets them by itself."""
@@ -64,7 +64,7 @@ class QueueLocks:
             self._wanted.discard(queue)
             if self._held.pop(queue, None) is not None:
                 held.append(queue)
-        await asyncio.gather(*(self._unlock(of_broker) for of_broker in _by_broker(held)))
+        await asyncio.gather(*(self._unlock(of_broker) for of_broker in by_broker(held)))
 
     async def unlock_all(self) -> None:
         """Give back everything."""
@@ -108,8 +108,9 @@ class QueueLocks:
         return answer
 
 
-def _by_broker(queues: Iterable[MessageQueue]) -> Iterable[list[MessageQueue]]:
-    by_broker: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+def by_broker(queues: Iterable[MessageQueue]) -> Iterable[list[MessageQueue]]:
+    """Group queues by the brokers that have them."""
+    groups: defaultdict[str, list[MessageQueue]] = defaultdict(list)
     for queue in queues:
-        by_broker[queue.broker_name].append(queue)
-    return by_broker.values()
+        groups[queue.broker_name].append(queue)
+    return groups.values()

@@ -64,6 +64,8 @@ logger = logging.getLogger(__name__)
 
 PERSIST_INTERVAL_MS = 5000
 CLOSE_GRACE_MS = 10_000
+JOIN_TIMEOUT_MS = 1000
+"""How long `open` waits for brokers to hear of a new member; one that hangs is told later."""
 TAG = "TAG"
 SQL92 = "SQL92"
 BROADCASTING_INSTANCE = "DEFAULT"
@@ -240,10 +242,8 @@ class PushConsumer(GroupClient):
         self._line.open()
         await self._pulls.open()
         self.instance.add_consumer(self)
-        for topic in self._subscriptions:
-            with suppress(TopicNotFound):
-                await self.instance.routes.find(topic)
-        await self.instance.beat()
+        await asyncio.gather(*map(self._find_route, self._subscriptions))
+        await self.instance.beat(JOIN_TIMEOUT_MS)
         await self._share.open()
         self._background.start(self._keep_persisting(), f"offsets of {self.group}")
         self._background.start(self._keep_sampling(), f"statistics of {self.group}")
@@ -253,6 +253,10 @@ class PushConsumer(GroupClient):
             self._background.start(self._locks.keep(), f"locks of {self.group}")
         if self._call is not None:
             self._listening.start(self._call)
+
+    async def _find_route(self, topic: str) -> None:
+        with suppress(TopicNotFound):
+            await self.instance.routes.find(topic)
 
     async def _leave(self) -> None:
         self._line.close()

@@ -15,6 +15,9 @@ Where a group begins in a queue for which it has no committed offset, by `Consum
     CONSUME_FROM_FIRST_OFFSET   0                         0
     CONSUME_FROM_TIMESTAMP      the offset at that time   the end
 
+Brokers are handled concurrently: one that hangs holds up its own queues only. A rebalance waits `BROKER_WAIT_MS` at
+most for brokers to answer; requests that take longer go on in the background.
+
 A broker answers 0, not "none", for a young queue whose first message is still in memory, so a new group begins at 0
 there, whatever was asked for.
 
@@ -27,22 +30,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
 
 from rucola.client.background import Background
 from rucola.client.clock import now_ms
 from rucola.client.consume_options import ConsumeFromWhere, ConsumeOptions
+from rucola.client.hedging import hedged
 from rucola.client.instance import ClientInstance
 from rucola.client.line import Line
-from rucola.client.locks import QueueLocks
+from rucola.client.locks import QueueLocks, by_broker
 from rucola.client.offsets import Offsets
 from rucola.client.own_queue import OwnQueue
 from rucola.client.process_queue import PullLimits
 from rucola.client.pull import PullConsumer
 from rucola.client.pulling import Pulling
-from rucola.client.route import TopicRoute
+from rucola.client.route import HEDGE_MS, TopicRoute
 from rucola.client.subscriptions import SubscriptionWatch
-from rucola.errors import BrokerError, MQError, RemotingConnectError, RemotingError, TopicNotFound
+from rucola.errors import BrokerError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -60,6 +65,10 @@ REBALANCE_INTERVAL_MS = 20_000
 UNBALANCED_PAUSE_MS = 500
 """First wait after a rebalance that could not be finished; it doubles up to the interval."""
 RELOCK_PAUSE_MS = 1000
+BROKER_WAIT_MS = 2000
+"""How long a rebalance waits for brokers to note the old queues' offsets and to tell the new ones'."""
+CONCURRENT_LOOKUPS = 64
+"""How many queues of one broker are looked up at a time."""
 HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
@@ -121,6 +130,9 @@ class Share:
         self._background = background
         self._watch = SubscriptionWatch(group, instance, subscriptions)
         self._leaving: dict[MessageQueue, OwnQueue] = {}
+        self._taking_up: set[MessageQueue] = set()
+        """Queues of the share that are being taken up."""
+        self._looking: asyncio.Task[None] | None = None
         self._due = asyncio.Event()
         self._rebalanced = asyncio.Event()
 
@@ -147,10 +159,8 @@ class Share:
 
     async def close(self) -> None:
         """Commit how far everything is done, and leave it to others."""
-        owned = [*self.queues.values(), *self._leaving.values()]
-        await self._commit(owned)
-        for own in owned:
-            own.is_given_up = own.progress.is_dropped = True
+        owned = self.queues | self._leaving
+        await asyncio.gather(*(self._leave([owned[queue] for queue in of_broker]) for of_broker in by_broker(owned)))
         self.queues.clear()
         self._leaving.clear()
         if self._locks is not None:
@@ -187,43 +197,50 @@ class Share:
             balanced = await self._rebalance()
 
     async def _rebalance(self) -> bool:
-        """Take up and give up queues, topic by topic; whether everything stands as it should."""
-        balanced = True
-        for topic in list(self._subscriptions):
-            try:
-                balanced &= await self._rebalance_topic(topic)
-            except TopicNotFound:
-                balanced = False
-            except MQError as error:
-                logger.warning("group %s cannot rebalance topic %s now: %s", self._group, topic, error)
-                balanced = False
-        for own in list(self.queues.values()):
-            if own.queue.topic not in self._subscriptions:
-                await self._give_up(own)
+        """Take up and give up queues; return whether everything is as it should be."""
+        balanced = all(await asyncio.gather(*map(self._try_to_rebalance, list(self._subscriptions))))
+        given_up = [own for own in self.queues.values() if own.queue.topic not in self._subscriptions]
+        await _wait_for(list(map(self._give_up, given_up)))
         routes = [route for topic in self._subscriptions if (route := self._instance.routes.known(topic)) is not None]
-        if routes := [route for route in routes if any(route.brokers.values())]:
-            await self._watch.look(_broker_of(random.choice(routes)))
+        routes = [route for route in routes if any(route.brokers.values())]
+        if routes and (self._looking is None or self._looking.done()):
+            look = self._watch.look(_brokers_of(random.choice(routes))[0])
+            self._looking = self._background.start(look, f"subscriptions of {self._group}")
         rebalanced, self._rebalanced = self._rebalanced, asyncio.Event()
         rebalanced.set()
         return balanced
+
+    async def _try_to_rebalance(self, topic: str) -> bool:
+        try:
+            return await self._rebalance_topic(topic)
+        except TopicNotFound:
+            return False
+        except MQError as error:
+            logger.warning("group %s cannot rebalance topic %s now: %s", self._group, topic, error)
+            return False
 
     async def _rebalance_topic(self, topic: str) -> bool:
         route = await self._instance.routes.find(topic)
         share = await self._share_of(route)
         if share is None:
             return False
-        for own in list(self.queues.values()):
-            if own.queue.topic == topic and own.queue not in share:
-                await self._give_up(own)
+        given_up = [own for own in self.queues.values() if own.queue.topic == topic and own.queue not in share]
+        tasks = list(map(self._give_up, given_up))
+        if self._locks is not None:
+            tasks.clear()  # in order, they wait for the application
+        self._taking_up -= {queue for queue in self._taking_up if queue.topic == topic and queue not in share}
         limits = self._options.limits.shared_by(max(1, len(share)), in_order=self._options.orderly)
         for own in self.queues.values():
             if own.queue.topic == topic:
                 own.limit(limits)
-        new = [queue for queue in share if queue not in self.queues and queue not in self._leaving]
-        if self._locks is not None and new:
-            await self._locks.lock(new)
-        taken = [await self._take_up(queue, limits) for queue in new]
-        return all(taken)
+        known = self.queues.keys() | self._leaving.keys() | self._taking_up
+        new = [queue for queue in share if queue not in known]
+        self._taking_up.update(new)
+        for of_broker in by_broker(new):
+            name = f"new queues of {self._group} at {of_broker[0].broker_name}"
+            tasks.append(self._background.start(self._take_up(of_broker, limits), name))
+        await _wait_for(tasks)
+        return all(queue in self.queues for queue in share)
 
     async def _share_of(self, route: TopicRoute) -> list[MessageQueue] | None:
         """The queues of the topic that are to be own; None while that cannot be told."""
@@ -232,7 +249,7 @@ class Share:
             return queues
         members = await self._members(route)
         if self._instance.client_id not in members:
-            await self._instance.beat()
+            await self._instance.beat(BROKER_WAIT_MS)
             return None
         try:
             return self._options.strategy(self._instance.client_id, queues, sorted(members))
@@ -243,8 +260,19 @@ class Share:
             return None
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """The client ids of the group, as one of the topic's brokers knows them; none where it knows no member."""
-        address = _broker_of(route)
+        """Return the client ids of the group, as one of the topic's brokers knows them; none if it knows no member."""
+
+        def ask(address: str) -> Callable[[], Coroutine[Any, Any, list[str]]]:
+            return lambda: self._members_at(address)
+
+        try:
+            _, members = await hedged([ask(address) for address in _brokers_of(route)], HEDGE_MS)
+        except ExceptionGroup as failures:
+            self._instance.renew_route(route.topic)
+            raise failures.exceptions[0] from None
+        return members
+
+    async def _members_at(self, address: str) -> list[str]:
         header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         try:
@@ -252,48 +280,68 @@ class Share:
         except BrokerError as error:
             logger.info("group %s: %s", self._group, error)
             return []
-        except RemotingError:
-            self._instance.renew_route(route.topic)
-            raise
         # A member that reconnected is listed twice until the broker notices that its old connection is dead.
         return list(dict.fromkeys(decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list))
 
-    async def _take_up(self, queue: MessageQueue, limits: PullLimits) -> bool:
-        if self._locks is not None and not self._locks.holds(queue):
+    async def _take_up(self, queues: list[MessageQueue], limits: PullLimits) -> None:
+        """Take up queues of one broker. Those for which it does not answer are left to the next rebalance."""
+        try:
+            if self._locks is not None:
+                await self._locks.lock(queues)
+            for first in range(0, len(queues), CONCURRENT_LOOKUPS):
+                chunk = queues[first : first + CONCURRENT_LOOKUPS]
+                if not all(await asyncio.gather(*(self._begin(queue, limits) for queue in chunk))):
+                    return
+        finally:
+            self._taking_up.difference_update(queues)
+
+    async def _begin(self, queue: MessageQueue, limits: PullLimits) -> bool:
+        """Begin with a queue, unless it is another member's by now; return whether its broker answered."""
+        locks = self._locks
+        if locks is not None and not locks.holds(queue):
             logger.info("group %s: %s is locked by another member still", self._group, queue)
-            return False
+            return True
         try:
             begin_offset = await self._beginning.offset(queue)
         except MQError as error:
             logger.warning("group %s cannot begin with %s now: %s", self._group, queue, error)
-            return False
-        own = self.queues[queue] = OwnQueue(queue, begin_offset, limits)
-        self._pulling.start(own)
-        logger.info("group %s: %s begins with %s at %d", self._group, self._instance.client_id, queue, begin_offset)
+            return not isinstance(error, (RemotingConnectError, RemotingTimeout))
+        if queue in self._taking_up:
+            own = self.queues[queue] = OwnQueue(queue, begin_offset, limits)
+            self._pulling.start(own)
+            logger.info("group %s: %s begins with %s at %d", self._group, self._instance.client_id, queue, begin_offset)
+        elif locks is not None and queue not in self.queues:
+            await locks.unlock([queue])
         return True
 
-    async def _give_up(self, own: OwnQueue) -> None:
+    def _give_up(self, own: OwnQueue) -> asyncio.Task[None]:
+        """Stop consuming a queue; return the task that leaves it to another member."""
         del self.queues[own.queue]
         own.is_given_up = True
         self._pulling.stop(own)
+        self._leaving[own.queue] = own
         logger.info("group %s: %s gives up %s", self._group, self._instance.client_id, own.queue)
-        if self._locks is None:
-            await self._let_go(own)
-        else:
-            self._leaving[own.queue] = own
-            self._background.start(self._unlock(own, self._locks), f"unlocking of {own.queue}")
+        return self._background.start(self._hand_over(own), f"handing over of {own.queue}")
 
-    async def _let_go(self, own: OwnQueue) -> None:
+    async def _hand_over(self, own: OwnQueue) -> None:
+        """Leave a queue to another member, in order once nothing of it is at work."""
+        if self._locks is not None:
+            await own.idle.wait()
         own.progress.is_dropped = True
         await self._commit([own])
-
-    async def _unlock(self, own: OwnQueue, locks: QueueLocks) -> None:
-        """Leave the queue to another member once nothing of it is at work."""
-        await own.idle.wait()
-        await self._let_go(own)
-        await locks.unlock([own.queue])
+        if self._locks is not None:
+            await self._locks.unlock([own.queue])
         del self._leaving[own.queue]
-        self.rebalance_soon()  # it may have become own again meanwhile
+        if self._locks is not None:
+            self.rebalance_soon()  # it may have become own again meanwhile
+
+    async def _leave(self, owned: list[OwnQueue]) -> None:
+        """Leave queues of one broker to other members."""
+        await self._commit(owned)
+        for own in owned:
+            own.is_given_up = own.progress.is_dropped = True
+        if self._locks is not None:
+            await self._locks.unlock(own.queue for own in owned)
 
     async def _commit(self, queues: Iterable[OwnQueue]) -> None:
         """Commit how far these are done. Without its lock a queue may be another's, who commits for it."""
@@ -320,10 +368,15 @@ class Share:
             await asyncio.sleep(RELOCK_PAUSE_MS / 1000)
 
 
-def _broker_of(route: TopicRoute) -> str:
-    """The address of any of the topic's brokers, of its master where there is one. RemotingConnectError for none."""
+async def _wait_for(tasks: list[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=BROKER_WAIT_MS / 1000)
+
+
+def _brokers_of(route: TopicRoute) -> list[str]:
+    """Return an address of each of the topic's brokers, its master's if possible, shuffled. RemotingConnectError."""
     brokers = [addresses for addresses in route.brokers.values() if addresses]
     if not brokers:
         raise RemotingConnectError(f"the route of topic {route.topic} names no broker")
-    addresses = random.choice(brokers)
-    return addresses.get(MASTER_ID) or next(iter(addresses.values()))
+    random.shuffle(brokers)
+    return [addresses.get(MASTER_ID) or next(iter(addresses.values())) for addresses in brokers]
