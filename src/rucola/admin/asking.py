@@ -1,18 +1,19 @@
 """Asking: the requests of an AdminClient, and what name servers say about where to put them.
 
-Requests about the whole cluster go to the name servers, one after the other until one answers; changes go to every name
-server, since they do not talk to each other. Requests about queues and messages go to the master of every broker name,
-at the same time.
+Requests about the whole cluster go to the name servers until one answers; changes go to every name server, since they
+do not talk to each other. Requests about queues and messages go to the master of every broker name. Several servers are
+always asked concurrently, so that one that hangs takes its own timeout and not one for each server behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
-from rucola.client.route import NameServers
+from rucola.client.hedging import hedged
+from rucola.client.route import HEDGE_MS, NameServers
 from rucola.errors import BrokerError, ConfigError, MQError, TopicNotFound
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.protocol.body import decode_body
@@ -32,6 +33,7 @@ from rucola.remoting.client import RemotingClient
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 5000
+CONCURRENT_REQUESTS = 64
 
 
 class Asking:
@@ -132,9 +134,29 @@ class Asking:
         return answer
 
     async def _tell_namesrvs(self, code: RequestCode, header: Header | None = None, body: bytes = b"") -> None:
-        """Put a change to every name server."""
-        for address in self._name_servers.addresses:
-            await self._ask(address, code, header, body)
+        """Put a change to every name server; the first failure is raised when all have been told."""
+        await settled(self._ask(address, code, header, body) for address in self._name_servers.addresses)
+
+    async def _ask_any(
+        self, addresses: Sequence[str], code: RequestCode, header: Header, *, extra_ms: float = 0
+    ) -> RemotingCommand:
+        """Return the answer of the first server that has one; ask the next if one refuses, fails or is slow.
+
+        If none has one, the failure of a server that could not be asked is raised before a refusal: what that server
+        knows is not known.
+        """
+        if not addresses:
+            raise ConfigError("no broker is registered that could be asked")
+
+        def ask(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
+            return lambda: self._ask(address, code, header, extra_ms=extra_ms)
+
+        try:
+            _, answer = await hedged([ask(address) for address in addresses], HEDGE_MS)
+        except ExceptionGroup as failures:
+            unasked = (error for error in failures.exceptions if not isinstance(error, BrokerError))
+            raise next(unasked, failures.exceptions[-1]) from None
+        return answer
 
 
 def addresses_of(brokers: Iterable[BrokerData]) -> list[str]:
@@ -157,10 +179,26 @@ def first(pair: tuple[MessageQueue, Any]) -> MessageQueue:
 
 
 async def each(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order; with the first failure the other requests are given up."""
+    """Return all results, in order; after the first failure the other requests are cancelled."""
+    bound = asyncio.Semaphore(CONCURRENT_REQUESTS)
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(request) for request in requests]
+            tasks = [group.create_task(_bounded(request, bound)) for request in requests]
     except* MQError as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def settled(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results, in order; the first failure is raised when every request has ended. For changes."""
+    bound = asyncio.Semaphore(CONCURRENT_REQUESTS)
+    results = await asyncio.gather(*(_bounded(request, bound) for request in requests), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast(list[T], results)
+
+
+async def _bounded(request: Coroutine[Any, Any, T], bound: asyncio.Semaphore) -> T:
+    async with bound:
+        return await request

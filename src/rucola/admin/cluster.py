@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rucola import settings
-from rucola.admin.asking import Asking
+from rucola.admin.asking import Asking, each, settled
 from rucola.errors import BrokerError, ConfigError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -66,11 +66,10 @@ class ClusterAdmin(Asking):
 
     async def get_name_server_config(self) -> dict[str, dict[str, str]]:
         """The settings of every name server, by its address."""
-        answers = {
-            address: await self._ask(address, RequestCode.GET_NAMESRV_CONFIG)
-            for address in self._name_servers.addresses
-        }
-        return {address: settings.parse(answer.body.decode("utf-8", "replace")) for address, answer in answers.items()}
+        addresses = self._name_servers.addresses
+        answers = await each(self._ask(address, RequestCode.GET_NAMESRV_CONFIG) for address in addresses)
+        tables = (settings.parse(answer.body.decode("utf-8", "replace")) for answer in answers)
+        return dict(zip(addresses, tables, strict=True))
 
     async def update_name_server_config(self, changes: dict[str, str]) -> None:
         """Change settings of every name server."""
@@ -95,20 +94,18 @@ class ClusterAdmin(Asking):
     async def wipe_write_perm_of_broker(self, broker_name: str) -> dict[str, int]:
         """Let nobody send to a broker: for every name server the number of topics this concerns."""
         header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
-        counts = {}
-        for address in self._name_servers.addresses:
-            answer = await self._ask(address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
-            counts[address] = answer.decode_header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
-        return counts
+        addresses, code = self._name_servers.addresses, RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        answers = await settled(self._ask(address, code, header) for address in addresses)
+        counts = [answer.decode_header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count for answer in answers]
+        return dict(zip(addresses, counts, strict=True))
 
     async def add_write_perm_of_broker(self, broker_name: str) -> dict[str, int]:
         """Let everybody send to a broker again: for every name server the number of topics this concerns."""
         header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
-        counts = {}
-        for address in self._name_servers.addresses:
-            answer = await self._ask(address, RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
-            counts[address] = answer.decode_header(AddWritePermOfBrokerResponseHeader).add_topic_count
-        return counts
+        addresses, code = self._name_servers.addresses, RequestCode.ADD_WRITE_PERM_OF_BROKER
+        answers = await settled(self._ask(address, code, header) for address in addresses)
+        counts = [answer.decode_header(AddWritePermOfBrokerResponseHeader).add_topic_count for answer in answers]
+        return dict(zip(addresses, counts, strict=True))
 
     # The name servers' key-value table.
 

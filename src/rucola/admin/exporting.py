@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rucola.admin.asking import each
 from rucola.admin.cluster import ClusterAdmin, shortest_rate
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.topics import TopicAdmin
@@ -42,13 +43,15 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
         """Topics and groups of these masters, by name."""
         topics: dict[str, TopicConfig] = {}
         groups: dict[str, SubscriptionGroupConfig] = {}
-        for address in addresses:
-            for name, topic in (await self._user_topics(address, with_special=with_special)).items():
+        of_masters = await each(self._user_topics(address, with_special=with_special) for address in addresses)
+        for of_master in of_masters:
+            for name, topic in of_master.items():
                 if name in topics:
                     topic.read_queue_nums += topics[name].read_queue_nums
                     topic.write_queue_nums += topics[name].write_queue_nums
                 topics[name] = topic
-            for name, group in (await self._user_groups(address)).items():
+        for groups_of_master in await each(map(self._user_groups, addresses)):
+            for name, group in groups_of_master.items():
                 if name in groups:
                     group.retry_queue_nums += groups[name].retry_queue_nums
                 groups[name] = group
@@ -59,7 +62,8 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
         masters = await self.fetch_masters_of_cluster(cluster)
         info = await self.examine_cluster_info()
         addresses = [info.broker_addr_table[name].broker_addrs for name in info.cluster_addr_table[cluster]]
-        configs = {name: await self.get_broker_config(address) for name, address in masters.items()}
+        tables = await each(map(self.get_broker_config, masters.values()))
+        configs = dict(zip(masters, tables, strict=True))
         return {
             "brokerConfigs": {
                 name: {key: config[key] for key in CONFIG_KEYS if key in config} for name, config in configs.items()
@@ -73,9 +77,8 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
 
     async def export_metrics(self, cluster: str) -> dict[str, Any]:
         """What the cluster's masters bear at the moment and in a day."""
-        report: dict[str, Any] = {}
-        for name, address in (await self.fetch_masters_of_cluster(cluster)).items():
-            report[name] = await self._metrics(address)
+        masters = await self.fetch_masters_of_cluster(cluster)
+        report: dict[str, Any] = dict(zip(masters, await each(map(self._metrics, masters.values())), strict=True))
         quotas = [broker["runtimeQuota"] for broker in report.values()]
         return {
             "evaluateReport": report,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rucola.admin.asking import Asking, addresses_of, each, first, masters_of
+from rucola.admin.asking import Asking, addresses_of, each, first, masters_of, settled
 from rucola.errors import BrokerError, ConfigError, TopicNotFound
 from rucola.message.topics import check_group, retry_topic
 from rucola.protocol.body import decode_body, encode_body
@@ -83,9 +83,9 @@ class GroupAdmin(Asking):
 
     async def check_group_exists(self, group: str) -> None:
         """ConfigError where no broker knows the group: it has no settings, no offsets and no clients."""
-        for address in addresses_of((await self.examine_cluster_info()).broker_addr_table.values()):
-            if group in await self.examine_subscription_group_config(address):
-                return
+        addresses = addresses_of((await self.examine_cluster_info()).broker_addr_table.values())
+        if any(group in groups for groups in await each(map(self.examine_subscription_group_config, addresses))):
+            return
         if (await self.examine_consume_stats(group)).offset_table or await self.find_consumer_connection(group):
             return
         raise ConfigError(f"there is no consumer group {group}: no broker has settings, offsets or clients of it")
@@ -103,14 +103,9 @@ class GroupAdmin(Asking):
         BrokerError with code CONSUMER_NOT_ONLINE where the group has no clients.
         """
         header = GetConsumerConnectionListRequestHeader(consumer_group=group)
-        failure: BrokerError | None = None
-        for broker in [address] if address else addresses_of(await self._brokers_of(group)):
-            try:
-                answer = await self._ask(broker, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-                return decode_body(ConsumerConnection, answer.body)
-            except BrokerError as error:
-                failure = error
-        raise failure or ConfigError("the cluster has no broker")
+        addresses = [address] if address else addresses_of(await self._brokers_of(group))
+        answer = await self._ask_any(addresses, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        return decode_body(ConsumerConnection, answer.body)
 
     async def find_consumer_connection(self, group: str) -> ConsumerConnection | None:
         """The group's clients and subscriptions; None where it has no clients."""
@@ -124,14 +119,9 @@ class GroupAdmin(Asking):
     async def examine_producer_connection_info(self, group: str, topic: str) -> ProducerConnection:
         """The clients of a producer group, as the first of the topic's brokers that knows any."""
         header = GetProducerConnectionListRequestHeader(producer_group=group)
-        failure: BrokerError | None = None
-        for address in addresses_of((await self.examine_topic_route(topic)).broker_datas):
-            try:
-                answer = await self._ask(address, RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
-                return decode_body(ProducerConnection, answer.body)
-            except BrokerError as error:
-                failure = error
-        raise failure or ConfigError(f"topic {topic} has no broker")
+        addresses = addresses_of((await self.examine_topic_route(topic)).broker_datas)
+        answer = await self._ask_any(addresses, RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
+        return decode_body(ProducerConnection, answer.body)
 
     async def get_all_producer_info(self, address: str) -> dict[str, list[ProducerInfo]]:
         """The clients of every producer group of a broker."""
@@ -145,16 +135,9 @@ class GroupAdmin(Asking):
         header = GetConsumerRunningInfoRequestHeader(
             consumer_group=group, client_id=client_id, jstack_enable=str(jstack).lower()
         )
-        failure: BrokerError | None = None
-        for address in addresses_of(await self._brokers_of(group)):
-            try:
-                answer = await self._ask(
-                    address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, extra_ms=CLIENT_WAIT_MS
-                )
-                return decode_running_info(answer.body)
-            except BrokerError as error:
-                failure = error
-        raise failure or ConfigError("the cluster has no broker")
+        addresses = addresses_of(await self._brokers_of(group))
+        answer = await self._ask_any(addresses, RequestCode.GET_CONSUMER_RUNNING_INFO, header, extra_ms=CLIENT_WAIT_MS)
+        return decode_running_info(answer.body)
 
     async def get_consume_status(
         self, topic: str, group: str, client_id: str = ""
@@ -162,10 +145,9 @@ class GroupAdmin(Asking):
         """The offsets at which the group's clients are, by client id; of one client where its id is given."""
         header = GetConsumerStatusRequestHeader(topic=topic, group=group, client_addr=client_id)
         status: dict[str, dict[MessageQueue, int]] = {}
-        for address in addresses_of((await self.examine_topic_route(topic)).broker_datas):
-            answer = await self._ask(
-                address, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header, extra_ms=CLIENT_WAIT_MS
-            )
+        code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        addresses = addresses_of((await self.examine_topic_route(topic)).broker_datas)
+        for answer in await each(self._ask(address, code, header, extra_ms=CLIENT_WAIT_MS) for address in addresses):
             for name, offsets in decode_consumer_status(answer.body).items():
                 status.setdefault(name, {}).update(offsets)
         return status
@@ -225,20 +207,23 @@ class GroupAdmin(Asking):
         ConfigError where the group has committed nothing on the topic.
         """
         header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp_ms, is_force=str(force).lower())
-        result = ResetResult({}, online=True)
-        masters = masters_of((await self.examine_topic_route(topic)).broker_datas)
-        for name, address in masters.items():
+        language = LanguageCode.CPP.name if cpp else None
+
+        async def reset(name: str, address: str) -> ResetResult:
+            request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            request.language = language or request.language
             try:
-                request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-                request.language = LanguageCode.CPP.name if cpp else request.language
                 answer = await self._remoting.invoke_ok(address, request, self.timeout_ms)
-                result.offsets |= decode_offset_table(answer.body)
             except BrokerError as error:
                 if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
                     raise
-                result.online = False
-                result.offsets |= await self._reset_offline(address, name, header, force)
-        return result
+                return ResetResult(await self._reset_offline(address, name, header, force), online=False)
+            return ResetResult(decode_offset_table(answer.body), online=True)
+
+        masters = masters_of((await self.examine_topic_route(topic)).broker_datas)
+        results = await settled(reset(name, address) for name, address in masters.items())
+        offsets = {queue: offset for result in results for queue, offset in result.offsets.items()}
+        return ResetResult(offsets, online=all(result.online for result in results))
 
     async def reset_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> ResetResult:
         """Let the group go on at a queue offset of one queue, its clients too where it has any.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rucola.admin.asking import masters_of
+from rucola.admin.asking import each, masters_of
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.topics import TopicAdmin
@@ -54,12 +54,12 @@ class TrafficAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
         return TopicTraffic(topic, await self._traffic(addresses, TOPIC_PUT_NUMS, topic), groups)
 
     async def _traffic(self, addresses: Iterable[str], name: str, key: str) -> Traffic:
-        total = Traffic()
-        for address in addresses:
+        async def at(address: str) -> Traffic:
             try:
                 data = await self.view_broker_stats_data(address, name, key)
             except BrokerError:
-                continue  # nothing was counted there
-            total.tps += data.stats_minute.tps
-            total.day_count += data.day_count
-        return total
+                return Traffic()  # nothing was counted there
+            return Traffic(data.stats_minute.tps, data.day_count)
+
+        found = await each(map(at, addresses))
+        return Traffic(sum(one.tps for one in found), sum(one.day_count for one in found))

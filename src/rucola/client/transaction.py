@@ -19,6 +19,7 @@ open and is raised; a delay is refused, where Apache drops it silently.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -84,11 +85,13 @@ class TransactionProducer(Producer):
 
     async def _join(self) -> None:
         await super()._join()
-        for topic in self.topics:
-            with suppress(TopicNotFound):
-                await self.instance.routes.find(topic)
+        await asyncio.gather(*map(self._find_route, self.topics))
         if self.topics:
             await self.instance.beat()
+
+    async def _find_route(self, topic: str) -> None:
+        with suppress(TopicNotFound):
+            await self.instance.routes.find(topic)
 
     async def _leave(self) -> None:
         await self._checks.close()

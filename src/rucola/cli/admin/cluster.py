@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, TopicTraffic
+from rucola.admin.asking import each
 from rucola.admin.cluster import shortest_rate
 from rucola.cli.admin.command import (
     ask,
@@ -39,18 +40,14 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
 
     async def question(client: AdminClient) -> list[dict[str, Any]]:
         info = await client.examine_cluster_info()
-        return [
-            {
-                "clusterName": cluster,
-                "brokerName": name,
-                "brokerId": broker_id,
-                "brokerAddr": address,
-                "runtimeStats": await _runtime_stats(client, address),
-            }
+        brokers: list[dict[str, Any]] = [
+            {"clusterName": cluster, "brokerName": name, "brokerId": broker_id, "brokerAddr": address}
             for cluster, names in sorted(info.cluster_addr_table.items())
             for name in sorted(names)
             for broker_id, address in sorted(info.broker_addr_table[name].broker_addrs.items())
         ]
+        stats = await each(_runtime_stats(client, broker["brokerAddr"]) for broker in brokers)
+        return [broker | {"runtimeStats": one} for broker, one in zip(brokers, stats, strict=True)]
 
     for _ in rounds(interval):
         brokers = ask(namesrv_addr, question)
@@ -128,7 +125,8 @@ def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster
     one_of(address, cluster)
 
     async def question(client: AdminClient) -> dict[str, dict[str, str]]:
-        return {one: await client.fetch_broker_runtime_stats(one) for one in await targets(client, address, cluster)}
+        addresses = await targets(client, address, cluster)
+        return dict(zip(addresses, await each(map(client.fetch_broker_runtime_stats, addresses)), strict=True))
 
     _print_settings(ask(namesrv_addr, question), as_json, 32, ": ", "" if address else "{address:<24} ")
 
@@ -204,7 +202,8 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
     one_of(address, cluster)
 
     async def question(client: AdminClient) -> dict[str, dict[str, str]]:
-        return {one: await client.get_broker_config(one) for one in await targets(client, address, cluster)}
+        addresses = await targets(client, address, cluster)
+        return dict(zip(addresses, await each(map(client.get_broker_config, addresses)), strict=True))
 
     title = "============{address}============"
     _print_settings(ask(namesrv_addr, question), as_json, 50, "=  ", title=title)
