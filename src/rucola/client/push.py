@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from rucola.client.background import Background
@@ -45,7 +44,7 @@ from rucola.client.returns import Returns
 from rucola.client.route import TopicRoute
 from rucola.client.share import Beginning, Share
 from rucola.client.stats import ConsumeCounts, ConsumerStats
-from rucola.errors import ConfigError, TopicNotFound
+from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import check_topic, retry_topic
 from rucola.protocol.command import VERSION_TEXT
@@ -242,7 +241,7 @@ class PushConsumer(GroupClient):
         self._line.open()
         await self._pulls.open()
         self.instance.add_consumer(self)
-        await asyncio.gather(*map(self._find_route, self._subscriptions))
+        await self.instance.routes.find_all(self._subscriptions)
         await self.instance.beat(JOIN_TIMEOUT_MS)
         await self._share.open()
         self._background.start(self._keep_persisting(), f"offsets of {self.group}")
@@ -253,10 +252,6 @@ class PushConsumer(GroupClient):
             self._background.start(self._locks.keep(), f"locks of {self.group}")
         if self._call is not None:
             self._listening.start(self._call)
-
-    async def _find_route(self, topic: str) -> None:
-        with suppress(TopicNotFound):
-            await self.instance.routes.find(topic)
 
     async def _leave(self) -> None:
         self._line.close()

@@ -24,9 +24,11 @@ Answers to `MQClientInstance.updateTopicRouteInfoFromNameServer` and `TopicPubli
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -166,6 +168,15 @@ class TopicRoutes:
         """Return the topic's own route, looked up if it is not at hand. TopicNotFound if no name server knows one."""
         route = self._routes.get(topic)
         return route if route is not None and not route.is_borrowed else await self.refresh(topic, timeout_ms)
+
+    async def find_all(self, topics: Iterable[str]) -> None:
+        """Look up the routes of these topics, concurrently. Topics that do not exist are skipped."""
+
+        async def find(topic: str) -> None:
+            with suppress(TopicNotFound):
+                await self.find(topic)
+
+        await asyncio.gather(*map(find, topics))
 
     async def find_for_sending(self, topic: str, timeout_ms: float = 2 * NAMESRV_TIMEOUT_MS) -> TopicRoute:
         """Return a route with a queue to write to: the topic's own, or else one borrowed from TBW102.

@@ -19,10 +19,8 @@ open and is raised; a delay is refused, where Apache drops it silently.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -30,7 +28,7 @@ from rucola.client.background import Background
 from rucola.client.listener import call
 from rucola.client.parcel import SendResult, SendStatus
 from rucola.client.producer import SEND_TIMEOUT_MS, Producer
-from rucola.errors import BrokerError, InvalidMessage, RemotingError, TopicNotFound
+from rucola.errors import BrokerError, InvalidMessage, RemotingError
 from rucola.message import Message, MessageExt, properties, sysflag
 from rucola.message.ids import parse_offset_msg_id
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -85,13 +83,9 @@ class TransactionProducer(Producer):
 
     async def _join(self) -> None:
         await super()._join()
-        await asyncio.gather(*map(self._find_route, self.topics))
+        await self.instance.routes.find_all(self.topics)
         if self.topics:
             await self.instance.beat()
-
-    async def _find_route(self, topic: str) -> None:
-        with suppress(TopicNotFound):
-            await self.instance.routes.find(topic)
 
     async def _leave(self) -> None:
         await self._checks.close()
