@@ -49,7 +49,7 @@ bench: setup ## measure against floors taken in the same run, and write the figu
 	@$(VENV)/bin/python benchmarks/run.py $(ARGS)
 
 .PHONY: soak
-soak: setup ## 200 clients that come, go and crash for ten minutes; nothing acknowledged may be lost
+soak: setup ## clients that come, go and crash, then a network that fails; nothing acknowledged may be lost
 	@$(VENV)/bin/python benchmarks/soak.py $(ARGS)
 
 # Shares the packages of $(VENV) but for Rucola itself, which is installed from a wheel: the checkout stays as it is.

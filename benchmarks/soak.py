@@ -1,6 +1,6 @@
 """Clients that come, go and crash: every acknowledged message is delivered to every group, and the ledger balances.
 
-    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1]
+    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1] [--chaos-minutes 5]
 
 `rucola standalone` runs in a process of its own. The clients live some to a process, four producers and two consumers
 of each of three groups, one of which keeps the order. A client lives for some seconds, closes and is followed by a new
@@ -16,6 +16,8 @@ is left. Then, of the messages by their names,
     delivered, but never sent                      none
     delivered to one group and not to another      none
     delivered more often than once                 counted: what was in hand when its consumer crashed
+
+A second part follows, in which the network fails and not the clients: `tests/chaos/run.py`.
 """
 
 from __future__ import annotations
@@ -289,6 +291,13 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
         return found
 
 
+def chaos(minutes: float, seed: int) -> bool:
+    """Run the second part in a process of its own, since it has modules of the same names; return its success."""
+    tests = Path(__file__).resolve().parents[1] / "tests"
+    command = [sys.executable, "-m", "chaos.run", "--minutes", str(minutes), "--seed", str(seed)]
+    return subprocess.run(command, cwd=tests, env={**os.environ, "PYTHONPATH": str(tests)}).returncode == 0
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--host"]:
         namesrv, name, ledger, groups, producers = sys.argv[2:]
@@ -303,11 +312,17 @@ def main() -> None:
         help="no group that keeps the order: its locks outlive a crash by a minute",
     )
     parser.add_argument("--seed", type=int, default=1, help="which processes are killed (default: %(default)s)")
+    parser.add_argument(
+        "--chaos-minutes", type=float, default=5, help="length of the second part, 0 for none (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     chosen = WITHOUT_ORDER if arguments.without_order else list(GROUPS)
     found = soak(arguments.minutes, arguments.clients, chosen, arguments.seed)
-    print("\n".join(found) or "the ledger balances")
-    sys.exit(bool(found))
+    print("\n".join(found) or "the ledger balances", flush=True)
+    is_well = not found
+    if arguments.chaos_minutes:
+        is_well &= chaos(arguments.chaos_minutes, arguments.seed)
+    sys.exit(not is_well)
 
 
 if __name__ == "__main__":

@@ -163,9 +163,9 @@ class Producer(_Blocking[producer_module.Producer]):
         """Answer a request that was consumed."""
         return self._run(self._client.reply(request, body, timeout_ms))
 
-    def send_oneway(self, message: Message, queue: Choice = None) -> None:
-        """Send one message and wait for nothing."""
-        self._run(self._client.send_oneway(message, queue))
+    def send_oneway(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
+        """Send one message without an answer."""
+        self._run(self._client.send_oneway(message, queue, timeout_ms))
 
     def send_batch(
         self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
