@@ -51,6 +51,7 @@ from rucola.protocol.pull import (
 )
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, TopicList
+from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ class PullConsumer(GroupClient):
         """As `pull`, but the records are given out as they are, those with only the hash of a wanted tag among them."""
         self._must_be_open()
         wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
+        deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         broker_id, address = await self._address(queue)
         sys_flag = SUBSCRIPTION
         if suspend_ms > 0:
@@ -172,7 +174,7 @@ class PullConsumer(GroupClient):
         )
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
         try:
-            answer = await self.instance.remoting.invoke(address, request, suspend_ms + PULL_TIMEOUT_MS)
+            answer = await self.instance.remoting.invoke(address, request, deadline.left_ms)
         except RemotingConnectError:
             self._suggested_broker_ids.pop(queue, None)
             self.instance.renew_route(queue.topic)
