@@ -67,9 +67,13 @@ class Client:
 
     async def stop(self) -> list[str]:
         """Let it close its clients; return what went wrong in its life."""
-        self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
-            code = await self.process.wait()
+        code = self.process.returncode
+        if code is None:
+            self.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                code = await self.process.wait()
+        else:
+            code = f"{code}, though it was not told to"
         found = [line for line in self.log.read_text().splitlines() if COMPLAINTS.search(line)]
         return [f"{self.log.name}: {line}" for line in found] + (
             [f"{self.log.name}: ended with {code}"] if code else []
@@ -107,6 +111,7 @@ class Chaos:
         self._started = 0
         self._brokers: dict[str, str] = {}
         self._phase_s = PHASE_S
+        self._last = ("", "")
 
     # Servers and clients.
 
@@ -192,15 +197,19 @@ class Chaos:
 
         def lacking() -> dict[tuple[str, str], int]:
             counts = self._counts()
-            return {key: goal - counts[key] for key, goal in goals.items() if counts[key] < goal}
+            found = {key: goal - counts[key] for key, goal in goals.items() if counts[key] < goal}
+            self._last = next(iter(found), self._last)
+            return found
 
         return await self._reached(lambda: not lacking(), lambda: f"lacking are {lacking()}", self._phase_s)
 
     async def _reached(self, is_enough: Callable[[], bool], why: Callable[[], str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not is_enough():
-            if time.monotonic() > deadline:
-                self.findings.append(f"nothing goes on after {seconds:.0f} s: {why()}")
+            ended = [name for name, client in self._clients.items() if client.process.returncode is not None]
+            if ended or time.monotonic() > deadline:
+                reason = f"{', '.join(ended)} ended" if ended else f"nothing goes on after {seconds:.0f} s"
+                self.findings.append(f"{reason}: {why()}")
                 return False
             await asyncio.sleep(POLL_S)
         return True
@@ -209,7 +218,7 @@ class Chaos:
         begin, known = time.monotonic(), len(self.findings)
         await fault(self)
         self.findings[known:] = [f"{name}: {finding}" for finding in self.findings[known:]]
-        print(f"{time.monotonic() - begin:5.1f} s  {name}", flush=True)
+        print(f"{time.monotonic() - begin:5.1f} s  {name}; the last to go on was {' at '.join(self._last)}", flush=True)
 
     async def end(self) -> None:
         """Stop the clients when nothing is left to consume, and check ledger and stores."""
