@@ -112,6 +112,21 @@ def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_st
     with_scene(talk)
 
 
+def test_a_client_leaves_with_its_dead_connection() -> None:
+    async def talk(scene: Scene) -> None:
+        old, new = Client(scene, "same", ["g"], ["p"]), Client(scene, "same", ["g"], ["p"])
+        other = Client(scene, "other", ["g"], ["p"])
+        for client in (old, new, other):
+            await client.beat()
+        scene.clients.unregister([*scene.clients.consumers["g"].members][1], "p", "g")
+        assert scene.clients.consumers["g"].client_ids == ["other"]
+        assert len(scene.clients.producers["p"]) == 1
+        for client in (old, new, other):
+            await client.close()
+
+    with_scene(talk)
+
+
 def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
     async def talk(scene: Scene) -> None:
         first, second = Client(scene, "1", ["quiet", "loud"], []), Client(scene, "2", ["quiet", "loud"], [])

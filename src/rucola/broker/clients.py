@@ -6,8 +6,8 @@ is told at once (NOTIFY_CONSUMER_IDS_CHANGED), so that the group shares out its 
 broker has notifyConsumerIdsChangedEnable=false.
 
 Answers to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
-Deliberate difference: a client with two connections is listed once. Apache lists it twice, and the queues of its second
-place are consumed by no member until the dead connection expires.
+Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and the
+queues of its second place are consumed by no member until the dead connection expires.
 """
 
 from __future__ import annotations
@@ -98,11 +98,13 @@ class Clients:
             self._join(connection, consumer, member)
 
     def unregister(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
-        """A client leaves one or both groups."""
-        if producer_group:
-            self._leave_producers(connection, producer_group)
-        if consumer_group:
-            self._leave_consumers(connection, consumer_group)
+        """A client leaves one or both groups, with all of its connections: an older one may be dead."""
+        producers = self.producers.get(producer_group or "", {})
+        consumers = self.consumers.get(consumer_group or "")
+        for one in _of_same_client(producers, connection):
+            self._leave_producers(one, producer_group or "")
+        for one in _of_same_client(consumers.members if consumers else {}, connection):
+            self._leave_consumers(one, consumer_group or "")
 
     def closed(self, connection: Connection) -> None:
         """A connection is gone, and with it its membership in every group."""
@@ -174,3 +176,9 @@ class Clients:
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group.name)
         for connection in group.members:
             connection.send(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+
+
+def _of_same_client(members: dict[Connection, Member], connection: Connection) -> list[Connection]:
+    """Return the connections in a group of the client that has this one."""
+    member = members.get(connection)
+    return [] if member is None else [one for one, other in members.items() if other.client_id == member.client_id]
