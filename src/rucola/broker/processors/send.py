@@ -313,12 +313,12 @@ class SendProcessor:
         return answer
 
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
+        size, limit = len(command.body), self._store_config.max_message_size
+        if size > limit:
+            raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
         flags, bodies, strings = decode_batch(command.body)
         if not bodies:
             raise InvalidMessage("the batch is empty")
-        limit = self._store_config.max_message_size
-        if len(command.body) > limit and (largest := max(map(len, bodies))) > limit:
-            raise InvalidMessage(f"a body has {largest} bytes; {limit} are allowed (maxMessageSize)")
         stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings)
         result = self._store.put_batch(
             MessageInnerBatch(
