@@ -510,3 +510,18 @@ def test_half_of_a_transaction_from_another_broker_is_committed_whatever_its_del
         )
         assert here.end(half, COMMIT) is None
         assert here.bodies() == [b"body"]
+
+
+@pytest.mark.parametrize(
+    "marks", ["DELAY\x011\x02", "TIMER_DELAY_SEC\x01100\x02", "TRAN_MSG\x01true\x02PGROUP\x01p\x02"]
+)
+def test_a_message_that_waits_must_leave_room_in_its_file(tmp_path: Path, marks: str) -> None:
+    """It is put again with a longer topic and more properties, into a file of the same size."""
+
+    async def talk(peer: Peer) -> None:
+        refused = await peer.send(bytes((1 << 20) - 300), properties=marks)
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "1048064 are allowed for a message that waits (mappedFileSizeCommitLog)" in str(refused.remark)
+        assert (await peer.send(bytes((1 << 20) - 300))).code == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, talk)
