@@ -352,7 +352,7 @@ class SendProcessor:
             raise InvalidMessage("the batch is empty")
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings)
+        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings, header.properties)
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
