@@ -7,6 +7,7 @@ import random
 import re
 import resource
 import socket
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rucola.message.record import decode_many
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig
 
@@ -151,6 +153,45 @@ def test_a_body_over_four_megabytes_is_refused_with_the_limit(tmp_path: Path) ->
         assert (await peer.send(bytes(4 * 1024 * 1024))).code == ResponseCode.SUCCESS
 
     with_broker(tmp_path, talk, store={"mapped_file_size_commit_log": 8 << 20})
+
+
+def test_headers_that_only_apache_reads_are_read(tmp_path: Path) -> None:
+    """A numeric language, text that is no UTF-8; and headers that cannot be read, on one connection of a broker."""
+
+    async def talk(peer: Peer) -> None:
+        await peer.send(b"first")
+        host, port = peer.broker.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        named = [
+            (b"a", b"p"),
+            (b"b", b"T"),
+            (b"e", b"0"),
+            (b"f", b"0"),
+            (b"g", b"1"),
+            (b"h", b"0"),
+            (b"i", b"a\x01\xff"),
+        ]
+        fields = b",".join(b'"%b":"%b"' % (name, value.replace(b"\x01", b"\\u0001")) for name, value in named)
+        ext = b"".join(struct.pack(">hci", 1, name, len(value)) + value for name, value in named)
+        headers = [
+            (0, b'{"code":310,"opaque":1,"language":0,"extFields":{' + fields + b"}}"),
+            (1, struct.pack(">hBhiiii", 310, 99, 409, 2, 0, 0, len(ext)) + ext),
+            (0, b'{"opaque":3,"language":"JAVA"}'),
+            (1, struct.pack(">hBhiiii", 310, 0, 409, 4, 0, 0, -1)),
+            (0, b'{"code":"send","opaque":5}'),
+        ]
+        for serializer, header in headers:
+            writer.write(struct.pack(">iI", 4 + len(header) + 4, serializer << 24 | len(header)) + header + b"body")
+        decoder, answers = FrameDecoder(), list[RemotingCommand]()
+        while len(answers) < len(headers):
+            answers += decoder.receive_data(await reader.read(1 << 16))
+        assert [(answer.opaque, answer.code) for answer in answers] == [(1, 0), (2, 0), (3, 3), (4, 1), (5, 1)]
+        assert "`b`, the topic" in str(answers[3].remark)
+        writer.close()
+        _, *sent = decode_many((await peer.pull()).body)
+        assert [message.properties["a"] for message in sent] == ["\ufffd"] * 2
+
+    with_broker(tmp_path, talk)
 
 
 def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from rucola.protocol.command import Header, RemotingCommand, SerializeType
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import PERM_WRITE, CreateTopicRequestHeader, TopicRequestHeader
 from rucola.remoting.client import RemotingClient
@@ -451,6 +452,51 @@ def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(tmp_path: P
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert next(iter(pairs)) in (refused.remark or "")
         assert len(decode_many((await peer.pull()).body)) == 1
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Path, code: int) -> None:
+    """As Apache appends them: those of the header come last and win, and WAIT is a matter of the request."""
+
+    async def talk(peer: Peer) -> None:
+        messages = [Message("T", b"x", properties={"UNIQ_KEY": "u1", "a": "1"}), Message("T", b"y", keys="own")]
+        header = send_header(batch="true", properties="TAGS\x01out\x02KEYS\x01ok\x02WAIT\x01true\x02UNIQ_KEY\x01u9\x02")
+        assert (await peer.ask(code, header, encode_batch(messages))).code == ResponseCode.SUCCESS
+        shared = {"TAGS": "out", "KEYS": "ok", "UNIQ_KEY": "u9", "CLUSTER": "DefaultCluster"}
+        tagged = await peer.pull(subscription="out")
+        assert [m.properties for m in decode_many(tagged.body)] == [{"a": "1"} | shared, shared]
+        assert (await peer.pull(subscription="other")).code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        for key, count in (("ok", 2), ("u9", 2), ("u1", 0), ("own", 0)):
+            asked = QueryMessageRequestHeader(topic="T", key=key, max_num=32, begin_timestamp=0, end_timestamp=1 << 62)
+            answer = await peer.ask(RequestCode.QUERY_MESSAGE, asked)
+            assert len(decode_many(answer.body)) == count, key
+
+    with_broker(tmp_path, talk)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("DELAY\x011\x02", "DELAY"),
+        ("DELAY\x01soon\x02", "DELAY is 'soon'"),
+        ("TRAN_MSG\x01true\x02", "TRAN_MSG"),
+        ("TIMER_DELAY_SEC\x015\x02", "TIMER_DELAY_SEC"),
+        ("a\x01" + "v" * 32_740, "32767 bytes"),
+    ],
+)
+def test_batch_whose_header_asks_for_more_than_to_be_stored_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.send()
+        body = encode_batch([Message("T", b"one"), Message("T", b"two", tags="A")])
+        for code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2):
+            refused = await peer.ask(code, send_header(batch="true", properties=text), body)
+            assert (refused.code, why in (refused.remark or "")) == (ResponseCode.MESSAGE_ILLEGAL, True), refused.remark
+        for text_taken in ("DELAY\x010\x02", "DELAY\x01-1\x02", "TRAN_MSG\x01false"):
+            taken = await peer.ask(code, send_header(batch="true", properties=text_taken), body)
+            assert taken.code == ResponseCode.SUCCESS, taken.remark
+        assert len(decode_many((await peer.pull()).body)) == 7
 
     with_broker(tmp_path, talk)
 

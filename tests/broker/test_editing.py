@@ -72,14 +72,21 @@ def test_a_batch_of_messages_that_are_alike_is_edited_as_each_alone(
     _compare(["\x02".join(row) + data.draw(st.sampled_from(["", "\x02"])) for row in rows])
 
 
-@given(st.lists(st.lists(pairs | oddities, max_size=3).map("\x02".join), min_size=1, max_size=4))
-def test_any_batch_is_edited_as_each_alone(texts: list[str]) -> None:
-    try:
-        editing.of_batch([text.encode() for text in texts])
-    except InvalidMessage:
-        assert any("\x01" in value for text in texts for value in parse(text).values()), "a value that cannot be stored"
-    else:
-        _compare(texts)
+shared_texts = st.lists(pairs | oddities, max_size=3).map("\x02".join)
+
+
+@given(st.lists(st.lists(pairs | oddities, max_size=3).map("\x02".join), min_size=1, max_size=4), shared_texts)
+def test_any_batch_is_edited_as_each_alone(texts: list[str], shared: str) -> None:
+    _compare(texts)
+    _compare(texts, shared)
+
+
+@given(st.lists(pairs, unique=True, max_size=3), st.integers(1, 3), shared_texts, st.data())
+def test_what_a_batch_says_is_said_of_each_of_its_messages(
+    row: list[str], count: int, shared: str, data: st.DataObject
+) -> None:
+    order = [pair.partition("\x01")[0] for pair in row]
+    _compare(["\x02".join(f"{name}\x01{data.draw(values)}" for name in order) for _ in range(count)], shared)
 
 
 pieces = st.sampled_from([b"A", b"B", b"A\x01v", b"B\x01w", b"A\x01", b"\x01", b"\x02", b"\xff", b"B\x01\xff", b""])
@@ -92,14 +99,14 @@ def test_a_batch_is_edited_as_each_of_its_messages(strings: list[bytes]) -> None
     assert together == [next(zip(*editing.of_batch([string]), strict=True)) for string in strings]
 
 
-def _compare(texts: list[str]) -> None:
+def _compare(texts: list[str], shared: str = "") -> None:
     strings = [text.encode() for text in texts]
-    stored, tags, unique_keys, keys = editing.of_batch(strings)
+    stored, tags, unique_keys, keys = editing.of_batch(strings, shared)
     assert len(stored) == len(tags) == len(unique_keys) == len(keys) == len(texts)
     for number, text in enumerate(texts):
         alone = one(text)
-        expected = parse(text)
-        if alone is None:
+        expected = parse(text) | parse(shared)
+        if alone is None or parse(shared).keys() - {"WAIT", "CLUSTER"}:
             pairs = {name: value for name, value in expected.items() if name != "WAIT"} | {"CLUSTER": "C"}
             assert parse(stored[number]) == pairs
         else:
@@ -122,3 +129,6 @@ def test_what_a_batch_cannot_have_is_refused(asked: str, why: str, alike: bool) 
     with pytest.raises(InvalidMessage, match=why):
         editing.of_batch(strings)
     assert editing.of_batch([b"TAGS\x01A\x02DELAY\x010"])[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]
+    with pytest.raises(InvalidMessage, match=why):
+        editing.of_batch([b"TAGS\x01A", b"TAGS\x01B"], asked)
+    assert editing.of_batch([b"TAGS\x01A"], "DELAY\x010")[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]

@@ -160,7 +160,7 @@ def test_garbage_does_not_disturb_other_clients(tmp_path: Path) -> None:
                 b"\x7f\xff\xff\xff",
                 b"GET / HTTP/1.1\r\n\r\n",
                 bytes(64),
-                b"\x00\x00\x00\x08\x07\x00\x00\x04abcd",
+                b"\x00\x00\x00\x08\x07\x00\x00\x04abcd\xff\xff\xff\xff",  # an unknown serializer, then no frame
             ):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(garbage)

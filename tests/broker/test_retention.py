@@ -52,8 +52,8 @@ def store_config(path: Path) -> StoreConfig:
 
 
 @asynccontextmanager
-async def serving(path: Path, world: World) -> AsyncIterator[Peer]:
-    config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, broker_name="broker-a")
+async def serving(path: Path, world: World, **settings: Any) -> AsyncIterator[Peer]:
+    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
     async with Broker(config, store_config(path), clock=world.clock, ask_disk=world.ask_disk) as broker:
         client = RemotingClient()
         try:
@@ -62,12 +62,12 @@ async def serving(path: Path, world: World) -> AsyncIterator[Peer]:
             await client.close()
 
 
-def with_broker(path: Path, talk: Callable[[Peer, World], Awaitable[None]]) -> None:
+def with_broker(path: Path, talk: Callable[[Peer, World], Awaitable[None]], **settings: Any) -> None:
     """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
     world = World()
 
     async def run() -> None:
-        async with serving(path, world) as peer:
+        async with serving(path, world, **settings) as peer:
             await talk(peer, world)
 
     asyncio.run(run())

@@ -21,7 +21,8 @@ from broker.test_broker import Peer, serving, with_broker
 from broker.test_delay import arrives
 from broker.test_retention import World, until
 from broker.test_retention import serving as serving_world
-from rucola.broker.due import BATCH, RETRY_AFTER_MS
+from rucola.broker.due import BATCH
+from rucola.broker.internal_puts import FIRST_RETRY_MS, InternalPuts
 from rucola.broker.timer import Progress, TimedDelivery, waiting_place
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt, MessageInner, properties
@@ -56,7 +57,8 @@ class Scene:
         self.path = path
         self.store = MessageStore(stores.config(path, **more), self._arrived)
         self.store.open(T0)
-        self.timed = TimedDelivery(self.store, path / "config" / "timer.json", **sizes)
+        self.puts = InternalPuts(self.store)
+        self.timed = TimedDelivery(self.store, self.puts, path / "config" / "timer.json", **sizes)
         self.timed.load()
 
     def _arrived(self, topics: Mapping[str, Arrived]) -> None:
@@ -212,7 +214,7 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
         here.send(T0, T0 + 1000, b"body")
         here.deliver(T0)
         here.store.refuses_writes = "full"
-        assert here.deliver(T0 + 1000) == T0 + 1000 + RETRY_AFTER_MS
+        assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
         assert here.timed.progress() == Progress(T0 + 999, 1, 0)
         here.store.refuses_writes = None
         assert here.deliver(T0 + 2000) is None

@@ -15,6 +15,7 @@ import stores
 from broker.test_broker import Peer, serving, with_broker
 from cluster import Tally
 from rucola.broker.config import BrokerConfig
+from rucola.broker.internal_puts import InternalPuts
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.broker.transactions import TRANSACTION_GROUP, CheckBack, Transactions
@@ -55,8 +56,10 @@ class Scene:
         config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
         self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
         self.topics.load(T0)
+        self.puts = InternalPuts(store)
         self.transactions = Transactions(
             store,
+            self.puts,
             self.topics,
             self.offsets,
             stores.HOST,
@@ -309,8 +312,10 @@ def test_a_copy_that_no_longer_fits_a_record_is_laid_aside(tmp_path: Path) -> No
     store = MessageStore(stores.config(tmp_path, mapped_file_size_commit_log=1 << 17))
     store.open(T0)
     here = Scene(store)
-    fixed = len(properties.join({"TRAN_MSG": "true", "PGROUP": "p", "REAL_TOPIC": "T", "REAL_QID": "0", "a": "x"}))
-    here.prepare(T0, b"large", a="x" * (32_767 - fixed + 1))
+    named = {"TRAN_MSG": "true", "PGROUP": "p", "REAL_TOPIC": "T", "REAL_QID": "0", "a": "x"}
+    named["a"] = "x" * (32_767 - len(properties.join(named)) + 1)
+    large = MessageInner(TRANS_HALF_TOPIC, 0, b"large", properties.join(named), 7, 0, T0, stores.HOST)
+    assert store.put(large, T0).status is PutMessageStatus.PUT_OK, "as Apache's broker would"
     here.prepare(T0, b"small")
     assert [asked(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"small"]
     assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"large"]

@@ -116,7 +116,6 @@ def test_a_closed_store_goes_on(open_store: OpenStore) -> None:
         (inner(topic="../x"), PutMessageStatus.MESSAGE_ILLEGAL),
         (inner(queue_id=-1), PutMessageStatus.MESSAGE_ILLEGAL),
         (inner(flag=1 << 40), PutMessageStatus.MESSAGE_ILLEGAL),
-        (inner(body=bytes(1001)), PutMessageStatus.MESSAGE_ILLEGAL),
         (inner(properties=b"p" * 32768), PutMessageStatus.PROPERTIES_SIZE_EXCEEDED),
         (inner(properties=b"p" * 4000), PutMessageStatus.MESSAGE_ILLEGAL),
     ],
@@ -124,8 +123,8 @@ def test_a_closed_store_goes_on(open_store: OpenStore) -> None:
 def test_illegal_messages_change_nothing(
     open_store: OpenStore, tmp_path: Path, message: MessageInner, status: PutMessageStatus
 ) -> None:
-    store = open_store(config(tmp_path / "store", max_message_size=1000))
-    store.put(inner(), 1)
+    store = open_store(config(tmp_path / "store", max_message_size=3))
+    assert store.put(inner(), 1).status is PutMessageStatus.PUT_OK, "the limit is the broker's, for what it admits"
     end = store.max_physical_offset
     assert store.put(message, 2).status is status
     assert store.put_batch(batch(message, message), 2).status is status

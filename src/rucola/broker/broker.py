@@ -27,6 +27,7 @@ from rucola.broker.congestion import TICK_MS, Congestion
 from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.durability import Durability
 from rucola.broker.flush import Flush
+from rucola.broker.internal_puts import InternalPuts
 from rucola.broker.locks import QueueLocks
 from rucola.broker.processors.cleaning import CleaningProcessor
 from rucola.broker.processors.connections import ConnectionProcessor
@@ -203,11 +204,16 @@ class Broker:
         reput = Reput(store, hold, master.on_put if master is not None else _nobody_waits)
         running.callback(reput.stop)
         delays_ms = parse_delay_levels(self.store_config.message_delay_level)
-        delayed = DelayedDelivery(store, delays_ms, directory / "delayOffset.json")
+        puts = InternalPuts(store, lambda due_ms: kept_alarm.ring_at(due_ms))
+        kept_alarm = Alarm("puts that were kept", lambda: puts.put_kept(clock()), clock)
+        running.callback(lambda: puts.close(clock()))
+        running.callback(kept_alarm.stop)
+
+        delayed = DelayedDelivery(store, puts, delays_ms, directory / "delayOffset.json")
         delayed.load()
         delay_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
 
-        timed = TimedDelivery(store, directory / "timer.json")
+        timed = TimedDelivery(store, puts, directory / "timer.json")
         timed.load()
         timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
 
@@ -235,6 +241,7 @@ class Broker:
 
         transactions = Transactions(
             store,
+            puts,
             topics,
             offsets,
             config.store_host,
@@ -247,7 +254,7 @@ class Broker:
             transactions.load()
             running.push_async_callback(transaction_check.note_progress)
 
-        state = BrokerState(config, store, topics, groups, offsets, filters, writing, clients, stats, clock)
+        state = BrokerState(config, store, puts, topics, groups, offsets, filters, writing, clients, stats, clock)
         send = SendProcessor(
             config,
             self.store_config,
@@ -314,7 +321,7 @@ class Broker:
             root = self.store_config.store_path_root_dir
             behind = dict[str, int] if master is None else master.behind
             collector = BrokerCollector(
-                config, store, topics, offsets, clients, stats, runtime.figures, behind, clock, root
+                config, store, puts, topics, offsets, clients, stats, runtime.figures, behind, clock, root
             )
             metrics = MetricsServer(
                 config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port, collector

@@ -6,8 +6,8 @@ is told at once (NOTIFY_CONSUMER_IDS_CHANGED), so that the group shares out its 
 broker has notifyConsumerIdsChangedEnable=false.
 
 Answers to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
-Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and the
-queues of its second place are consumed by no member until the dead connection expires.
+Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and
+the queues of its second place are consumed by no member until the dead connection expires.
 """
 
 from __future__ import annotations

@@ -15,39 +15,52 @@ stop, never before what they vouch for is on disk. After a crash, messages deliv
 written would come again; those with a unique key are found in the index by that key and passed over, so only messages
 without one (or without an index) are repeated, at most those of the last 10 s before the crash.
 
-`DelayedDelivery` is wound from outside: `deliver(now_ms)` does what is due and says when something is due next.
+A delivery whose put fails is retried with backoff, and its level does not move on (see `broker.internal_puts`); the
+other levels do. Only damaged records are skipped, and logged.
+
+`DelayedDelivery` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
 
 Answers to `ScheduleMessageService` of Apache RocketMQ 4.9.8. Deliberate differences: it sleeps until the next message
-is due instead of looking every 100 ms; a level that messageDelayLevel no longer has is still delivered; a message
-that cannot be delivered at all (damaged, or no longer fit for a record) is logged and passed over.
+is due instead of looking every 100 ms; a level that messageDelayLevel no longer has is still delivered; messages
+above a maxMessageSize that was lowered meanwhile are delivered, where they stop the level in Apache's broker.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rucola.broker.due import BATCH, RETRY_AFTER_MS, deliver
+from rucola.broker.due import BATCH, deliver
+from rucola.broker.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store import config_files
 from rucola.store.message_store import MessageStore
 
+logger = logging.getLogger(__name__)
+
 PERSIST_INTERVAL_MS = 10_000
 
 
-def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
-    """Where a message for this queue goes: there, or where it waits when its properties ask for a delay.
-
-    Notes its own place in `pairs` then. A level above the highest means the highest. InvalidMessage where DELAY is
-    no number.
-    """
+def delay_level(pairs: Mapping[str, str]) -> int:
+    """Return the delay level that a message asks for, 0 or less for none. InvalidMessage if DELAY is no number."""
     text = pairs.get(properties.DELAY, "0")
     try:
-        level = min(int(text), level_count)
+        return int(text)
     except ValueError:
         raise InvalidMessage(f"its property {properties.DELAY} is {text!r}; it must be the number of a level") from None
+
+
+def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
+    """Return where a message for this queue goes: there, or where it waits if its properties ask for a delay.
+
+    In that case its own place is noted in `pairs`. A level above the highest means the highest. InvalidMessage if
+    DELAY is no number.
+    """
+    level = min(delay_level(pairs), level_count)
     if level <= 0:
         return topic, queue_id
     pairs[properties.DELAY] = str(level)
@@ -59,11 +72,13 @@ def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int)
 class DelayedDelivery:
     """Delivers what is due."""
 
-    def __init__(self, store: MessageStore, delays_ms: Sequence[int], path: Path) -> None:
+    def __init__(self, store: MessageStore, puts: InternalPuts, delays_ms: Sequence[int], path: Path) -> None:
         self._store = store
+        self._puts = puts
         self._delays_ms = delays_ms
         self._path = path
         self._offsets: dict[int, int] = {}
+        self._backoffs: defaultdict[int, Backoff] = defaultdict(Backoff)
         self._looked_up_until_ms = 0
 
     def load(self) -> None:
@@ -94,19 +109,38 @@ class DelayedDelivery:
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def _deliver_level(self, level: int, now_ms: int) -> int | None:
-        begin = max(self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+        backoff = self._backoffs[level]
+        if (retry_ms := backoff.next_ms(now_ms)) is not None:
+            return retry_ms
+        begin = self._begin(level)
         units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, BATCH)
         known = level <= len(self._delays_ms)
         latest_ms = now_ms + self._delays_ms[level - 1] if known else max((unit[2] for unit in units), default=0)
+        kind = f"delay level {level}"
         for queue_offset, (physical_offset, _, due_ms) in enumerate(units, begin):
             if now_ms < due_ms <= latest_ms:
                 return due_ms
-            if not deliver(self._store, physical_offset, now_ms, may_be_there=due_ms <= self._looked_up_until_ms):
-                return now_ms + RETRY_AFTER_MS
+            may_be_there = due_ms <= self._looked_up_until_ms
+            if not deliver(self._store, self._puts, kind, physical_offset, now_ms, may_be_there=may_be_there):
+                return backoff.failed(now_ms)
+            backoff.succeeded()
             self._offsets[level] = queue_offset + 1
         if self._offsets[level] >= self._store.max_offset(SCHEDULE_TOPIC, level - 1):
             return None
-        return now_ms if units else now_ms + RETRY_AFTER_MS
+        return now_ms if units else now_ms + FIRST_RETRY_MS
+
+    def _begin(self, level: int) -> int:
+        """Return the first queue offset of a level that is not delivered and still in the log."""
+        begin, kept = self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1)
+        if begin < kept:
+            logger.error(
+                "delay level %d: %d messages left the log before they were due, and are lost; "
+                "fileReservedTime must be longer than the longest delay, and the disk large enough",
+                level,
+                kept - begin,
+            )
+            begin = self._offsets[level] = kept
+        return begin
 
 
 def delay_offsets(source: Path | str, document: object) -> dict[int, int]:

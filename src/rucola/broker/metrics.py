@@ -3,7 +3,7 @@
     GET /metrics HTTP/1.1
 
 is answered with everything, put together at that moment from the tables, the store and the statistics; nothing is kept.
-All are gauges, and 0 stands for a topic or group that exists and has nothing.
+All but the failures are gauges, and 0 stands for a topic or group that exists and has nothing.
 
     rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read a second
     rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put a second
@@ -18,10 +18,12 @@ All are gauges, and 0 stands for a topic or group that exists and has nothing.
     rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     messages before it
     rocketmq_group_count                             caddr localaddr group           clients of the group
     rocketmq_slave_behind_bytes                      cluster broker slave            of the log, that a slave lacks
+    rocketmq_internal_put_failures_total             cluster broker put              failed attempts since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The exporter has none for slaves. The last are figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last
-minute. rocketmq_group_count names the addresses and ids of the clients, as the exporter does.
+The exporter has none for slaves and for puts that fail (see `broker.internal_puts`). The last are figures of
+GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count names the addresses and
+ids of the clients, as the exporter does.
 
 Switched on by `metricsExporterType=PROM`; `metricsPromExporterPort` and `metricsPromExporterHost` say where. These keys
 are those of RocketMQ 5, whose metrics have other names; the exporter's are those that dashboards for 4 know. What
@@ -38,12 +40,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from rucola.broker.clients import Clients
 from rucola.broker.config import BrokerConfig
+from rucola.broker.internal_puts import InternalPuts
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -110,6 +113,7 @@ class BrokerCollector(Collector):
         self,
         config: BrokerConfig,
         store: MessageStore,
+        puts: InternalPuts,
         topics: TopicConfigTable,
         offsets: ConsumerOffsetTable,
         clients: Clients,
@@ -121,6 +125,7 @@ class BrokerCollector(Collector):
     ) -> None:
         self._config = config
         self._store = store
+        self._puts = puts
         self._topics = topics
         self._offsets = offsets
         self._clients = clients
@@ -130,10 +135,11 @@ class BrokerCollector(Collector):
         self._clock = clock
         self._directory = directory
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Everything, now."""
         yield from self._broker()
         yield self._slaves()
+        yield self._failures()
         yield from self._runtime()
         yield from self._of_topics()
         yield from self._of_groups()
@@ -161,6 +167,14 @@ class BrokerCollector(Collector):
         family = GaugeMetricFamily("rocketmq_slave_behind_bytes", "bytes of the log that a slave lacks", labels=labels)
         for slave, lacking in self._behind().items():
             family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave), lacking)
+        return family
+
+    def _failures(self) -> CounterMetricFamily:
+        labels, own = ("cluster", "broker", "put"), (self._config.broker_cluster_name, self._config.broker_name)
+        text = "failed attempts to put a message that the broker has to carry on"
+        family = CounterMetricFamily("rocketmq_internal_put_failures", text, labels=labels)
+        for kind, count in sorted(self._puts.failures.items()):
+            family.add_metric((*own, kind), count)
         return family
 
     def _runtime(self) -> Iterator[GaugeMetricFamily]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rucola.broker.clients import Clients
 from rucola.broker.config import BrokerConfig
+from rucola.broker.internal_puts import InternalPuts
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
@@ -22,10 +23,11 @@ from rucola.store.message_store import MessageStore
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """Settings, store, tables, who is connected, what was counted, and what time it is (milliseconds since 1970)."""
+    """Settings, store, tables, connected clients, statistics, and the time (milliseconds since 1970)."""
 
     config: BrokerConfig
     store: MessageStore
+    puts: InternalPuts
     topics: TopicConfigTable
     groups: SubscriptionGroupTable
     offsets: ConsumerOffsetTable

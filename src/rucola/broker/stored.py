@@ -1,43 +1,50 @@
-"""Stored messages, taken up again: to deliver them when due, to try them once more, to end their transaction.
+"""Stored messages, read so that the broker can put them again: to deliver, retry, commit or dead-letter them.
 
-What is put a second time is the stored message with another place or other properties. Its body stays as it was
-stored, compressed or not, and its birth stays what the producer said.
+The new record has another place or other properties. Body, flag, birth and keys stay as they were stored; a compressed
+body is neither decompressed nor compressed again.
 """
 
 from __future__ import annotations
 
 from rucola.errors import InvalidMessage
-from rucola.message import MessageExt, MessageInner, properties
+from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.record import decode
 from rucola.store.message_store import MessageStore
 
 
-def stored_message(store: MessageStore, physical_offset: int) -> MessageExt | None:
-    """The message whose record begins there, its body as stored; None where no sound record does."""
+def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
+    """Return the message whose record begins at this physical offset, its body as stored.
+
+    Raises InvalidMessage, which says what is damaged, if no sound record begins there.
+    """
     record = store.record_at(physical_offset)
     if record is None:
-        return None
+        raise InvalidMessage(f"no record begins at physical offset {physical_offset}")
     try:
         return decode(record, decompress=False)
-    except InvalidMessage:
-        return None
+    except InvalidMessage as error:
+        raise InvalidMessage(f"the record at physical offset {physical_offset} is damaged: {error}") from None
 
 
 def renewed(message: MessageExt) -> MessageInner:
-    """The message as it is put again. Topic, queue, properties and the rest may have been changed before.
+    """Return the message as it is put again; its topic, queue and properties may have been changed.
 
-    InvalidMessage where the properties no longer fit a record.
+    The transaction bits that keep a record out of its queue are cleared: they belong to the record that was read.
+    Raises InvalidMessage if the properties no longer fit a record.
     """
     pairs = message.properties
+    sys_flag = message.sys_flag
+    if not sysflag.is_dispatched(sys_flag):
+        sys_flag = sysflag.with_transaction_state(sys_flag, sysflag.TRANSACTION_NOT)
     return MessageInner(
         topic=message.topic,
         queue_id=message.queue_id,
         body=message.body,
         properties=properties.join(pairs),
         flag=message.flag,
-        sys_flag=message.sys_flag,
+        sys_flag=sys_flag,
         born_timestamp=message.born_timestamp,
         born_host=encode_host(message.born_host),
         reconsume_times=message.reconsume_times,

@@ -23,9 +23,11 @@ take messages that wait longer than the log is kept. Therefore no file of the lo
 rolled: put once more at the end of the same queue, with TIMER_ROLL_TIMES raised.
 
 Promise: as for delay levels. No message is lost, each is delivered at least once; after a crash, what was delivered
-since the file was written is found by its unique key and passed over. There is no longest time.
+since the file was written is found by its unique key and passed over. There is no longest time. A delivery or a roll
+whose put fails is retried (see `broker.internal_puts`): deliveredMs and rolledOffset stay, and so does the file of the
+log.
 
-`TimedDelivery` is wound from outside: `deliver(now_ms)` does what is due and says when something is due next.
+`TimedDelivery` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
 
 Answers to `TimerMessageStore` of Apache RocketMQ 5; 4.9.8 has nothing like it, and keeps such messages where they are.
 Deliberate differences: times are exact to the millisecond, not the second; there is no timerMaxDelaySec; neither wheel
@@ -38,6 +40,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from pathlib import Path
@@ -47,12 +50,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.broker.delay import postpone
-from rucola.broker.due import BATCH, LATER, RETRY_AFTER_MS, deliver
-from rucola.broker.stored import renewed, stored_message
+from rucola.broker.due import BATCH, deliver
+from rucola.broker.internal_puts import Backoff, InternalPuts
+from rucola.broker.stored import stored_message
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store import config_files
+from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -153,12 +158,15 @@ class TimedDelivery:
     def __init__(
         self,
         store: MessageStore,
+        puts: InternalPuts,
         path: Path,
         *,
         near: int = NEAR,
         stretch: int = STRETCH,
     ) -> None:
         self._store = store
+        self._puts = puts
+        self._backoff = Backoff()
         self._path = path
         self._room = near
         self._stretch = stretch
@@ -224,20 +232,20 @@ class TimedDelivery:
     def deliver(self, now_ms: int) -> int | None:
         """Deliver what is due and return when to come back, milliseconds; None when nothing waits."""
         count = 0
-        while self._near and self._near[0][0] <= now_ms and count < BATCH:
-            key = heappop(self._near)  # first, as the delivery lets others arrive
-            if not self._deliver_one(key, now_ms):
-                heappush(self._near, key)
-                break
-            self._delivered_ms = max(self._delivered_ms, key[0])
-            count += 1
+        retry_ms = self._backoff.next_ms(now_ms)
+        while retry_ms is None and self._near and self._near[0][0] <= now_ms and count < BATCH:
+            if self._deliver_first(now_ms):
+                self._backoff.succeeded()
+                count += 1
+            else:
+                retry_ms = self._backoff.failed(now_ms)
         if self._horizon is not None and len(self._near) <= self._room // 2:
             self._look_further()
             return now_ms
         if not self._near:
             return None
         due_ms = self._near[0][0]
-        return due_ms if due_ms > now_ms or count == BATCH else now_ms + RETRY_AFTER_MS
+        return due_ms if retry_ms is None or due_ms > now_ms else retry_ms
 
     async def roll(self, clock: Callable[[], int]) -> bool:
         """Put what waits in the oldest file of the log once more, so that the file may go.
@@ -257,14 +265,34 @@ class TimedDelivery:
 
     # -- one message --------------------------------------------------------------------------------------------------
 
+    def _deliver_first(self, now_ms: int) -> bool:
+        """Deliver the nearest message; False if its put failed, and it stays the nearest then."""
+        key = heappop(self._near)  # before its delivery, during which others may arrive
+        delivered = False
+        try:
+            delivered = self._deliver_one(key, now_ms)
+        finally:
+            if not delivered:
+                heappush(self._near, key)
+        if delivered:
+            self._delivered_ms = max(self._delivered_ms, key[0])
+        return delivered
+
     def _deliver_one(self, key: _Key, now_ms: int) -> bool:
         due_ms, queue_offset = key
         if queue_offset < self._rolled_offset:
             return True
         units = self._store.units(*_QUEUE, queue_offset, 1)
         if not units:
-            return True  # its file went by force
-        return deliver(self._store, units[0][0], now_ms, may_be_there=due_ms <= self._looked_up_until_ms)
+            logger.error(
+                "timer message: the one at offset %d of %s left the log before it was due, and is lost; "
+                "the disk is too small for what waits",
+                queue_offset,
+                TIMER_TOPIC,
+            )
+            return True
+        may_be_there = due_ms <= self._looked_up_until_ms
+        return deliver(self._store, self._puts, "timer message", units[0][0], now_ms, may_be_there=may_be_there)
 
     def _roll_some(self, now_ms: int) -> bool | None:
         """Roll some messages: True when all are, None when more follow, False when the store takes none."""
@@ -285,18 +313,17 @@ class TimedDelivery:
         return None if units else True
 
     def _roll_one(self, physical_offset: int, now_ms: int) -> bool:
-        message = stored_message(self._store, physical_offset)
-        if message is None:
-            logger.error("no message that waits can be read at %d; it will be lost", physical_offset)
+        try:
+            message = stored_message(self._store, physical_offset)
+        except InvalidMessage as error:
+            logger.error("timer roll: a message that waits cannot be read and is skipped: %s", error)
             return True
         times = message.properties.get(properties.TIMER_ROLL_TIMES, "")
-        message.properties[properties.TIMER_ROLL_TIMES] = str(int(times) + 1 if _is_count(times) else 1)
-        try:
-            status = self._store.put(renewed(message), now_ms).status
-        except InvalidMessage as error:
-            logger.error("the message %s waits and will be lost: %s", message.offset_msg_id, error)
-            return True
-        return status not in LATER
+        marked = message.properties | {properties.TIMER_ROLL_TIMES: str(int(times) + 1 if _is_count(times) else 1)}
+        with suppress(InvalidMessage):  # without room for the mark the message is rolled without it
+            properties.join(marked)
+            message.properties = marked
+        return self._puts.put_again("timer roll", message, now_ms).status is PutMessageStatus.PUT_OK
 
     # -- near and far -------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,12 @@ How far both queues are done with stands in the consumer offsets of CID_RMQ_SYS_
 the marks from there on say which half messages after `half_begin` are ended.
 
 Promise: a committed message is delivered at least once, and one that was rolled back, or never ended, never. It is
-delivered once, whatever is repeated, unless the broker crashes during a check, or is started again between a check
-and a late end that the producer sends for the message before it.
+delivered once, whatever is repeated, unless the broker crashes during a check, is started again between a check and a
+late end that the producer sends for the message before it, or ends while an op message waits for room on the disk.
+
+What is acknowledged must be able to commit: a half message is refused if its delay cannot be read, or if its properties
+leave no room for what checks and the commit add. A put that fails leaves the transaction open (see
+`broker.internal_puts`); only an op message, whose commit is done, is kept in memory and retried.
 
 Answers to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
 RocketMQ 4.9.8. Deliberate differences: an end that comes twice, or late, after a check, counts once; copies for
@@ -33,6 +37,7 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rucola.broker.internal_puts import InternalPuts
 from rucola.broker.stored import renewed, stored_message
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -54,6 +59,10 @@ REMOVE_TAG = "d"
 _HALF_QUEUE = (TRANS_HALF_TOPIC, 0)
 _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
 _READ_AT_ONCE = 1000
+
+ROOM = 128
+"""Bytes that the properties of a half message must leave free: TRANSACTION_CHECK_TIMES and TRAN_PREPARED_QUEUE_OFFSET,
+which checks add, and TIMER_OUT_MS, which the commit may add, take 110 at most."""
 
 
 class CheckBack(NamedTuple):
@@ -77,6 +86,7 @@ class Transactions:
     def __init__(
         self,
         store: MessageStore,
+        puts: InternalPuts,
         topics: TopicConfigTable,
         offsets: ConsumerOffsetTable,
         store_host: bytes,
@@ -86,6 +96,7 @@ class Transactions:
         check_max: int,
     ) -> None:
         self._store = store
+        self._puts = puts
         self._topics = topics
         self._offsets = offsets
         self._store_host = store_host
@@ -96,6 +107,7 @@ class Transactions:
         self._known_from = 0  # of half messages before this one it is not known whether they were ended or copied
         self._op_end = 0
         self._ended: dict[int, int] = {}  # queue offset of the half message -> that of its mark
+        self._unmarked: set[int] = set()  # queue offsets of half messages that are committed without a mark as yet
         self._copies: dict[int, int] = {}  # queue offset of a half message -> that of the copy that took its place
         self._discarded: set[int] = set()  # queue offsets of half messages that were laid aside and may yet be ended
 
@@ -105,8 +117,12 @@ class Transactions:
         self._op_end = self._first(*_OP_QUEUE)
         while units := self._store.units(*_OP_QUEUE, self._op_end, _READ_AT_ONCE):
             for queue_offset, (physical_offset, _, _) in enumerate(units, self._op_end):
-                mark = stored_message(self._store, physical_offset)
-                if mark is not None and mark.tags == REMOVE_TAG and mark.body.isdigit():
+                try:
+                    mark = stored_message(self._store, physical_offset)
+                except InvalidMessage as error:
+                    logger.error("an op message cannot be read; its transaction may be checked again: %s", error)
+                    continue
+                if mark.tags == REMOVE_TAG and mark.body.isdigit():
                     self._ended[int(mark.body)] = queue_offset
             self._op_end += len(units)
         self._pass_ended()
@@ -127,9 +143,16 @@ class Transactions:
     # A half message comes.
 
     def prepare(self, topic: str, queue_id: int, pairs: dict[str, str], now_ms: int) -> tuple[str, int]:
-        """Where a half message for this queue goes. Notes its own place in `pairs`."""
+        """Return where a half message for this queue goes. Notes its own place in `pairs`.
+
+        Raises InvalidMessage for a message that could not be committed.
+        """
+        waiting_place(topic, queue_id, dict(pairs), self._delay_level_count, now_ms)
         pairs[properties.REAL_TOPIC] = topic
         pairs[properties.REAL_QID] = str(queue_id)
+        size, most = len(properties.join(pairs)), properties.MAX_PROPERTIES_SIZE - ROOM
+        if size > most:
+            raise InvalidMessage(f"half of a transaction with {size} bytes of properties; {most} are allowed")
         self._topics.ensure(TRANS_HALF_TOPIC, 1, now_ms)
         return _HALF_QUEUE
 
@@ -137,8 +160,11 @@ class Transactions:
 
     def end(self, header: EndTransactionRequestHeader, now_ms: int) -> str | None:
         """Commit or roll back. Returns why that cannot be, or None when it is done."""
-        half = stored_message(self._store, header.commit_log_offset)
-        if half is None or half.topic != TRANS_HALF_TOPIC:
+        try:
+            half = stored_message(self._store, header.commit_log_offset)
+        except InvalidMessage as error:
+            return f"Find prepared transaction message failed: {error}"
+        if half.topic != TRANS_HALF_TOPIC:
             return f"Find prepared transaction message failed: there is none at {header.commit_log_offset}"
         if half.properties.get(properties.PGROUP) != header.producer_group:
             return f"The producer group wrong: {header.producer_group} did not send this message"
@@ -147,36 +173,52 @@ class Transactions:
         newest = half.queue_offset
         while newest in self._copies:
             newest = self._copies[newest]
-        if newest in self._ended:
+        if newest in self._ended or newest in self._unmarked:
             return None
         if self._known_from <= newest < self._half_begin and newest not in self._discarded:
             return None
         if header.commit_or_rollback == sysflag.TRANSACTION_COMMIT:
             try:
-                status = self._put_committed(half, now_ms).status
-            except (InvalidMessage, KeyError, ValueError) as error:
+                put = self._put_committed(half, now_ms)
+            except (KeyError, ValueError) as error:
                 return f"the message cannot be committed: {error!r}"
-            if status is not PutMessageStatus.PUT_OK:
-                return self._store.refuses_writes or status.name
-        marked = self._put_mark(newest, now_ms)
-        if marked.status is PutMessageStatus.PUT_OK:
-            self._ended[newest] = marked.queue_offset
-            self._op_end = marked.queue_offset + 1
-            self._discarded.discard(newest)
-            self._pass_ended()
+            if put.status is not PutMessageStatus.PUT_OK:
+                return self._puts.reason(put)
+            self._unmarked.add(newest)
+            self._mark_committed(now_ms)
             return None
-        if header.commit_or_rollback == sysflag.TRANSACTION_ROLLBACK:
-            return self._store.refuses_writes or marked.status.name
-        logger.error("the end of transaction %s could not be noted; it will be checked", half.msg_id)
-        return None
+        marked = self._mark(newest, now_ms)
+        return None if marked.status is PutMessageStatus.PUT_OK else self._puts.reason(marked)
 
     def _put_committed(self, half: MessageExt, now_ms: int) -> PutResult:
         pairs = half.properties
         place = (pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QID]))
-        half.topic, half.queue_id = waiting_place(*place, pairs, self._delay_level_count, now_ms)
+        try:
+            half.topic, half.queue_id = waiting_place(*place, pairs, self._delay_level_count, now_ms)
+        except InvalidMessage as error:  # from a broker that took it all the same
+            logger.error("the transaction of message %s is committed without a delay: %s", half.msg_id, error)
+            half.topic, half.queue_id = place
         half.sys_flag = sysflag.with_transaction_state(half.sys_flag, sysflag.TRANSACTION_COMMIT)
         half.prepared_transaction_offset = half.physical_offset
-        return self._store.put(renewed(half), now_ms)
+        return self._puts.put_again("commit", half, now_ms)
+
+    def _mark_committed(self, now_ms: int) -> bool:
+        """Put the op messages of commits that have none as yet; False if one could not be put."""
+        for half_queue_offset in sorted(self._unmarked):
+            if self._mark(half_queue_offset, now_ms).status is not PutMessageStatus.PUT_OK:
+                return False
+            self._unmarked.discard(half_queue_offset)
+        return True
+
+    def _mark(self, half_queue_offset: int, now_ms: int) -> PutResult:
+        """Put the op message that ends a half message, and take the transaction for ended if that succeeds."""
+        marked = self._put_mark(half_queue_offset, now_ms)
+        if marked.status is PutMessageStatus.PUT_OK:
+            self._ended[half_queue_offset] = marked.queue_offset
+            self._op_end = marked.queue_offset + 1
+            self._discarded.discard(half_queue_offset)
+            self._pass_ended()
+        return marked
 
     def _put_mark(self, half_queue_offset: int, now_ms: int) -> PutResult:
         mark = MessageInner(
@@ -189,7 +231,7 @@ class Transactions:
             born_host=self._store_host,
             tags_code=tags_code(REMOVE_TAG),
         )
-        return self._store.put(mark, now_ms)
+        return self._puts.put("op message", mark, now_ms)
 
     def _pass_ended(self) -> None:
         while self._ended.pop(self._half_begin, None) is not None:
@@ -201,8 +243,10 @@ class Transactions:
         """Look at the half messages that were there when this began, and ask about those that are open for too long.
 
         Other methods may be called between two questions. It ends early at a message that is too young, since those
-        after it are younger, and where the store takes nothing.
+        after it are younger, and when a put fails.
         """
+        if not self._mark_committed(now_ms):
+            return
         end = self._store.max_offset(*_HALF_QUEUE)
         self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
         while True:
@@ -210,6 +254,8 @@ class Transactions:
             at = self._half_begin
             if at >= end:
                 break
+            if at in self._unmarked:
+                return
             half = self._half_at(at)
             if half is not None and not self._is_ended_by_first(half):
                 pairs = half.properties
@@ -238,10 +284,11 @@ class Transactions:
 
     def _half_at(self, queue_offset: int) -> MessageExt | None:
         units = self._store.units(*_HALF_QUEUE, queue_offset, 1)
-        half = stored_message(self._store, units[0][0]) if units else None
-        if half is None:
-            logger.error("no half message can be read at offset %d of %s; it is passed over", queue_offset, _HALF_QUEUE)
-        return half
+        try:
+            return stored_message(self._store, units[0][0] if units else -1)
+        except InvalidMessage as error:
+            logger.error("the half message at offset %d of %s is skipped: %s", queue_offset, TRANS_HALF_TOPIC, error)
+            return None
 
     def _is_ended_by_first(self, half: MessageExt) -> bool:
         """Whether the message of which this is a copy was ended, as a broker before this one noted it."""
@@ -253,33 +300,33 @@ class Transactions:
         return self._timeout_ms if value == -1 else value * 1000
 
     def _copy(self, half: MessageExt, now_ms: int) -> PutResult | None:
-        """Put the half message at the end of its queue; None where the store takes nothing now.
+        """Put the half message at the end of its queue; None if that must be tried again.
 
-        One that no longer fits a record is laid aside as it was, and the result says so.
+        One whose properties leave no room for what a check adds (another broker took it) is laid aside as it was, and
+        the result says so.
         """
         try:
-            result = self._store.put(renewed(half), now_ms)
+            renewed(half)
         except InvalidMessage:
-            result = PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
-        if result.status is PutMessageStatus.PUT_OK:
-            self._copies[half.queue_offset] = result.queue_offset
-            return result
-        if result.status in (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPEDFILE_FAILED):
+            before = stored_message(self._store, half.physical_offset)
+            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED) if self._discard(before, now_ms) else None
+        result = self._puts.put_again("transaction check", half, now_ms)
+        if result.status is not PutMessageStatus.PUT_OK:
             return None
-        before = stored_message(self._store, half.physical_offset)
-        return result if before is None or self._discard(before, now_ms) else None
+        self._copies[half.queue_offset] = result.queue_offset
+        return result
 
     def _discard(self, half: MessageExt, now_ms: int) -> bool:
-        """Put a half message that nobody ends where operators find it; False where the store takes nothing now."""
+        """Put a half message that nobody ends where operators find it; False if the put failed."""
+        self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1, now_ms)
+        half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
+        if self._puts.put_again("transaction check", half, now_ms).status is not PutMessageStatus.PUT_OK:
+            return False
         logger.error(
             "the transaction of message %s for %s was never ended by group %s; it goes to %s",
             half.msg_id, half.properties.get(properties.REAL_TOPIC), half.properties.get(properties.PGROUP),
             TRANS_CHECK_MAX_TIME_TOPIC,
         )  # fmt: skip
-        self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1, now_ms)
-        half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
-        if self._store.put(renewed(half), now_ms).status is not PutMessageStatus.PUT_OK:
-            return False
         self._discarded.add(half.queue_offset)
         return True
 

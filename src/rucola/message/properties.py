@@ -4,14 +4,16 @@ On disk and on the wire the properties of a message are one UTF-8 string of at m
 
     name 0x01 value 0x02 name 0x01 value 0x02 ... name 0x01 value
 
-There is no length and no escape, so a name or value cannot hold 0x01 or 0x02 and neither may be empty. On disk
-nothing follows the last value; clients of other languages end the string with 0x02, and `parse` takes both.
+There are no lengths and no escapes. The first 0x01 ends a name, so a value may hold 0x01, but a name may not; neither
+may hold 0x02 or be empty. On disk nothing follows the last value; clients of other languages end the string with 0x02,
+and `parse` accepts both.
 
-Reading is as tolerant as Apache's: a segment without 0x01, with an empty name or an empty value is passed over,
-the last of two equal names wins, and bytes that are no UTF-8 become U+FFFD. Writing is strict.
+Parsing is as tolerant as Apache's: a segment without 0x01, with an empty name or with an empty value is ignored, the
+last of two equal names wins, and invalid UTF-8 becomes U+FFFD. `join` accepts exactly what `parse` would return, so the
+broker can always write again what it has read.
 
 Answers to org.apache.rocketmq.common.message.MessageConst and MessageDecoder.string2messageProperties.
-Apache writes whatever it is given; `join` refuses what would not come back.
+Apache writes anything; `join` rejects properties that would not survive a round trip.
 """
 
 from __future__ import annotations
@@ -119,31 +121,32 @@ def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
 def join(properties: Mapping[str, str]) -> bytes:
     """Return the property string of `properties` in UTF-8, as it lies on disk: nothing after the last value.
 
-    Raises InvalidMessage for a name or value that is empty, holds 0x01 or 0x02 or is no Unicode text, and for
-    a string above 32,767 bytes: none of these would come back from `parse`.
+    Raises InvalidMessage for an empty name or value, a name with 0x01, a name or value with 0x02, text that is not
+    Unicode, and a string above 32,767 bytes: `parse` would not return these properties.
     """
     if not properties:
         return b""
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
     count = len(properties)
-    # One separator per pair and one between pairs, no more; and no pair may begin or end with one.
-    if text.count("\x01") != count or text.count("\x02") != count - 1:
-        raise InvalidMessage(_what_is_wrong(properties))
-    if "\x01\x02" in text or "\x02\x01" in text or text[0] == "\x01" or text[-1] == "\x01":
-        raise InvalidMessage(_what_is_wrong(properties))
+    # Almost always there is one 0x01 per pair and one 0x02 between pairs; then no pair may begin or end with one.
+    is_usual = text.count("\x01") == count and text.count("\x02") == count - 1
+    if not is_usual or "\x01\x02" in text or "\x02\x01" in text or text[0] == "\x01" or text[-1] == "\x01":
+        _check(properties)
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"properties hold a character that is no Unicode text: {error}") from error
+        raise InvalidMessage(f"properties hold a character that is not Unicode text: {error}") from error
     if len(data) > MAX_PROPERTIES_SIZE:
         raise InvalidMessage(f"properties take {len(data)} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
     return data
 
 
-def _what_is_wrong(properties: Mapping[str, str]) -> str:
+def _check(properties: Mapping[str, str]) -> None:
+    """Raise InvalidMessage for the first property that `parse` would not return."""
     for name, value in properties.items():
         if not name or not value:
-            return f"property {name!r} has the value {value!r}; name and value may not be empty"
-        if not {"\x01", "\x02"}.isdisjoint(f"{name}{value}"):
-            return f"property {name!r} holds 0x01 or 0x02 in its name or value {value!r}; these separate properties"
-    raise AssertionError("join refused sound properties")
+            raise InvalidMessage(f"property {name!r} has the value {value!r}; name and value may not be empty")
+        if "\x01" in name or "\x02" in name or "\x02" in value:
+            raise InvalidMessage(
+                f"property {name!r} has the value {value!r}; 0x02 separates properties, and the first 0x01 ends a name"
+            )

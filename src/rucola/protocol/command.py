@@ -27,14 +27,19 @@ The ext fields of a JSON header stay raw until `decode_header` reads them into t
 `ext_fields` into a dictionary. Requests of one code have headers of one type: once the first has been read, those that
 follow are decoded in one pass, their typed headers included.
 
+Decoding is as tolerant as Apache's: a code that is missing is 0, the language may be a name or a number, invalid UTF-8
+becomes U+FFFD, and a negative size of the ext fields means that there are none.
+
 Answers to `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable` of Apache RocketMQ 4.9.8.
-Deliberate difference: a missing or malformed field is named in the error, by its meaning too where it is one letter on
-the wire, instead of surfacing as a Java exception.
+Deliberate differences: a missing or malformed field is named in the error, by its meaning too if it is one letter on
+the wire, instead of surfacing as a Java exception; a header that cannot be read is answered if its opaque can be, where
+Apache closes the connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from itertools import count
 from struct import Struct
@@ -58,6 +63,9 @@ LANGUAGE = LanguageCode.PYTHON.name
 
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
+
+UNREADABLE = -1
+"""The code of a command whose header cannot be read."""
 
 _PREFIX = Struct(">iI")
 _BINARY_HEAD = Struct(">hBhii")
@@ -90,6 +98,15 @@ H = TypeVar("H", bound=Header)
 E = TypeVar("E")
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+class HeaderError(RemoteProtocolError):
+    """A header that cannot be read, with the members of it that can be."""
+
+    def __init__(self, why: str, opaque: int | None = None, flag: int = 0) -> None:
+        self.opaque = opaque
+        self.flag = flag
+        super().__init__(why)
 
 
 class RemotingCommand(msgspec.Struct, eq=False, gc=False):
@@ -158,7 +175,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
             came = self.came
             if isinstance(came, Header):  # which has only the fields that its type knows
                 came = _decode_raw(self.json).ext
-            self.ext = _texts(fastjson.loads(bytes(came))) if came else {}
+            self.ext = _texts(fastjson.loads(str(came, "utf-8", "replace"))) if came else {}
         return self.ext
 
     def decode_header(self, header_type: type[H]) -> H:
@@ -176,8 +193,8 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
                     decode = _decode_ext[header_type] = _decoder(header_type)
                 try:
                     header: H = decode(came)
-                except msgspec.MsgspecError:
-                    pass  # nulls, or text and numbers in each other's place: the slow way sorts it out or says why
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    pass  # nulls, text and numbers in each other's place, no UTF-8: the slow way reads it or says why
                 else:
                     if not self.is_response:
                         _know(self.code, header_type)
@@ -247,6 +264,30 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
         )
 
 
+class UnreadableCommand(RemotingCommand):
+    """A whole frame whose header cannot be read, and why. No processor has its code.
+
+    `is_answer` says that it would have been an answer. A request without `opaque_is_known` cannot be answered.
+    """
+
+    why: str = ""
+    is_answer: bool = False
+    opaque_is_known: bool = False
+
+
+def unreadable(error: HeaderError, serializer: int) -> UnreadableCommand:
+    """The command that stands for a header that could not be read."""
+    return UnreadableCommand(
+        UNREADABLE,
+        flag=error.flag & FLAG_ONEWAY,
+        opaque=error.opaque or 0,
+        serialize_type=ROCKETMQ if serializer == ROCKETMQ else JSON,
+        why=str(error),
+        is_answer=bool(error.flag & FLAG_RESPONSE),
+        opaque_is_known=error.opaque is not None,
+    )
+
+
 def version_text(version: int) -> str:
     """`V4_9_8` for the version number that is spoken here, the number itself for any other."""
     return VERSION_TEXT if version == VERSION else str(version)
@@ -297,7 +338,7 @@ _NO_EXT: Any = msgspec.Raw()
 class _JsonHeader(msgspec.Struct, Generic[E], gc=False):
     """A JSON header, its fields in the order in which most clients write them. Its ext fields are an E, if any."""
 
-    code: Int32
+    code: Int32 = 0
     ext: E = msgspec.field(name="extFields", default=_NO_EXT)
     flag: Int32 = 0
     language: str = LanguageCode.OTHER.name
@@ -339,7 +380,7 @@ def _meaning(header_type: type[Header], error: str) -> str:
 
 
 def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingCommand:
-    """The command of one frame, given its header bytes, its body and its serializer byte."""
+    """The command of one frame, given its header bytes, its body and its serializer byte. Raises HeaderError."""
     if serializer == 0:
         try:
             came = _decode_whole.get(header[:_BEGIN_SIZE], _decode_raw)(header)
@@ -360,42 +401,64 @@ def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingComma
         )
     if serializer == 1:
         return _from_binary(header, body)
-    raise RemoteProtocolError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
+    raise HeaderError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
 
 
 def _tolerantly(header: bytes) -> _JsonHeader[msgspec.Raw]:
     """A header whose ext fields are not what others of its code have, or that is JSON only to fastjson."""
-    try:
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _decode_raw(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        members = fastjson.loads(header)
-    if not isinstance(members, dict):
-        raise RemoteProtocolError("a header must be a JSON object")
-    fields = {name: members[name] for name in _HEADER_MEMBERS if members.get(name) is not None}
-    ext = msgspec.Raw(_encode_json(_texts(members.get("extFields"))))
     try:
+        members = fastjson.loads(str(header, "utf-8", "replace"))
+    except RemoteProtocolError as error:
+        raise HeaderError(str(error)) from None
+    if not isinstance(members, dict):
+        raise HeaderError("a header must be a JSON object")
+    fields = {name: members[name] for name in _HEADER_MEMBERS if members.get(name) is not None}
+    if not isinstance(language := fields.get("language", ""), str):
+        fields["language"] = _language(language)
+    if not isinstance(fields.get("remark", ""), str):
+        fields["remark"] = _text_of(fields["remark"])
+    opaque, flag = (_int32(members.get(name)) for name in ("opaque", "flag"))
+    try:
+        ext = msgspec.Raw(_encode_json(_texts(members.get("extFields"))))
         return msgspec.convert(fields | {"extFields": ext}, _JsonHeader[msgspec.Raw], strict=False)
-    except msgspec.ValidationError as error:
-        raise RemoteProtocolError(f"JSON header: {error}") from None
+    except (RemoteProtocolError, msgspec.ValidationError) as error:
+        raise HeaderError(f"JSON header: {error}", opaque, flag or 0) from None
+
+
+def _int32(value: object) -> int | None:
+    """The number that a member is, as lax decoding takes it; None if it is none."""
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(value, Int32, strict=False)
+    return None
+
+
+def _language(number: object) -> str:
+    return _LANGUAGES.get(number, LanguageCode.OTHER).name if isinstance(number, int) else LanguageCode.OTHER.name
 
 
 def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
     try:
         code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header, 0)
+    except struct_error:
+        raise HeaderError(f"ROCKETMQ header: it ends in the middle of a field ({len(header)} bytes)") from None
+    try:
         remark, at = _text(header, _BINARY_HEAD.size, _SIZE)
         (ext_size,) = _SIZE.unpack_from(header, at)
         at += 4
         end = at + ext_size
-        if ext_size < 0 or end > len(header):
+        if end > len(header):
             raise RemoteProtocolError(f"ROCKETMQ header: {ext_size} bytes of ext fields at byte {at} of {len(header)}")
         ext: dict[str, str] = {}
         while at < end:
             key, at = _text(header, at, _KEY_SIZE)
             ext[key], at = _text(header, at, _SIZE)
     except struct_error:
-        raise RemoteProtocolError(f"ROCKETMQ header: it ends in the middle of a field ({len(header)} bytes)") from None
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"ROCKETMQ header: text that is not UTF-8 ({error.reason})") from None
+        why = f"ROCKETMQ header: it ends in the middle of a field ({len(header)} bytes)"
+        raise HeaderError(why, opaque, flag) from None
+    except RemoteProtocolError as error:
+        raise HeaderError(str(error), opaque, flag) from None
     return RemotingCommand(
         code,
         ext,
@@ -403,13 +466,13 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
         flag=flag,
         opaque=opaque,
         remark=remark or None,
-        language=LanguageCode(language).name if language in _LANGUAGES else "OTHER",
+        language=_language(language),
         version=version,
         serialize_type=ROCKETMQ,
     )
 
 
-_LANGUAGES = frozenset(LanguageCode)
+_LANGUAGES = {int(language): language for language in LanguageCode}
 
 
 def _text(header: bytes, at: int, size_field: Struct) -> tuple[str, int]:
@@ -418,4 +481,4 @@ def _text(header: bytes, at: int, size_field: Struct) -> tuple[str, int]:
     at += size_field.size
     if size < 0 or at + size > len(header):
         raise RemoteProtocolError(f"ROCKETMQ header: {size} bytes of text at byte {at} of {len(header)}")
-    return str(header[at : at + size], "utf-8"), at + size
+    return str(header[at : at + size], "utf-8", "replace"), at + size

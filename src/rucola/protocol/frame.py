@@ -1,9 +1,10 @@
 """FrameDecoder: a stream of bytes, cut anywhere, in; whole commands out.
 
 The decoder is a pure machine: it owns no socket. Feed it what arrived with `receive_data`; it returns the
-commands that are now complete, in order. What is incomplete stays inside. After RemoteProtocolError the stream is
-beyond repair, since nothing says where the next frame begins: the connection must be closed. Commands that were
-complete before the bad bytes are in the error's `commands`.
+commands that are now complete, in order. What is incomplete stays inside. A whole frame whose header cannot be read
+comes out as an UnreadableCommand, and the stream goes on behind it. After FrameError the stream cannot go on, since
+nothing says where the next frame begins: the connection must be closed. Commands that were complete before are in the
+error's `commands`.
 
 Layout of a frame: see `rucola.protocol.command`.
 
@@ -11,7 +12,8 @@ Invariants: a frame longer than `max_frame_size` is refused as soon as its lengt
 stored, so a peer cannot make this side allocate; memory held is at most one frame and one read. The cost of a
 frame does not depend on how it was cut: bytes wait in one buffer and are parsed when the frame is whole.
 
-Answers to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache RocketMQ 4.9.8.
+Answers to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache RocketMQ 4.9.8, which closes the
+connection for an unreadable header too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from struct import Struct
 from typing import Final, NoReturn
 
 from rucola.errors import RemoteProtocolError
-from rucola.protocol.command import RemotingCommand, decode_command
+from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, unreadable
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Largest frame accepted by default, the length field not counted; Apache's `com.rocketmq.remoting.frameMaxLength`."""
@@ -75,13 +77,15 @@ class FrameDecoder:
                     break
                 header_begin = position + 8
                 body_begin = header_begin + (marked_size & 0xFFFFFF)
-                if body_begin > frame_end:
-                    raise RemoteProtocolError(
-                        f"a header of {marked_size & 0xFFFFFF} bytes in a frame of {length} bytes"
+                try:
+                    if body_begin > frame_end:
+                        size = marked_size & 0xFFFFFF
+                        raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
+                    commands.append(
+                        decode_command(data[header_begin:body_begin], data[body_begin:frame_end], marked_size >> 24)
                     )
-                commands.append(
-                    decode_command(data[header_begin:body_begin], data[body_begin:frame_end], marked_size >> 24)
-                )
+                except HeaderError as error:
+                    commands.append(unreadable(error, marked_size >> 24))
                 position = frame_end
             if position < end:
                 self._keep(data[position:])

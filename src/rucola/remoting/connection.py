@@ -31,8 +31,9 @@ The kernel's keepalive covers idle connections on both sides. How long nothing w
 (TCP_INFO), and only after a timeout: it costs no work per read, and bytes that wait unread, because this process itself
 was stopped, count as received.
 
-A stream that is no sequence of frames is closed with one line in the log, after the commands before the bad bytes
-have been answered. Closing lets what was written go out, for `CLOSE_TIMEOUT_S` at most.
+A whole frame whose header cannot be read is answered SYSTEM_ERROR if its opaque can be read, and else ignored; the
+first of a connection is logged. A stream that is not a sequence of frames is closed with one line in the log, after the
+commands before the bad bytes have been answered. Closing lets what was written go out, for `CLOSE_TIMEOUT_S` at most.
 
 Answers to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
 """
@@ -46,9 +47,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from struct import Struct
 from typing import Any, Final, TypeAlias, cast
 
-from rucola.errors import MQError, RemotingConnectError, RemotingTimeout
+from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
-from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.turns import AtOnce, Turns, turns_of
 
@@ -111,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
         self._is_accepted = is_accepted
+        self._sent_unreadable = False
         self._is_full = False
         self._postponed: list[RemotingCommand] = []
         self._on_open = on_open
@@ -218,6 +220,20 @@ class Connection(asyncio.BufferedProtocol):
             self._turns.flush()
             self._transport.close()
             self._abort = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
+        """Answer a request whose header cannot be read, if that is possible; fail the request of such an answer."""
+        if not self._sent_unreadable:
+            logger.warning("%s: a frame cannot be read: %s", self.peer, command.why)
+        self._sent_unreadable = True
+        if not command.opaque_is_known:
+            return None
+        if not command.is_answer:
+            return command.response(ResponseCode.SYSTEM_ERROR, remark=command.why)
+        waiting = self._waiting.pop(command.opaque, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(RemoteProtocolError(f"{self.peer} gave an answer that cannot be read: {command.why}"))
+        return None
 
     # What asyncio calls.
 
@@ -360,8 +376,10 @@ class Connection(asyncio.BufferedProtocol):
         return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)
 
 
-def _not_supported(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    """The processor of all codes that have none."""
+def _not_supported(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+    """The processor of all codes that have none, and of headers that cannot be read."""
+    if isinstance(command, UnreadableCommand):
+        return connection.unreadable(command)
     return command.response(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
     )

@@ -67,7 +67,7 @@ from rucola.store.taking import pass_over, take
 log = logging.getLogger(__name__)
 
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What may be otherwise at the next put. No other error of the disk is asked about twice."""
+"""Transient: this put fails, the store stays writable. Any other error makes it refuse writes."""
 
 _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 
@@ -75,8 +75,8 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    `on_pending` is called by a put before which nothing was pending, so that somebody winds `reput`. `on_arrive` is
-    called by `reput` and told of every topic that got messages; see `dispatch.Arrive`. It may read.
+    A put before which nothing was pending calls `on_pending`, so that `reput` is called soon. `reput` calls `on_arrive`
+    with the topics that got messages; see `dispatch.Arrive`. It may read.
     """
 
     def __init__(
@@ -89,8 +89,7 @@ class MessageStore:
         """Why they are turned away for good, until the store is opened again; a full disk is no such reason."""
         self._refusing = threading.Lock()
         self._refusal = "the broker is a slave, whose log is its master's alone" if config.is_slave else None
-        self.replica: Replica | None = None
-        """By which a slave takes its master's log; there while the store of one is open."""
+        self.replica: Replica | None = None  # of a slave, while the store is open
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         self._on_arrive = on_arrive
@@ -104,7 +103,7 @@ class MessageStore:
         self._flushing: set[ConsumeQueue] = set()
         self._dirty_lock = threading.Lock()
         self._one_flush = threading.Lock()
-        self._is_open = False
+        self._is_full = self._is_open = False
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -200,13 +199,11 @@ class MessageStore:
     def put(self, message: MessageInner, now_ms: int) -> PutResult:
         """Append one message, stored at `now_ms`, to its queue.
 
-        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). The store never raises for
-        what a message holds; it answers a status.
+        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). Never raises for the contents
+        of a message. Every one that fits a record and a file is accepted: maxMessageSize is for a broker's admissions.
         """
         if self.refuses_writes is not None:
             return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
-        if len(message.body) > self.config.max_message_size:
-            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log = self._log
         topic, queue_id = name = (message.topic, message.queue_id)
         takes_place = not message.sys_flag & sysflag.TRANSACTION_PREPARED
@@ -221,6 +218,7 @@ class MessageStore:
                 if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                     return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
                 place = commit_log.make_room(size)
+                self._is_full = False
                 if place != physical_offset:
                     physical_offset = place
                     record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
@@ -250,8 +248,7 @@ class MessageStore:
         if self.refuses_writes is not None:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         count = len(batch.bodies)
-        is_too_large = sum(map(len, batch.bodies)) > self.config.max_message_size
-        if not count or is_too_large or batch.sys_flag & sysflag.TRANSACTION_MASK:
+        if not count or batch.sys_flag & sysflag.TRANSACTION_MASK:
             return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log, host = self._log, self._store_host
         topic, queue_id = name = (batch.topic, batch.queue_id)
@@ -263,7 +260,9 @@ class MessageStore:
             size = len(records)
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                 return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
-            if (place := commit_log.make_room(size)) != physical_offset:
+            place = commit_log.make_room(size)
+            self._is_full = False
+            if place != physical_offset:
                 physical_offset = place
                 records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
             commit_log.append(records)
@@ -289,7 +288,9 @@ class MessageStore:
         return PutMessageStatus.MESSAGE_ILLEGAL
 
     def _no_room(self, error: OSError) -> PutMessageStatus:
-        log.error("no place for a record at %d: %s", self._log.end, error)
+        if not self._is_full:
+            log.error("no place for a record at %d: %s", self._log.end, error)
+        self._is_full = True  # logged once, not by every sender
         if error.errno not in _PASSING:
             self._fail(f"the disk gave no place for a message: {error}")
         return PutMessageStatus.CREATE_MAPEDFILE_FAILED
@@ -297,8 +298,8 @@ class MessageStore:
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Write the units and entries of what is pending, tell `on_arrive`, and return how many there were.
 
-        Of more than `max_count`, or for which more than `max_new_queues` files had to be made, the rest stays pending.
-        An error from the disk makes the store refuse writes from then on and is raised.
+        What is above `max_count`, or needs more than `max_new_queues` new files, stays pending. An error from the disk
+        makes the store refuse writes and is raised.
         """
         pending = self._pending
         if not pending:
@@ -525,8 +526,7 @@ class MessageStore:
     ) -> QueryResult:
         """Return records whose key has the hash of `key`, at most maxMsgsNumBatch (64), the latest where more do.
 
-        The caller compares the keys. The window is compared in whole seconds, see `index`. Only physical offsets below
-        `before` count, so the first of an answer leads to those before it.
+        The caller compares the keys. The window is in whole seconds, see `index`. Physical offsets are below `before`.
         """
         self.reput()
         index = self._dispatcher.index
@@ -581,7 +581,7 @@ class MessageStore:
         return queue.nearest(timestamp_ms, self._log.store_timestamp)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue that leads to everything that was put and is still there, or None where nothing ever was."""
+        """Return a queue with everything that was put and is still there; None if nothing ever was."""
         if self._pending:
             self.reput()
         queue = self._queues.get((topic, queue_id))

@@ -291,7 +291,9 @@ class PullProcessor:
         return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
 
     def _note_offset_moved(self, header: PullMessageRequestHeader, result: GetResult) -> None:
-        """Leave a message in OFFSET_MOVED_EVENT that this group was sent to another offset."""
+        """Leave a message in OFFSET_MOVED_EVENT that this group was sent to another offset; a slave writes nothing."""
+        if self._state.store.config.is_slave:
+            return
         event = {
             "consumerGroup": header.consumer_group,
             "messageQueue": {
@@ -304,7 +306,8 @@ class PullProcessor:
         }
         group = header.consumer_group
         now_ms = self._state.clock()
-        self._state.store.put(
+        self._state.puts.put_or_keep(
+            "offset moved event",
             MessageInner(
                 OFFSET_MOVED_EVENT,
                 0,

@@ -2,21 +2,20 @@
 
 A reply is pushed at once to the client that asked, which is connected to this broker as a producer: with
 PUSH_REPLY_MESSAGE_TO_CLIENT (326), and PUSH_REPLY_TIME among its properties. It is also stored in its topic
-(storeReplyMessageEnable), for whoever wants to see it later; nobody waits for that. The answer says whether the asker
-has it: SUCCESS, or SYSTEM_ERROR with the reason.
+(storeReplyMessageEnable), for later reading. The answer says whether the asker has it: SUCCESS, or SYSTEM_ERROR with
+the reason. A reply that cannot be stored now is answered with msgId 0 and stored later (see `broker.internal_puts`).
 
 Answers to `ReplyMessageProcessor` of Apache RocketMQ 4.9.8, which stores the property string of a reply as it came.
-Deliberate difference: a stored reply keeps its sysFlag, without which a compressed body could not be read.
+Deliberate difference: a stored reply keeps its sysFlag, without which a compressed body could not be read, but for the
+bits of a transaction, with which no queue would get it.
 """
 
 from __future__ import annotations
 
-import logging
-
 from rucola.broker.processors.send import SendHeader, SendProcessor
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage, RemotingError
-from rucola.message import MessageInner, properties
+from rucola.message import MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
 from rucola.message.host import decode_host
 from rucola.message.ids import offset_msg_id
@@ -26,8 +25,6 @@ from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
 from rucola.store.config import PutMessageStatus
-
-logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_MS = 10_000
 """How long an asker may take to receive its reply."""
@@ -70,7 +67,7 @@ class ReplyProcessor:
             body=body,
             properties=stored,
             flag=header.flag,
-            sys_flag=header.sys_flag,
+            sys_flag=sysflag.with_transaction_state(header.sys_flag, sysflag.TRANSACTION_NOT),
             born_timestamp=header.born_timestamp,
             born_host=born_host,
             reconsume_times=header.reconsume_times,
@@ -113,13 +110,10 @@ class ReplyProcessor:
         )
         msg_id, queue_offset = "0", 0
         if self._state.config.store_reply_message_enable:
-            result = self._state.store.put(message, self._state.clock())
+            result = self._state.puts.put_or_keep("reply", message, self._state.clock())
             if result.status is PutMessageStatus.PUT_OK:
                 msg_id = offset_msg_id(self._state.config.store_host, result.physical_offset)
                 queue_offset = result.queue_offset
-            else:
-                why = self._state.store.refuses_writes or result.status.name
-                logger.warning("the reply to %s in %s is not stored: %s", asker, message.topic, why)
         answer.ext_fields.update(
             self._state.config.region_fields, msgId=msg_id, queueId=str(message.queue_id), queueOffset=str(queue_offset)
         )

@@ -15,13 +15,16 @@ its own waits (see `broker.delay` and `broker.timer`), half of a transaction is 
 Answers to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate differences:
 a remark says what was wrong with this message, where Apache lists what may have been; a message that a client sends
 to its dead letter topic by way of `%RETRY%group` goes there at once, where Apache delays it once more; `batch` may be
-"1", as the C++ client 1.x writes it, whose batches Apache stores as one message that nobody can read.
+"1", as the C++ client 1.x writes it, whose batches Apache stores as one message that nobody can read; a message
+that no queue would get, as its sysFlag is that of a half or rolled-back message and TRAN_MSG is not true, is refused,
+where Apache answers SUCCESS and loses it; a message with TRAN_MSG that comes again with a delay is retried, where
+Apache opens another transaction; half of a transaction that could not be committed is refused.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
 from sys import intern
 from typing import Final
@@ -29,7 +32,7 @@ from typing import Final
 from msgspec import json
 
 from rucola.broker.config import BrokerConfig
-from rucola.broker.delay import postpone
+from rucola.broker.delay import delay_level, postpone
 from rucola.broker.durability import Durability
 from rucola.broker.editing import Editing
 from rucola.broker.registration import Registration
@@ -59,6 +62,12 @@ _PREFIX: Final = Struct(">II")
 
 _SYSTEM_PREFIX: Final = "%"
 """How the names of retry and dead letter topics begin."""
+
+_IS_NOT_DISPATCHED: Final = sysflag.TRANSACTION_PREPARED
+"""The bit of sysFlag that prepared and rolled-back records have in common; no queue gets them."""
+
+_ROOM: Final = 512
+"""Bytes of a file that a waiting message must leave free: it is put again with a longer topic and more properties."""
 
 _REFUSED_BY_STORE = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: (ResponseCode.SERVICE_NOT_AVAILABLE, "the store takes no messages"),
@@ -233,7 +242,7 @@ class SendProcessor:
             )
         topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
         edited = self._editing.of_one(topic, header.properties)
-        if edited is None or topic[0] == _SYSTEM_PREFIX:
+        if edited is None or topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
             return self._put_unusual(command, header, queue_id, born_host)
         stored_properties, tags, unique_key, keys, wait = edited
         result = self._store.put(
@@ -265,37 +274,31 @@ class SendProcessor:
     def _put_unusual(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
         """Put a message that goes elsewhere than its header says, or whose property string is not well formed.
 
-        The answer names the queue that was asked for, and the offset in the one where the message came to lie.
+        The answer names the queue of the request, and the offset in the queue that the message was put into.
         """
         now_ms = self._clock()
         pairs = properties.parse(header.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
-        place, sys_flag = (header.topic, queue_id), header.sys_flag
-        if header.topic.startswith(topics.RETRY_PREFIX):
-            name = header.topic.removeprefix(topics.RETRY_PREFIX)
-            group = self._groups.find(name, now_ms)
-            if group is None:
-                return self._refusal(
-                    command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
-                )
-            if header.reconsume_times >= max_reconsume_times(group, command.version, header.max_reconsume_times):
-                place = dead_letter_place(self._topics, name, now_ms)
-                pairs.pop(properties.DELAY, None)
-        if is_true(pairs.get(properties.TRAN_MSG)) and not header.reconsume_times:  # likewise its commit
-            if self._config.reject_transaction_message:
-                return self._refusal(
-                    command,
-                    ResponseCode.NO_PERMISSION,
-                    f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden "
-                    "(rejectTransactionMessage)",
-                )
-            place = self._transactions.prepare(*place, pairs, now_ms)
-            sys_flag = sysflag.with_transaction_state(sys_flag, sysflag.TRANSACTION_NOT)
-        elif header.reconsume_times:  # likewise its time
-            place = postpone(*place, pairs, self._delay_level_count)
+        is_half = _is_half(header, pairs)
+        own_place = self._own_place(command, header, queue_id, pairs, now_ms)
+        if isinstance(own_place, RemotingCommand):
+            return own_place
+        if is_half and self._config.reject_transaction_message:
+            return self._refusal(
+                command,
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden "
+                "(rejectTransactionMessage)",
+            )
+        if is_half:
+            if header.producer_group:
+                pairs.setdefault(properties.PGROUP, header.producer_group)  # by which it is ended
+            place = self._transactions.prepare(*own_place, pairs, now_ms)
+        elif header.reconsume_times:  # a message with a time of its own had it before it was consumed
+            place = postpone(*own_place, pairs, self._delay_level_count)
         else:
-            place = waiting_place(*place, pairs, self._delay_level_count, now_ms)
+            place = waiting_place(*own_place, pairs, self._delay_level_count, now_ms)
         if wait is not None and place[0] in (topics.SCHEDULE_TOPIC, topics.TRANS_HALF_TOPIC):
             pairs[properties.WAIT] = wait  # which Apache keeps there
         message = MessageInner(
@@ -303,7 +306,7 @@ class SendProcessor:
             body=command.body,
             properties=properties.join(pairs),
             flag=header.flag,
-            sys_flag=sys_flag,
+            sys_flag=_sys_flag(header, pairs),
             born_timestamp=header.born_timestamp,
             born_host=born_host,
             reconsume_times=header.reconsume_times,
@@ -311,6 +314,8 @@ class SendProcessor:
             unique_key=pairs.get(properties.UNIQ_KEY),
             keys=pairs.get(properties.KEYS),
         )
+        if place != own_place:
+            self._check_room(message)
         result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
             return self._not_stored(command, result.status)
@@ -320,14 +325,42 @@ class SendProcessor:
             return self._once_safe(command, answer, result.physical_offset + result.size)
         return answer
 
+    def _own_place(
+        self, command: RemotingCommand, header: SendHeader, queue_id: int, pairs: dict[str, str], now_ms: int
+    ) -> tuple[str, int] | RemotingCommand:
+        """Return the queue that a message is for, which may be that of dead letters, or a refusal."""
+        if not header.topic.startswith(topics.RETRY_PREFIX):
+            return header.topic, queue_id
+        name = header.topic.removeprefix(topics.RETRY_PREFIX)
+        group = self._groups.find(name, now_ms)
+        if group is None:
+            return self._refusal(
+                command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
+            )
+        if header.reconsume_times < max_reconsume_times(group, command.version, header.max_reconsume_times):
+            return header.topic, queue_id
+        pairs.pop(properties.DELAY, None)
+        return dead_letter_place(self._topics, name, now_ms)
+
+    def _check_room(self, message: MessageInner) -> None:
+        """Raise InvalidMessage for a message that waits if its record could not be put again later."""
+        size, most = len(message.body) + len(message.properties), self._store_config.mapped_file_size_commit_log - _ROOM
+        if size > most:
+            raise InvalidMessage(
+                f"its body and properties have {size} bytes; {most} are allowed for a message that waits "
+                "(mappedFileSizeCommitLog)"
+            )
+
     def _put_batch(self, command: RemotingCommand, header: SendHeader, queue_id: int, born_host: bytes) -> Reply:
+        size, limit = len(command.body), self._store_config.max_message_size
+        if size > limit:
+            raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
         flags, bodies, strings = decode_batch(command.body)
         if not bodies:
             raise InvalidMessage("the batch is empty")
-        limit = self._store_config.max_message_size
-        if len(command.body) > limit and (largest := max(map(len, bodies))) > limit:
-            raise InvalidMessage(f"a body has {largest} bytes; {limit} are allowed (maxMessageSize)")
-        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings)
+        if header.sys_flag & sysflag.TRANSACTION_MASK:
+            raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
+        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings, header.properties)
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
@@ -384,3 +417,24 @@ class SendProcessor:
         answer = command.response(code, remark=remark)
         answer.ext_fields.update(self._region)
         return answer
+
+
+def _sys_flag(header: SendHeader, pairs: Mapping[str, str]) -> int:
+    """Return the sysFlag of a record that its queue gets. Raises InvalidMessage if it would be in none."""
+    if is_true(pairs.get(properties.TRAN_MSG)):
+        return sysflag.with_transaction_state(header.sys_flag, sysflag.TRANSACTION_NOT)
+    if header.sys_flag & _IS_NOT_DISPATCHED:
+        raise InvalidMessage(
+            f"its sysFlag is {header.sys_flag}, that of a half or rolled-back message, but its property "
+            f"{properties.TRAN_MSG} is not true; no queue would get it"
+        )
+    return header.sys_flag
+
+
+def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:
+    """Tell whether a message is half of a transaction.
+
+    Clients before 4.6.1 leave TRAN_MSG in a message that they send to `%RETRY%group`; its transaction is over.
+    """
+    is_retry = header.reconsume_times > 0 and delay_level(pairs) > 0
+    return is_true(pairs.get(properties.TRAN_MSG)) and not is_retry
