@@ -41,5 +41,6 @@ class Background:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KeyboardInterrupt):  # asyncio raises that from the loop
             logger.error("%s failed", task.get_name(), exc_info=error)

@@ -4,6 +4,10 @@ Side by side, what the application has in hand for longer than `consume_timeout_
 one message that never ends does not hold the queue's offset for ever; what its listener says of it later counts for
 nothing. A plain function keeps its thread until it ends. In order there is no such limit: nothing may overtake.
 
+A worker outlives every failure of its listener, SystemExit and a CancelledError of the listener's own included. It ends
+when the consumer closes, and when the event loop ends: `asyncio.run` then cancels all tasks. What such a cancellation
+interrupts is neither done nor failed.
+
 Answers to the two `ConsumeMessage…Service` and to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate
 difference: the time is looked at when it is up, where Apache looks once per timeout and so takes up to twice as long.
 """
@@ -13,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
 
 from rucola.client.background import Background
 from rucola.client.clock import timer_ms
-from rucola.client.consume_options import ConsumeOptions
+from rucola.client.consume_options import ConsumeOptions, ConsumeTrace
 from rucola.client.line import Line
-from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment
+from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment, is_meant_for
 from rucola.client.own_queue import Delivery
 from rucola.client.returns import EXPIRED_DELAY_LEVEL, Returns
 from rucola.client.stats import ConsumeCounts, Consumption
@@ -78,11 +84,15 @@ class Listening:
         self._trace = options.trace
         self._threads: ThreadPoolExecutor | None = None
         self._tasks = Background()
+        self._closing = asyncio.Event()
+        self._sentinel: asyncio.Task[None] | None = None
 
     def start(self, call: Call) -> None:
         """Begin to call this listener."""
+        self._closing.clear()
+        self._sentinel = self._tasks.start(self._until_closing(), f"sentinel of {self._group}")
         for number in range(self._concurrency):
-            self._tasks.start(self._deliver_to(call), f"listener {number} of {self._group}")
+            self._tasks.start(self._work(call), f"listener {number} of {self._group}")
 
     async def call(self, call: Call, messages: list[MessageExt]) -> None:
         """One call. Whatever the listener raises is raised."""
@@ -91,20 +101,24 @@ class Listening:
         if self._trace is None:
             await call(messages, self._threads)
         else:
-            with self._trace.consuming(self._group, messages):
+            with _Traced(self._trace, self._group, messages):
                 await call(messages, self._threads)
 
     async def close(self, grace_ms: float) -> None:
         """End, with so much time for the calls that run. The line must be closed before."""
+        self._closing.set()
         await self._tasks.close(grace_ms)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
-    async def _deliver_to(self, call: Call) -> None:
+    async def _work(self, call: Call) -> None:
+        """Call the listener with one delivery after the other until the line is closed."""
+        task = asyncio.current_task()
+        assert task is not None
         while (delivery := await self._line.take(call.max_count)) is not None:
-            failure: Exception | None = None
-            done = 0
+            failure: BaseException | None = None
+            done: int | None = None  # unknown, if this worker is cancelled
             self._in_hand.take(delivery)
             try:
                 await self.call(call, delivery.messages)
@@ -112,17 +126,25 @@ class Listening:
             except ReconsumeLater as later:
                 failure = later
                 done = min(max(0, later.ack_index + 1), len(delivery.messages))
-            except Exception as error:
+            except BaseException as error:
+                is_listeners_own = isinstance(error, asyncio.CancelledError) and not self._is_ending()
+                if not is_listeners_own and is_meant_for(task, error):
+                    raise
                 failure = error
+                done = 0
             finally:
                 self._in_hand.leave(delivery, done)
+            if task.cancelling() and not self._is_ending():
+                await self._withdraw_cancellation(task)
             if failure is None:
                 delivery.done()
                 self._line.leave(delivery)
             else:
                 await self._give_back(delivery, failure)
+            if task.cancelling():
+                raise asyncio.CancelledError  # the listener has suppressed it
 
-    async def _give_back(self, delivery: Delivery, failure: Exception) -> None:
+    async def _give_back(self, delivery: Delivery, failure: BaseException) -> None:
         """The listener has failed on a delivery, or says that it comes again."""
         match failure:
             case ReconsumeLater():
@@ -138,3 +160,51 @@ class Listening:
                     exc_info=failure,
                 )  # fmt: skip
                 await self._returns.take_back(delivery)
+
+    async def _until_closing(self) -> None:
+        """Wait until the consumer closes. If this task is cancelled before, all tasks of the loop are."""
+        await self._closing.wait()
+
+    def _is_ending(self) -> bool:
+        """Whether a cancellation of a worker is to end it; any other came from the listener that it runs.
+
+        `task.cancel()` does not say who called it. The end of `asyncio.run` cancels the sentinel together with the
+        workers; a listener that cancels its current task, or a library that forgets `task.uncancel()`, does not.
+        """
+        return self._closing.is_set() or self._sentinel is None or self._sentinel.cancelling() > 0
+
+    async def _withdraw_cancellation(self, task: asyncio.Task[None]) -> None:
+        """Undo what the listener did by `task.cancel()` to the worker that runs it."""
+        while task.uncancel():
+            pass
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # which raises it, if nothing has awaited since
+        if task.cancelling() and self._is_ending():
+            raise asyncio.CancelledError
+
+
+class _Traced:
+    """A call of a listener, told to a trace, whose own errors are logged and change nothing."""
+
+    def __init__(self, trace: ConsumeTrace, group: str, messages: list[MessageExt]) -> None:
+        self._trace = trace
+        self._group = group
+        self._messages = messages
+        self._context: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            context = self._trace.consuming(self._group, self._messages)
+            context.__enter__()
+            self._context = context
+        except Exception:
+            logger.warning("group %s: the trace failed at the begin of a call", self._group, exc_info=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._context is not None:
+                self._context.__exit__(kind, error, trace)
+        except Exception:
+            logger.warning("group %s: the trace failed at the end of a call", self._group, exc_info=True)

@@ -34,7 +34,7 @@ from rucola.client.clock import clock_ms, now_ms
 from rucola.client.consume_options import ConsumeOptions
 from rucola.client.instance import ClientInstance, GroupClient
 from rucola.client.line import Line
-from rucola.client.listener import BatchListener, Call, Listener
+from rucola.client.listener import BatchListener, Call, Listener, is_meant_for
 from rucola.client.listening import InHand, Listening
 from rucola.client.locks import QueueLocks
 from rucola.client.offsets import BrokerOffsets, LocalOffsets, Offsets
@@ -362,7 +362,9 @@ class PushConsumer(GroupClient):
         remark = None
         try:
             await self._listening.call(self._call, [message])
-        except Exception as error:
+        except BaseException as error:
+            if is_meant_for(asyncio.current_task(), error):
+                raise
             logger.warning("group %s: the listener failed on message %s", self.group, message.msg_id, exc_info=error)
             remark = f"{type(error).__name__}: {error}"
         return ConsumeMessageDirectlyResult(

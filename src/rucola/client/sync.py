@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -50,7 +51,8 @@ class EventLoopThread:
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -71,9 +73,20 @@ class EventLoopThread:
         """End the loop and its thread."""
         self.run(self._loop.shutdown_asyncgens())
         self.run(self._loop.shutdown_default_executor())
+        self._is_stopping = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _run_loop(self) -> None:
+        """Run the loop until `stop`.
+
+        asyncio lets SystemExit and KeyboardInterrupt of any task end the loop, for the sake of a main thread. Here they
+        are errors of that task: its caller gets them, and the loop goes on for all others.
+        """
+        while not self._is_stopping:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
 
 
 class _Blocking(Generic[C]):

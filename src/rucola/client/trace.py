@@ -162,7 +162,7 @@ class MessageTrace:
         code = ConsumeReturnType.SUCCESS
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             code = ConsumeReturnType.FAILED if isinstance(error, MQError) else ConsumeReturnType.EXCEPTION
             raise
         finally:

@@ -19,6 +19,7 @@ open and is raised; a delay is refused, where Apache drops it silently.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -26,7 +27,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rucola.client.background import Background
-from rucola.client.listener import call
+from rucola.client.listener import call, is_meant_for
 from rucola.client.parcel import SendResult, SendStatus
 from rucola.client.producer import SEND_TIMEOUT_MS, Producer
 from rucola.errors import BrokerError, InvalidMessage, RemotingError, TopicNotFound
@@ -159,7 +160,9 @@ class TransactionProducer(Producer):
         state, why = LocalTransactionState.UNKNOW, None
         try:
             state = _state(await call(self.check, message))
-        except Exception as error:
+        except BaseException as error:
+            if is_meant_for(asyncio.current_task(), error):
+                raise
             why = f"the check failed: {error!r}"
             logger.warning("group %s: the check of transaction %s failed", self.group, message.msg_id, exc_info=error)
         end = EndTransactionRequestHeader(
