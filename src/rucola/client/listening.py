@@ -48,12 +48,17 @@ class InHand:
         counts.in_hand += len(delivery.messages)
         self._held[delivery] = timer_ms(), counts
 
-    def leave(self, delivery: Delivery, done: int | None) -> None:
-        """The application is through with it: so many of its messages are done; None where it did not say."""
+    def leave(self, delivery: Delivery, done: int | None) -> bool:
+        """The application is through with it: so many of its messages are done; None if it did not say.
+
+        Returns whether it was still in hand, and not given back because it was there for too long.
+        """
         held = self._held.pop(delivery, None)
-        if held is not None:
-            since_ms, counts = held
-            counts.left(len(delivery.messages), done, timer_ms() - since_ms)
+        if held is None:
+            return False
+        since_ms, counts = held
+        counts.left(len(delivery.messages), done, timer_ms() - since_ms)
+        return True
 
     async def watch(self) -> None:
         """Give back what is in hand for too long, for ever."""

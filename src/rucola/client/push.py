@@ -13,10 +13,14 @@ Delivery is at least once: what was not done before the end, or before the queue
 Messages come side by side, many of one queue at a time, or in order: with `orderly`, of each queue one alone is in
 hand, everywhere in the group. In clustering each message goes to one member of the group, in broadcasting to all.
 
-An iteration counts a message as done when the next one is asked for, or earlier by `ack`. A message left in hand when
-the loop ends otherwise (by `break`, or by an error) is not done; in order, it comes again to the next iteration.
-`reconsume_later` gives it back. A listener is done with what it got when it returns, and gives it back when it raises.
-What becomes of what was given back stands in `returns`.
+An iteration counts a message as done when the next one is asked for, or earlier by `ack`. A message in hand when the
+loop ends otherwise (by `break`, an error, a cancellation) is not done: it is requeued in front of its queue and comes
+again to the next iteration of this consumer, or to another one under way. Its `reconsume_times` stay, since nothing
+says that it failed. Until it is given out again, `ack` and `reconsume_later` still settle it. What is left when the
+consumer closes is not committed, and comes again to the queue's next owner.
+
+`reconsume_later` gives a message back. A listener is done with what it got when it returns, and gives it back when it
+raises. What becomes of what was given back stands in `returns`.
 
 Answers to `DefaultMQPushConsumer` of Apache RocketMQ 4.9.8.
 """
@@ -93,6 +97,9 @@ class PushConsumer(GroupClient):
         self._subscriptions: dict[str, SubscriptionData] = {}
         self._call: Call | None = None
         self._in_iterations: dict[int, Delivery] = {}
+        """What iterations have in hand, by the id of the message."""
+        self._left: dict[int, Delivery] = {}
+        """What iterations have left in hand and was requeued, until it is given out again or settled."""
         self._background = Background()
         self._pulls = PullConsumer(group, instance=self.instance)
         self._locks = QueueLocks(group, self.instance) if self.options.orderly and not broadcasting else None
@@ -188,8 +195,14 @@ class PushConsumer(GroupClient):
     async def messages(self, idle_timeout_ms: float | None = None) -> AsyncGenerator[MessageExt, None]:
         """Messages as they come, until the consumer is closed, or until none came for `idle_timeout_ms`.
 
-        Asking for the next message says that the one before is done. Several iterations share the messages.
+        Asking for the next message says that the one before is done. A message in hand when the loop is left is not
+        done: the next iteration begins with it. Several iterations share the messages.
+
+        Python closes a generator that a loop has left as soon as nothing refers to it. Keep none that is not iterated
+        to its end, or close it (`contextlib.aclosing`): until then its message is in hand.
         """
+        for _ in range(2):
+            await asyncio.sleep(0)  # the loop closes generators that were left before, and their messages come first
         while True:
             delivery = self._line.take_now()
             if delivery is None:
@@ -202,6 +215,7 @@ class PushConsumer(GroupClient):
                 return
             message = delivery.messages[0]
             self._in_iterations[id(message)] = delivery
+            self._left.pop(id(message), None)
             self._in_hand.take(delivery)
             try:
                 yield message
@@ -212,7 +226,7 @@ class PushConsumer(GroupClient):
 
     def ack(self, message: MessageExt) -> None:
         """The message, which an iteration gave out, is done. Once more, or after it was given back: no effect."""
-        if (delivery := self._in_iterations.pop(id(message), None)) is not None:
+        if (delivery := self._settle(message)) is not None:
             self._in_hand.leave(delivery, 1)
             delivery.done()
             self._line.leave(delivery)
@@ -222,7 +236,7 @@ class PushConsumer(GroupClient):
 
         `delay_level` 0 lets the broker choose, longer each time; -1 sends it to the dead letter queue at once.
         """
-        if (delivery := self._in_iterations.pop(id(message), None)) is not None:
+        if (delivery := self._settle(message)) is not None:
             self._in_hand.leave(delivery, 0)
             await self._returns.take_back(delivery, delay_level)
 
@@ -270,13 +284,21 @@ class PushConsumer(GroupClient):
     def _may_take(self, own: OwnQueue) -> bool:
         return self._share.may_take(own)
 
+    def _settle(self, message: MessageExt) -> Delivery | None:
+        """The delivery of a message that is to be settled now; None if it was already, or is given out again."""
+        delivery = self._in_iterations.pop(id(message), None)
+        if delivery is None and (delivery := self._left.pop(id(message), None)) is not None:
+            if not self._line.take_again(delivery):
+                return None
+            self._in_hand.take(delivery)
+        return delivery
+
     def _left_in_hand(self, message: MessageExt) -> None:
-        """An iteration ended without a word about the message that it had."""
-        if (delivery := self._in_iterations.pop(id(message), None)) is not None:
-            self._in_hand.leave(delivery, None)
-            if self.options.orderly:
-                self._line.put_back(delivery, delivery.not_done)
-                self._line.come_back(delivery.own)
+        """An iteration ended without a word about the message that it had: requeue it."""
+        if (delivery := self._in_iterations.pop(id(message), None)) is not None and self._in_hand.leave(delivery, None):
+            self._line.requeue(delivery)
+            self._left[id(message)] = delivery
+            self._left = {key: left for key, left in self._left.items() if left.not_done}
 
     def _subscriptions_changed(self) -> None:
         async def announce() -> None:

@@ -313,7 +313,8 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
         """Messages as they come, until closed, or until none came for `idle_timeout_ms`.
 
-        Asking for the next message says that the one before is done.
+        Asking for the next message says that the one before is done. A message in hand when the loop is left is not
+        done: the next iteration begins with it.
         """
         stream = self._client.messages(idle_timeout_ms)
 
