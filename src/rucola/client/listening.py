@@ -6,7 +6,8 @@ nothing. A plain function keeps its thread until it ends. In order there is no s
 
 A worker outlives every failure of its listener, SystemExit and a CancelledError of the listener's own included. It ends
 when the consumer closes, and when the event loop ends: `asyncio.run` then cancels all tasks. What such a cancellation
-interrupts is neither done nor failed.
+interrupts is neither done nor failed, and so is what no thread took: when the main thread has ended, Python's thread
+pools refuse calls, though the consumer still runs.
 
 Answers to the two `ConsumeMessage…Service` and to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate
 difference: the time is looked at when it is up, where Apache looks once per timeout and so takes up to twice as long.
@@ -24,13 +25,16 @@ from rucola.client.background import Background
 from rucola.client.clock import timer_ms
 from rucola.client.consume_options import ConsumeOptions, ConsumeTrace
 from rucola.client.line import Line
-from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment, is_meant_for
+from rucola.client.listener import Call, NotCalled, ReconsumeLater, SuspendCurrentQueueAMoment, is_meant_for
 from rucola.client.own_queue import Delivery
 from rucola.client.returns import EXPIRED_DELAY_LEVEL, Returns
 from rucola.client.stats import ConsumeCounts, Consumption
 from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
+
+NOT_CALLED_PAUSE_MS = 1000
+"""How long a worker waits for which there was no thread."""
 
 
 class InHand:
@@ -88,6 +92,7 @@ class Listening:
         self._concurrency = options.concurrency
         self._trace = options.trace
         self._threads: ThreadPoolExecutor | None = None
+        self._has_warned = False
         self._tasks = Background()
         self._closing = asyncio.Event()
         self._sentinel: asyncio.Task[None] | None = None
@@ -131,6 +136,9 @@ class Listening:
             except ReconsumeLater as later:
                 failure = later
                 done = min(max(0, later.ack_index + 1), len(delivery.messages))
+            except NotCalled as error:
+                await self._not_called(delivery, error)
+                continue
             except BaseException as error:
                 is_listeners_own = isinstance(error, asyncio.CancelledError) and not self._is_ending()
                 if not is_listeners_own and is_meant_for(task, error):
@@ -148,6 +156,17 @@ class Listening:
                 await self._give_back(delivery, failure)
             if task.cancelling():
                 raise asyncio.CancelledError  # the listener has suppressed it
+
+    async def _not_called(self, delivery: Delivery, error: NotCalled) -> None:
+        """The listener has not seen a delivery, which therefore has not failed: requeue it, and pause."""
+        self._in_hand.leave(delivery, None)
+        self._line.requeue(delivery)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("group %s: messages wait, uncommitted: %s", self._group, error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOT_CALLED_PAUSE_MS / 1000):
+                await self._closing.wait()
 
     async def _give_back(self, delivery: Delivery, failure: BaseException) -> None:
         """The listener has failed on a delivery, or says that it comes again."""

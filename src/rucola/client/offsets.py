@@ -96,12 +96,20 @@ class LocalOffsets:
             table.update((own.queue, offset) for own, offset in changed.items())
             content = {"offsetTable": {to_key(queue): offset for queue, offset in sorted(table.items())}}
             try:
-                await asyncio.to_thread(replace_file, self.path, fastjson.dumps(content))
+                await self._write(fastjson.dumps(content))
             except OSError as error:
                 logger.warning("the offsets of this member could not be written: %s", error)
             else:
                 for own, offset in changed.items():
                     own.committed = offset
+
+    async def _write(self, content: bytes) -> None:
+        try:
+            writing = asyncio.get_running_loop().run_in_executor(None, replace_file, self.path, content)
+        except RuntimeError:  # the program ends, when thread pools take no more calls
+            replace_file(self.path, content)
+        else:
+            await writing
 
     def _table(self) -> dict[MessageQueue, int]:
         """All offsets, read from the file the first time. ConfigError where neither it nor its .bak can be read."""
