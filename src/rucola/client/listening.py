@@ -20,6 +20,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
+from typing import Any
 
 from rucola.client.background import Background
 from rucola.client.clock import timer_ms
@@ -114,8 +115,14 @@ class Listening:
             with _Traced(self._trace, self._group, messages):
                 await call(messages, self._threads)
 
+    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one in which the listener is called."""
+        return task in self._tasks
+
     async def close(self, grace_ms: float) -> None:
-        """End, with so much time for the calls that run. The line must be closed before."""
+        """End, with so much time for the calls that run; once more: with none. The line must be closed before."""
+        if self._closing.is_set():
+            grace_ms = 0
         self._closing.set()
         await self._tasks.close(grace_ms)
         if self._threads is not None:

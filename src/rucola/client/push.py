@@ -37,6 +37,7 @@ from rucola.client.background import Background
 from rucola.client.clock import clock_ms, now_ms
 from rucola.client.consume_options import ConsumeOptions
 from rucola.client.instance import ClientInstance, GroupClient
+from rucola.client.lifecycle import finish
 from rucola.client.line import Line
 from rucola.client.listener import BatchListener, Call, Listener, is_meant_for
 from rucola.client.listening import InHand, Listening
@@ -270,11 +271,16 @@ class PushConsumer(GroupClient):
 
     async def _leave(self) -> None:
         self._line.close()
-        await self._listening.close(CLOSE_GRACE_MS)
-        await self._background.close()
-        await self._share.close()
-        await self.instance.remove_consumer(self)
-        await self._pulls.close()
+        await finish(
+            lambda: self._listening.close(CLOSE_GRACE_MS),
+            self._background.close,
+            self._share.close,
+            lambda: self.instance.remove_consumer(self),
+            self._pulls.close,
+        )
+
+    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
+        return self._listening.runs(task) or task in self._background
 
     def _listen(self, call: Call) -> None:
         self._call = call

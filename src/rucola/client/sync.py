@@ -190,6 +190,9 @@ class _Blocking(Generic[C]):
                 return
             try:
                 thread.run(self._client.close())
+            except KeyboardInterrupt:
+                thread.run(self._client.close())  # the first one is hurried now; it is waited for
+                raise
             finally:
                 thread.stop()
                 self._thread = None

@@ -27,6 +27,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rucola.client.background import Background
+from rucola.client.lifecycle import finish
 from rucola.client.listener import call, is_meant_for
 from rucola.client.parcel import SendResult, SendStatus
 from rucola.client.producer import SEND_TIMEOUT_MS, Producer
@@ -93,8 +94,10 @@ class TransactionProducer(Producer):
             await self.instance.beat()
 
     async def _leave(self) -> None:
-        await self._checks.close()
-        await super()._leave()
+        await finish(self._checks.close, super()._leave)
+
+    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
+        return task in self._checks or super()._runs(task)
 
     async def send_in_transaction(
         self, message: Message, execute: Execute, timeout_ms: float = SEND_TIMEOUT_MS
