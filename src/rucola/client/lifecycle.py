@@ -98,6 +98,11 @@ class Lifecycle(ABC):
             closing.result()
 
     @property
+    def was_opened(self) -> bool:
+        """Whether it was ever opened; it may be closed again."""
+        return self._loop is not None
+
+    @property
     @abstractmethod
     def _title(self) -> str:
         """What errors call it."""

@@ -99,7 +99,9 @@ class Listening:
         self._sentinel: asyncio.Task[None] | None = None
 
     def start(self, call: Call) -> None:
-        """Begin to call this listener."""
+        """Begin to call this listener. No effect until `close` if it has begun already."""
+        if self._sentinel is not None:
+            return
         self._closing.clear()
         self._sentinel = self._tasks.start(self._until_closing(), f"sentinel of {self._group}")
         for number in range(self._concurrency):
@@ -125,6 +127,7 @@ class Listening:
             grace_ms = 0
         self._closing.set()
         await self._tasks.close(grace_ms)
+        self._sentinel = None
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

@@ -97,6 +97,7 @@ class PushConsumer(GroupClient):
         self._retry_topic = retry_topic(group)
         self._subscriptions: dict[str, SubscriptionData] = {}
         self._call: Call | None = None
+        self._iterations = 0
         self._in_iterations: dict[int, Delivery] = {}
         """What iterations have in hand, by the id of the message."""
         self._left: dict[int, Delivery] = {}
@@ -110,6 +111,7 @@ class PushConsumer(GroupClient):
             offsets = LocalOffsets(self.options.offsets_root, self.instance.client_id, group)
         else:
             self.subscribe(self._retry_topic)
+        self._offsets = offsets
         self._counts = ConsumeCounts()
         self._pulling = Pulling(
             self._pulls,
@@ -145,6 +147,7 @@ class PushConsumer(GroupClient):
         colour = 'red'", and brokers need enablePropertyFilter. Takes the place of an earlier subscription of the topic,
         which may come into being later. All members of a group must subscribe alike. InvalidMessage, ConfigError.
         """
+        self._check_caller()
         check_topic(topic)
         if expression_type not in (TAG, SQL92):
             raise ConfigError(f"expression_type is {expression_type!r}: it must be {TAG} or {SQL92}")
@@ -158,6 +161,7 @@ class PushConsumer(GroupClient):
 
     def unsubscribe(self, topic: str) -> None:
         """Consume the topic no more."""
+        self._check_caller()
         if self._subscriptions.pop(topic, None) is not None:
             self._subscriptions_changed()
 
@@ -171,7 +175,10 @@ class PushConsumer(GroupClient):
         await self._share.rebalanced()
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with each message; one that raises gives the message back."""
+        """Call `listener` with each message; one that raises gives the message back.
+
+        ConfigError if the consumer has a listener, or iterates.
+        """
         self._listen(Call(listener, None))
 
     def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:
@@ -184,10 +191,12 @@ class PushConsumer(GroupClient):
 
     def suspend(self) -> None:
         """Pull nothing more until `resume`; what has been pulled is still delivered. The share stays."""
+        self._check_caller()
         self._pulling.suspend()
 
     def resume(self) -> None:
         """Go on after `suspend`."""
+        self._check_caller()
         self._pulling.resume()
 
     def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
@@ -201,42 +210,43 @@ class PushConsumer(GroupClient):
 
         Python closes a generator that a loop has left as soon as nothing refers to it. Keep none that is not iterated
         to its end, or close it (`contextlib.aclosing`): until then its message is in hand.
+
+        ConfigError if the consumer has a listener, RemotingError if it was never opened.
         """
-        for _ in range(2):
-            await asyncio.sleep(0)  # the loop closes generators that were left before, and their messages come first
-        while True:
-            delivery = self._line.take_now()
-            if delivery is None:
+        if self._call is not None:
+            raise ConfigError(f"the consumer of group {self.group} has a listener, which gets its messages")
+        if not self.was_opened:
+            self._must_be_open()
+        self._check_caller()
+        self._iterations += 1
+        try:
+            for _ in range(2):
+                await asyncio.sleep(0)  # the loop closes generators that were left; their messages come first
+            while (delivery := await self._next(idle_timeout_ms)) is not None:
+                message = delivery.messages[0]
+                self._in_iterations[id(message)] = delivery
+                self._left.pop(id(message), None)
+                self._in_hand.take(delivery)
                 try:
-                    async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
-                        delivery = await self._line.take()
-                except TimeoutError:
-                    return
-            if delivery is None:
-                return
-            message = delivery.messages[0]
-            self._in_iterations[id(message)] = delivery
-            self._left.pop(id(message), None)
-            self._in_hand.take(delivery)
-            try:
-                yield message
-            except BaseException:
-                self._left_in_hand(message)
-                raise
-            self.ack(message)
+                    yield message
+                except BaseException:
+                    self._left_in_hand(message)
+                    raise
+                self._ack(message)
+        finally:
+            self._iterations -= 1
 
     def ack(self, message: MessageExt) -> None:
         """The message, which an iteration gave out, is done. Once more, or after it was given back: no effect."""
-        if (delivery := self._settle(message)) is not None:
-            self._in_hand.leave(delivery, 1)
-            delivery.done()
-            self._line.leave(delivery)
+        self._check_caller()
+        self._ack(message)
 
     async def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
         """Give back a message that an iteration gave out: it comes again later, see `rucola.client.returns`.
 
         `delay_level` 0 lets the broker choose, longer each time; -1 sends it to the dead letter queue at once.
         """
+        self._check_caller()
         if (delivery := self._settle(message)) is not None:
             self._in_hand.leave(delivery, 0)
             await self._returns.take_back(delivery, delay_level)
@@ -252,6 +262,7 @@ class PushConsumer(GroupClient):
     # Coming and going.
 
     async def _join(self) -> None:
+        await self._offsets.open()
         self._line.open()
         await self._pulls.open()
         self.instance.add_consumer(self)
@@ -283,9 +294,35 @@ class PushConsumer(GroupClient):
         return self._listening.runs(task) or task in self._background
 
     def _listen(self, call: Call) -> None:
+        self._check_caller()
+        if self._call is not None:
+            raise ConfigError(f"the consumer of group {self.group} has a listener already; a consumer has one")
+        if self._iterations:
+            raise ConfigError(f"the consumer of group {self.group} iterates over messages: end that before it listens")
         self._call = call
         if self.is_open:
             self._listening.start(call)
+
+    def _check_caller(self) -> None:
+        """An open consumer is used on its own event loop alone: MQError on any other, and in a fork."""
+        if self.is_open:
+            self._must_belong_here()
+
+    async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
+        """The next message for an iteration; None if the consumer is closed, or if none came in time."""
+        if (delivery := self._line.take_now()) is not None:
+            return delivery
+        try:
+            async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
+                return await self._line.take()
+        except TimeoutError:
+            return None
+
+    def _ack(self, message: MessageExt) -> None:
+        if (delivery := self._settle(message)) is not None:
+            self._in_hand.leave(delivery, 1)
+            delivery.done()
+            self._line.leave(delivery)
 
     def _may_take(self, own: OwnQueue) -> bool:
         return self._share.may_take(own)
@@ -382,7 +419,9 @@ class PushConsumer(GroupClient):
         await self._share.begin_anew(offsets)
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Give the message to the listener now. ConfigError where the application iterates instead."""
+        """Give the message to the listener now. ConfigError if the application iterates instead, or is closing."""
+        if not self.is_open:
+            raise ConfigError(f"the consumer of group {self.group} is closing")
         if self._call is None:
             raise ConfigError(f"the consumer of group {self.group} iterates over messages, it has no listener to call")
         self._pulling.restore_topic(message)

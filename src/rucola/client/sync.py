@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -58,6 +59,7 @@ class EventLoopThread:
         self._loop = loop or asyncio.new_event_loop()
         self._lock = threading.RLock()
         """Held to submit work, so that none comes behind the last. Taken again if garbage collection posts some."""
+        self._process_id = os.getpid()
         self._is_stopping = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
@@ -84,7 +86,9 @@ class EventLoopThread:
             pass
 
     def stop(self) -> None:
-        """Cancel what runs on the loop, and end the loop and its thread."""
+        """Cancel what runs on the loop, and end the loop and its thread. In a fork: no effect."""
+        if self.is_inherited:
+            return
         with self._lock:
             if self._is_stopping:
                 return
@@ -94,8 +98,21 @@ class EventLoopThread:
         self._thread.join()
         self._loop.close()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that has the thread: here there is neither thread nor loop."""
+        return os.getpid() != self._process_id
+
     def check_caller(self) -> None:
-        """Make sure that a blocking call from here does not wait for itself. MQError on the loop's own thread."""
+        """Make sure that a blocking call from here does not wait for ever.
+
+        MQError on the loop's own thread, and in a fork.
+        """
+        if self.is_inherited:
+            raise MQError(
+                f"the client was opened in process {self._process_id}, of which this one is a fork: its thread and its "
+                "connections belong to that process; make a new client here"
+            )
         if threading.current_thread() is self._thread:
             raise MQError(
                 "a blocking call on the event loop's own thread would wait for itself: await the asyncio client"
@@ -103,7 +120,7 @@ class EventLoopThread:
 
     def _submit(self, work: Coroutine[Any, Any, T], *, waits: bool = True) -> Future[T]:
         try:
-            if waits:
+            if waits or self.is_inherited:
                 self.check_caller()
             with self._lock:
                 if self._is_stopping:
@@ -169,6 +186,8 @@ class _Blocking(Generic[C]):
 
     def open(self) -> None:
         """Start."""
+        if self._thread is not None:
+            self._thread.check_caller()
         with self._lock:
             if self._thread is None:
                 self._thread = EventLoopThread(f"{type(self).__name__} of {self.group}")
@@ -180,9 +199,12 @@ class _Blocking(Generic[C]):
                     raise
 
     def close(self) -> None:
-        """Leave the group and end the thread. If another thread is closing the client, wait until it is closed."""
+        """Leave the group and end the thread. If another thread is closing the client, wait until it is closed.
+
+        In a fork of the process that opened it: no effect.
+        """
         thread = self._thread
-        if thread is None:
+        if thread is None or thread.is_inherited:
             return
         thread.check_caller()
         with self._lock:
@@ -219,6 +241,7 @@ class _Blocking(Generic[C]):
 
 
 _open_clients: set[_Blocking[Any]] = set()
+os.register_at_fork(after_in_child=_open_clients.clear)  # they are the parent's
 
 
 @atexit.register
@@ -401,9 +424,12 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
         Asking for the next message says that the one before is done. A message in hand when the loop is left is not
         done: the next iteration begins with it.
         """
-        thread = self._thread
-        if thread is None:
+        if (thread := self._thread) is None:
             raise self._not_open()
+        thread.check_caller()
+        return self._messages(thread, idle_timeout_ms)
+
+    def _messages(self, thread: EventLoopThread, idle_timeout_ms: float | None) -> Iterator[MessageExt]:
         stream = self._client.messages(idle_timeout_ms)
 
         async def following() -> MessageExt | None:
