@@ -144,3 +144,42 @@ def test_an_iteration_that_the_program_leaves_open_ends_with_it(tmp_path: Path) 
         fill(namesrv)
         assert run(ITERATE, namesrv) == ("", "")
         assert committed(namesrv) == 2
+
+
+LINGER = """
+import sys, threading
+from rucola.client import ConsumeFromWhere
+from rucola.client.sync import PushConsumer
+
+consumer = PushConsumer("c", sys.argv[1], consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+consumer.subscribe("T")
+consumer.listen(lambda message: print(message.body.decode(), flush=True))
+consumer.open()
+threading.Thread(target=sys.stdin.read).start()
+"""
+
+
+def test_a_consumer_whose_main_thread_has_ended_leaves_its_queues_to_others(tmp_path: Path) -> None:
+    """Another thread keeps the process alive. Python's thread pools take no more calls, so that nothing is consumed."""
+    with servers(tmp_path) as namesrv:
+        program = subprocess.Popen(
+            [sys.executable, "-c", LINGER, namesrv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            fill(namesrv)
+            successor = PushConsumer("c", namesrv, consume_from=FIRST)
+            successor.subscribe("T")
+            with successor:
+                rest: set[int] = set()
+                while len(successor.queues) < 2:
+                    successor._run(successor.asyncio_client.rebalanced())
+                assert program.poll() is None
+                for message in successor.messages(idle_timeout_ms=500):
+                    rest.add(int(message.body))
+            program.stdin.close()
+            seen = {int(line) for line in program.stdout}
+        assert program.returncode == 0
+        assert seen | rest == set(range(COUNT))
+        assert stored(namesrv, "%RETRY%c") == 0

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
@@ -83,10 +85,22 @@ class InHand:
 
 
 class Listening:
-    """Calls a listener with what waits in line, several calls at a time."""
+    """Calls a listener with what waits in line, several calls at a time.
 
-    def __init__(self, group: str, line: Line, in_hand: InHand, returns: Returns, options: ConsumeOptions) -> None:
+    `on_stranded` is called if no call is possible any more, because the program has ended but for some threads.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        line: Line,
+        in_hand: InHand,
+        returns: Returns,
+        options: ConsumeOptions,
+        on_stranded: Callable[[], None],
+    ) -> None:
         self._group = group
+        self._on_stranded = on_stranded
         self._line = line
         self._in_hand = in_hand
         self._returns = returns
@@ -174,6 +188,8 @@ class Listening:
         if not self._has_warned:
             self._has_warned = True
             logger.warning("group %s: messages wait, uncommitted: %s", self._group, error)
+        if not threading.main_thread().is_alive():
+            self._on_stranded()
         with suppress(TimeoutError):
             async with asyncio.timeout(NOT_CALLED_PAUSE_MS / 1000):
                 await self._closing.wait()

@@ -136,7 +136,9 @@ class PushConsumer(GroupClient):
         )
         self._returns = Returns(group, self.instance, self._line, self._background, self.options)
         self._in_hand = InHand(self._returns, self._counts, self.options.consume_timeout_ms)
-        self._listening = Listening(group, self._line, self._in_hand, self._returns, self.options)
+        self._listening = Listening(
+            group, self._line, self._in_hand, self._returns, self.options, on_stranded=self._close_stranded
+        )
 
     # What an application calls.
 
@@ -302,6 +304,12 @@ class PushConsumer(GroupClient):
         self._call = call
         if self.is_open:
             self._listening.start(call)
+
+    def _close_stranded(self) -> None:
+        """Leave the queues to other members: the listener can be called no more, though the process goes on."""
+        if self.is_open:
+            logger.warning("group %s: the main thread has ended, so that no thread takes calls: closing", self.group)
+            self._background.start(self.close(), f"closing of {self._title}")
 
     def _check_caller(self) -> None:
         """An open consumer is used on its own event loop alone: MQError on any other, and in a fork."""
