@@ -21,6 +21,7 @@ from rucola.protocol.offset import OffsetResponseHeader, UpdateConsumerOffsetReq
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.remoting.connection import Connection, Processor, Reply
+from rucola.remoting.server import RemotingServer
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
@@ -86,6 +87,7 @@ class ScriptedBroker:
         self.left: list[str | None] = []
         self.updates: list[int] = []
         self.members: dict[Connection, str] = {}
+        self.server: RemotingServer
         self.processors: dict[int, Processor] = {
             RequestCode.HEART_BEAT: self.heart_beat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
@@ -100,7 +102,7 @@ class ScriptedBroker:
 
     async def start(self, running: Cluster) -> None:
         """Serve a queue of T. What is put into `processors` later counts as well."""
-        await running.scripted_broker("broker-a", "T", self.processors)
+        self.server = await running.scripted_broker("broker-a", "T", self.processors)
 
     def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
         self.members[connection] = decode_body(HeartbeatData, command.body).client_id

@@ -191,3 +191,52 @@ def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() -> Non
         assert line.take_now() is None
 
     asyncio.run(run())
+
+
+@given(count=st.integers(1, 12), takers=st.integers(1, 4), in_order=st.booleans(), seed=st.integers(0, 1000))
+def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
+    count: int, takers: int, in_order: bool, seed: int
+) -> None:
+    """Each taker requeues at random, and at random takes by name what it has requeued, unless another was faster."""
+    random = Random(seed)
+
+    async def run() -> None:
+        line = line_of(in_order=in_order)
+        queues = [own_queue(queue_id) for queue_id in range(2)]
+        done: dict[int, list[int]] = {0: [], 1: []}
+        at_work: list[OwnQueue] = []
+
+        async def finish(delivery: Delivery) -> None:
+            own = delivery.own
+            assert not (in_order and own in at_work)
+            at_work.append(own)
+            for _ in range(random.randrange(3)):
+                await asyncio.sleep(0)
+            at_work.remove(own)
+            done[own.queue.queue_id] += [message.queue_offset for message in delivery.messages]
+            delivery.done()
+            line.leave(delivery)
+
+        async def take() -> None:
+            while (delivery := await line.take()) is not None:
+                if random.random() < 0.5:
+                    await finish(delivery)
+                    continue
+                line.requeue(delivery)
+                for _ in range(random.randrange(3)):
+                    await asyncio.sleep(0)
+                if random.random() < 0.5 and line.take_again(delivery):
+                    await finish(delivery)
+
+        for own in queues:
+            line.put(own, pulled(own, count))
+        taking = [asyncio.create_task(take()) for _ in range(takers)]
+        async with asyncio.timeout(20):
+            while any(len(own.progress) for own in queues):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        line.close()
+        await asyncio.gather(*taking)
+        for offsets in done.values():
+            assert (offsets if in_order else sorted(offsets)) == list(range(count))
+
+    asyncio.run(run())

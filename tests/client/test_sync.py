@@ -19,14 +19,14 @@ FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 @contextmanager
-def servers(path: Path) -> Iterator[str]:
+def servers(path: Path, queues: int = 2) -> Iterator[str]:
     """A name server and a broker with topic T, in a thread of their own; gives the name server's address."""
     thread = EventLoopThread("servers")
     context = cluster(path)
     running = thread.run(context.__aenter__())
 
     async def fill() -> None:
-        await running.create_topic(await running.start_broker(), "T", queues=2)
+        await running.create_topic(await running.start_broker(), "T", queues)
 
     try:
         thread.run(fill())

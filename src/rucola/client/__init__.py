@@ -1,8 +1,9 @@
 """Clients: producers and consumers, asyncio-native; `rucola.client.sync` has the same in plain blocking calls.
 
-Reading order: `route` (where a topic lives), `instance` (one client as brokers see it), `parcel`, `producer`,
-`transaction`, `pull`; then `push` and what it is made of: `rebalance` and `process_queue` (pure), `own_queue`, `share`
-with `locks` and `offsets`, `pulling`, `line`, `listener`, `listening`, `returns`; then `stats`, `metrics`, `sync`.
+Reading order: `route` (where a topic lives), `lifecycle` (how clients are opened and closed), `instance` (one client as
+brokers see it), `parcel`, `producer`, `transaction`, `pull`; then `push` and what it is made of: `rebalance` and
+`process_queue` (pure), `own_queue`, `share` with `locks` and `offsets`, `pulling`, `line`, `listener`, `listening`,
+`returns`; then `stats`, `metrics`, `sync`.
 """
 
 from rucola.client.consume_options import ConsumeFromWhere, MessageModel

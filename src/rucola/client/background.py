@@ -13,6 +13,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+CANCEL_TIMEOUT_MS = 5000
+
 
 class Background:
     """The running tasks of one owner. Belongs to one event loop."""
@@ -27,19 +29,27 @@ class Background:
         task.add_done_callback(self._ended)
         return task
 
+    def __contains__(self, task: object) -> bool:
+        """Whether a task is one of these."""
+        return task in self._tasks
+
     async def close(self, grace_ms: float = 0) -> None:
         """Give the tasks so long to end by themselves, cancel those that do not, and wait until all have ended.
 
-        The task that calls is left alone.
+        A task that has not ended `CANCEL_TIMEOUT_MS` after it was cancelled is logged and left alone.
         """
-        others = self._tasks - {asyncio.current_task()}
-        if grace_ms and others:
-            await asyncio.wait(others, timeout=grace_ms / 1000)
-        for task in others:
+        if grace_ms and self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_ms / 1000)
+        tasks = set(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_MS / 1000)
+            for task in running:
+                logger.warning("%s goes on, though it was cancelled %d ms ago", task.get_name(), CANCEL_TIMEOUT_MS)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KeyboardInterrupt):  # asyncio raises that from the loop
             logger.error("%s failed", task.get_name(), exc_info=error)

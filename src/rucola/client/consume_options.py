@@ -77,6 +77,8 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
         ):  # fmt: skip
             if not isinstance(value := getattr(self, name), kind):
                 raise ConfigError(f"{name} is {value!r}: it must be a {kind.__name__}")
+        if self.offsets_root is not None and not isinstance(self.offsets_root, (str, Path)):
+            raise ConfigError(f"offsets_root is {self.offsets_root!r}: it must be the path of a directory")
         for name, least in (("concurrency", 1), ("pull_batch_size", 1), ("max_reconsume_times", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -5,7 +5,9 @@ instance has one connection to each broker, one heartbeat for all its groups, an
 
     clientId   address@instance name                 192.168.1.7@4711#1732149000123456789
 
-The instance name is process id#nanoseconds, new each time, unless one that stays is given.
+The instance name is process id#nanoseconds, new each time, unless one that stays is given. A client that was made
+before `os.fork` and not opened gets a new one in each process that opens it, since two members of a group with one
+client id own the same queues; one whose name or id was chosen cannot be opened there.
 
 Brokers learn of an instance by heartbeats: every `HEARTBEAT_INTERVAL_MS` to every broker in the routes at hand (only
 to masters while there is no consumer), and at once when a broker appears, a group joins or a connection breaks, so a
@@ -30,19 +32,19 @@ import os
 import socket
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rucola.client.background import Background
+from rucola.client.lifecycle import Lifecycle, finish
 from rucola.client.operator import OperatedConsumer, OperatorRequests
 from rucola.client.replies import Replies
 from rucola.client.route import NAMESRV_TIMEOUT_MS, NameServers, TopicRoute, TopicRoutes
-from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingError
+from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, properties
 from rucola.message.record import decode
 from rucola.message.topics import check_group
 from rucola.protocol.body import encode_body
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import (
     HeartbeatData,
@@ -100,8 +102,8 @@ class TransactionChecker(Protocol):
         """A broker asks how the transaction of this message went; answer it on this connection."""
 
 
-class ClientInstance:
-    """One client. `async with` opens and closes it; it belongs to one event loop.
+class ClientInstance(Lifecycle):
+    """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
 
     `namesrv` reads "host:port;host:port" and comes from the environment variable NAMESRV_ADDR where it is not given.
     `client_id` takes the place of address and instance name.
@@ -110,6 +112,7 @@ class ClientInstance:
     def __init__(
         self, namesrv: str | None = None, *, client_id: str | None = None, instance_name: str | None = None
     ) -> None:
+        super().__init__()
         processors: dict[int, Processor] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
@@ -120,43 +123,42 @@ class ClientInstance:
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
-        if client_id is None:
-            instance_name = instance_name or f"{os.getpid()}#{time.time_ns()}"
-            client_id = f"{_own_address(self.name_servers.addresses[0])}@{instance_name}"
-        self.client_id = client_id
+        self._made_in = os.getpid()
+        self._is_id_chosen = bool(client_id or instance_name)
+        self.client_id = client_id or _new_client_id(self.name_servers.addresses[0], instance_name)
         self._producers: dict[str, object] = {}
         self._consumers: dict[str, GroupMember] = {}
         self._background = Background()
         self._heartbeat_due = asyncio.Event()
-        self._is_open = False
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
+    @property
+    def _title(self) -> str:
+        return f"client {self.client_id}"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def open(self) -> None:
-        """Begin heartbeats and the renewal of routes. Asks nobody anything yet."""
-        if self._is_open:
-            return
-        self._is_open = True
+    async def _start(self) -> None:
+        """Begin heartbeats, probes and the renewal of routes. Sends nothing yet."""
+        self._keep_id_unique()
         self.remoting.open()
         self._background.start(self._keep_beating(), f"heartbeats of {self.client_id}")
         self._background.start(self._keep_probing(), f"probes of {self.client_id}")
         self._background.start(self._keep_routes(), f"route renewal of {self.client_id}")
 
-    async def close(self) -> None:
+    async def _stop(self) -> None:
         """End all background work and close every connection. Groups must have left before."""
-        if not self._is_open:
-            return
-        self._is_open = False
         self.routes.close()
-        await self._background.close()
-        await self.remoting.close()
+        await finish(self._background.close, self.remoting.close)
+
+    def _keep_id_unique(self) -> None:
+        """Make a new client id in a fork of the process in which this client was made; its siblings do the same."""
+        if os.getpid() == self._made_in:
+            return
+        if self._is_id_chosen:
+            raise ConfigError(
+                f"client id {self.client_id} was chosen in process {self._made_in}, of which this one is a fork: other "
+                "forks would share it, and members of a group with one id share queues; make the client after the fork"
+            )
+        self._made_in = os.getpid()
+        self.client_id = _new_client_id(self.name_servers.addresses[0])
 
     # Groups.
 
@@ -232,7 +234,7 @@ class ClientInstance:
             with suppress(MQError):
                 await self.routes.refresh(topic)
 
-        if self._is_open:
+        if self.is_open:
             self._background.start(renew(), f"route of {topic}")
 
     # Heartbeats.
@@ -287,15 +289,20 @@ class ClientInstance:
             await self.routes.refresh_all()
 
     async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
-        async def tell(address: str) -> None:
-            request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
-            try:
-                await self.remoting.invoke_ok(address, request, UNREGISTER_TIMEOUT_MS)
-            except MQError as error:
-                logger.info("broker %s was not told that %s leaves: %s", address, self.client_id, error)
-
-        known = {address for addresses in self.routes.brokers.values() for address in addresses.values()}
-        await asyncio.gather(*(tell(address) for address in known if self.remoting.open_connection(address)))
+        """Tell every broker. The requests leave, also if the caller is cancelled while it waits for the answers."""
+        posted: dict[asyncio.Future[RemotingCommand], tuple[Connection, RemotingCommand]] = {}
+        for address in {address for addresses in self.routes.brokers.values() for address in addresses.values()}:
+            if (connection := self.remoting.open_connection(address)) is not None:
+                request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
+                posted[connection.post(request)] = connection, request
+        try:
+            if posted:
+                await asyncio.wait(posted, timeout=UNREGISTER_TIMEOUT_MS / 1000)
+        finally:
+            for answer, (connection, request) in posted.items():
+                connection.forget(request)
+                if answer.cancelled() or answer.exception() or answer.result().code != ResponseCode.SUCCESS:
+                    logger.info("broker %s has not answered that %s leaves", connection.peer, self.client_id)
 
     # What others tell us.
 
@@ -334,48 +341,31 @@ class ClientInstance:
             )  # fmt: skip
 
 
-class GroupClient:
+class GroupClient(Lifecycle):
     """What producers and consumers have in common: a group, and the instance on which they stand.
 
-    The instance is their own, made from `namesrv`, unless one to share is given; a shared one is opened and closed
-    by whoever made it. `async with` opens and closes; `close` may be called twice.
+    The instance is their own, made from `namesrv`, unless one to share is given; a shared one is opened with them, and
+    closed by its owner. What can go wrong only shows with the first request, except for a consumer's first heartbeat.
     """
 
     def __init__(
         self, group: str, namesrv: str | None, instance: ClientInstance | None, instance_name: str | None = None
     ) -> None:
+        super().__init__()
         check_group(group)
         self.group = group
         self.instance = instance or ClientInstance(namesrv, instance_name=instance_name)
         self._owns_instance = instance is None
-        self.is_open = False
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} of group {self.group}"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def open(self) -> None:
-        """Start. What can go wrong only shows with the first request, except for a consumer's first heartbeat."""
-        if self.is_open:
-            return
+    async def _start(self) -> None:
         await self.instance.open()
-        self.is_open = True
-        try:
-            await self._join()
-        except BaseException:
-            await self.close()
-            raise
+        await self._join()
 
-    async def close(self) -> None:
-        """Leave the group, end what runs in the background and, on an own instance, close all connections."""
-        if not self.is_open:
-            return
-        self.is_open = False
+    async def _stop(self) -> None:
         try:
             await self._leave()
         finally:
@@ -386,11 +376,12 @@ class GroupClient:
         """Enter the group."""
 
     async def _leave(self) -> None:
-        """Leave the group."""
+        """Leave the group. A first cancellation hurries this, see `lifecycle.finish`."""
 
-    def _must_be_open(self) -> None:
-        if not self.is_open:
-            raise RemotingError(f"{type(self).__name__} of group {self.group} is not open: use it inside `async with`")
+
+def _new_client_id(name_server: str, instance_name: str | None = None) -> str:
+    """A client id on this machine, one that no other has unless an instance name is given."""
+    return f"{_own_address(name_server)}@{instance_name or f'{os.getpid()}#{time.time_ns()}'}"
 
 
 def _own_address(name_server: str) -> str:

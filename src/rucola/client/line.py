@@ -90,7 +90,7 @@ class Line:
             self.come_back(delivery.own)
 
     def put_back(self, delivery: Delivery, messages: Iterable[MessageExt]) -> None:
-        """In order, these messages were not done: they wait in front again, held back until `come_back`."""
+        """These messages were not done: they wait in front again; in order, held back until `come_back`."""
         own = delivery.own
         if delivery.progress is own.progress and not own.is_given_up:
             own.waiting.extendleft(reversed(list(messages)))
@@ -100,6 +100,31 @@ class Line:
         """The queue is held back no more."""
         own.is_held_back = False
         self._offer(own)
+
+    def requeue(self, delivery: Delivery) -> None:
+        """What was taken and is not done waits again, in front of its queue, and may be taken at once."""
+        self.put_back(delivery, delivery.not_done)
+        self.come_back(delivery.own)
+
+    def take_again(self, delivery: Delivery) -> bool:
+        """Take a message out by name after `requeue`. False if it does not wait any more.
+
+        Then it was given out again, or its queue began anew or was given up.
+        """
+        own, message = delivery.own, delivery.messages[0]
+        if delivery.progress is not own.progress or own.is_given_up:
+            return False
+        index = next((index for index, waiting in enumerate(own.waiting) if waiting is message), None)
+        if index is None:
+            return False
+        del own.waiting[index]
+        if self._in_order:
+            if own.is_offered:
+                own.is_offered = False
+                self._queues.remove(own)
+            own.is_held_back = True
+            own.idle.clear()
+        return True
 
     def close(self) -> None:
         """Give out nothing more; whoever waits is told so."""

@@ -1,6 +1,6 @@
 """Listeners: how the application is called with messages, and what it says of them.
 
-A listener that returns is done with its messages; one that raises is not. Two errors say more than that:
+A listener that returns is done with its messages; one that raises, whatever it raises, is not. Two errors say more:
 
     ReconsumeLater                 side by side: when these come again, and which of a batch are done all the same
     SuspendCurrentQueueAMoment     in order: how long the queue rests before the same messages come again
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from numbers import Real
 from typing import Any, TypeAlias
 
 from rucola.errors import ConfigError, MQError
@@ -38,6 +40,8 @@ class ReconsumeLater(MQError):
     """
 
     def __init__(self, delay_level: int = 0, *, ack_index: int = -1) -> None:
+        _check_number("delay_level", delay_level, int)
+        _check_number("ack_index", ack_index, int)
         self.delay_level = delay_level
         self.ack_index = ack_index
         super().__init__(f"to be consumed again later, delay level {delay_level}, done up to index {ack_index}")
@@ -50,6 +54,8 @@ class SuspendCurrentQueueAMoment(MQError):
     """
 
     def __init__(self, suspend_ms: float | None = None) -> None:
+        if suspend_ms is not None:
+            _check_number("suspend_ms", suspend_ms, Real)
         self.suspend_ms = suspend_ms
         super().__init__("the queue is suspended")
 
@@ -72,24 +78,97 @@ class Call:
         self._takes_list = max_count is not None
 
     async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
-        """Call the listener, in one of the threads where it is no coroutine function. Whatever it raises is raised."""
-        argument: Any = messages if self._takes_list else messages[0]
-        if self.needs_thread:
-            await _in_thread(self._function, argument, threads)
-        else:
+        """Call the listener, in one of the threads if it is no coroutine function. Raises whatever it raises.
+
+        NotCalled if no thread takes the call: then the listener has not seen the messages.
+        """
+        argument: Any = list(messages) if self._takes_list else messages[0]  # its own list: it may change that
+        if not self.needs_thread:
             await self._function(argument)
+            return
+        try:
+            outcome = _in_thread(self._function, argument, threads)
+        except RuntimeError as error:
+            raise NotCalled(f"no thread takes a call of the listener: {error}") from error
+        await _result_of(outcome)
+
+
+class NotCalled(MQError):
+    """No thread takes a call: the pool is shut down, as at the end of the program, or the system has no thread left."""
 
 
 async def call(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function of the application, in a thread where it is no coroutine function, and return what it says."""
-    return await (function(argument) if inspect.iscoroutinefunction(function) else _in_thread(function, argument))
+    """Call a function of the application, in a thread if it is no coroutine function, and return its result."""
+    return await (
+        function(argument) if inspect.iscoroutinefunction(function) else _result_of(_in_thread(function, argument))
+    )
 
 
-async def _in_thread(function: Callable[[Any], Any], argument: Any, threads: Executor | None = None) -> Any:
-    """Call a function in a thread, and return what it says.
+def is_meant_for(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
+    """Tell whether an error that came out of a call of the application is addressed to the calling task.
+
+    Any other is a failure of the application: CancelledError if it awaited something that had been cancelled,
+    SystemExit if a library called `sys.exit`, StopIteration, an exception of the application's own that derives from
+    BaseException. The task must end with
+
+        CancelledError      if the task itself was cancelled
+        GeneratorExit       if its coroutine is closed, which happens outside the task
+        KeyboardInterrupt   on the main thread, the only one on which Ctrl-C raises it
+    """
+    match error:
+        case asyncio.CancelledError():
+            return task is not None and task.cancelling() > 0
+        case GeneratorExit():
+            return _running_task() is not task
+        case KeyboardInterrupt():
+            return threading.current_thread() is threading.main_thread()
+    return False
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
+
+
+_Outcome: TypeAlias = tuple[Any, BaseException | None]
+
+
+def _in_thread(
+    function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
+) -> asyncio.Future[_Outcome]:
+    """Call a function in a thread. RuntimeError if none takes the call, which is then not made."""
+    return asyncio.get_running_loop().run_in_executor(threads, _outcome, function, argument)
+
+
+def _outcome(function: Callable[[Any], Any], argument: Any) -> _Outcome:
+    """Call a function; its result, or the error that it raised, as a value.
+
+    As exceptions of a future some errors do not arrive: asyncio refuses StopIteration, so that the future never
+    completes, and turns concurrent.futures.CancelledError into a cancellation of the task that waits.
+    """
+    try:
+        return function(argument), None
+    except BaseException as error:
+        return None, error
+
+
+async def _result_of(called: asyncio.Future[_Outcome]) -> Any:
+    """Wait for a call in a thread; its result, or what it raised is raised here.
 
     Some are coroutine functions at heart and do not look it: an object with `async def __call__`, a lambda around one.
-    What such a call returns is awaited, or a message would count as done before anybody had looked at it.
+    The awaitable that such a call returns is awaited, or a message would count as done before it was looked at.
     """
-    result = await asyncio.get_running_loop().run_in_executor(threads, function, argument)
+    result, error = await called
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: a cycle
     return await result if inspect.isawaitable(result) else result
+
+
+def _check_number(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} is {value!r}: it must be a number")

@@ -4,6 +4,11 @@ Side by side, what the application has in hand for longer than `consume_timeout_
 one message that never ends does not hold the queue's offset for ever; what its listener says of it later counts for
 nothing. A plain function keeps its thread until it ends. In order there is no such limit: nothing may overtake.
 
+A worker outlives every failure of its listener, SystemExit and a CancelledError of the listener's own included. It ends
+when the consumer closes, and when the event loop ends: `asyncio.run` then cancels all tasks. What such a cancellation
+interrupts is neither done nor failed, and so is what no thread took: when the main thread has ended, Python's thread
+pools refuse calls, though the consumer still runs.
+
 Answers to the two `ConsumeMessage…Service` and to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate
 difference: the time is looked at when it is up, where Apache looks once per timeout and so takes up to twice as long.
 """
@@ -12,19 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
+from typing import Any
 
 from rucola.client.background import Background
 from rucola.client.clock import timer_ms
-from rucola.client.consume_options import ConsumeOptions
+from rucola.client.consume_options import ConsumeOptions, ConsumeTrace
 from rucola.client.line import Line
-from rucola.client.listener import Call, ReconsumeLater, SuspendCurrentQueueAMoment
+from rucola.client.listener import Call, NotCalled, ReconsumeLater, SuspendCurrentQueueAMoment, is_meant_for
 from rucola.client.own_queue import Delivery
 from rucola.client.returns import EXPIRED_DELAY_LEVEL, Returns
 from rucola.client.stats import ConsumeCounts, Consumption
 from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
+
+NOT_CALLED_PAUSE_MS = 1000
+"""How long a worker waits for which there was no thread."""
 
 
 class InHand:
@@ -42,12 +55,17 @@ class InHand:
         counts.in_hand += len(delivery.messages)
         self._held[delivery] = timer_ms(), counts
 
-    def leave(self, delivery: Delivery, done: int | None) -> None:
-        """The application is through with it: so many of its messages are done; None where it did not say."""
+    def leave(self, delivery: Delivery, done: int | None) -> bool:
+        """The application is through with it: so many of its messages are done; None if it did not say.
+
+        Returns whether it was still in hand, and not given back because it was there for too long.
+        """
         held = self._held.pop(delivery, None)
-        if held is not None:
-            since_ms, counts = held
-            counts.left(len(delivery.messages), done, timer_ms() - since_ms)
+        if held is None:
+            return False
+        since_ms, counts = held
+        counts.left(len(delivery.messages), done, timer_ms() - since_ms)
+        return True
 
     async def watch(self) -> None:
         """Give back what is in hand for too long, for ever."""
@@ -67,22 +85,41 @@ class InHand:
 
 
 class Listening:
-    """Calls a listener with what waits in line, several calls at a time."""
+    """Calls a listener with what waits in line, several calls at a time.
 
-    def __init__(self, group: str, line: Line, in_hand: InHand, returns: Returns, options: ConsumeOptions) -> None:
+    `on_stranded` is called if no call is possible any more, because the program has ended but for some threads.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        line: Line,
+        in_hand: InHand,
+        returns: Returns,
+        options: ConsumeOptions,
+        on_stranded: Callable[[], None],
+    ) -> None:
         self._group = group
+        self._on_stranded = on_stranded
         self._line = line
         self._in_hand = in_hand
         self._returns = returns
         self._concurrency = options.concurrency
         self._trace = options.trace
         self._threads: ThreadPoolExecutor | None = None
+        self._has_warned = False
         self._tasks = Background()
+        self._closing = asyncio.Event()
+        self._sentinel: asyncio.Task[None] | None = None
 
     def start(self, call: Call) -> None:
-        """Begin to call this listener."""
+        """Begin to call this listener. No effect until `close` if it has begun already."""
+        if self._sentinel is not None:
+            return
+        self._closing.clear()
+        self._sentinel = self._tasks.start(self._until_closing(), f"sentinel of {self._group}")
         for number in range(self._concurrency):
-            self._tasks.start(self._deliver_to(call), f"listener {number} of {self._group}")
+            self._tasks.start(self._work(call), f"listener {number} of {self._group}")
 
     async def call(self, call: Call, messages: list[MessageExt]) -> None:
         """One call. Whatever the listener raises is raised."""
@@ -91,20 +128,31 @@ class Listening:
         if self._trace is None:
             await call(messages, self._threads)
         else:
-            with self._trace.consuming(self._group, messages):
+            with _Traced(self._trace, self._group, messages):
                 await call(messages, self._threads)
 
+    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one in which the listener is called."""
+        return task in self._tasks
+
     async def close(self, grace_ms: float) -> None:
-        """End, with so much time for the calls that run. The line must be closed before."""
+        """End, with so much time for the calls that run; once more: with none. The line must be closed before."""
+        if self._closing.is_set():
+            grace_ms = 0
+        self._closing.set()
         await self._tasks.close(grace_ms)
+        self._sentinel = None
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
-    async def _deliver_to(self, call: Call) -> None:
+    async def _work(self, call: Call) -> None:
+        """Call the listener with one delivery after the other until the line is closed."""
+        task = asyncio.current_task()
+        assert task is not None
         while (delivery := await self._line.take(call.max_count)) is not None:
-            failure: Exception | None = None
-            done = 0
+            failure: BaseException | None = None
+            done: int | None = None  # unknown, if this worker is cancelled
             self._in_hand.take(delivery)
             try:
                 await self.call(call, delivery.messages)
@@ -112,17 +160,41 @@ class Listening:
             except ReconsumeLater as later:
                 failure = later
                 done = min(max(0, later.ack_index + 1), len(delivery.messages))
-            except Exception as error:
+            except NotCalled as error:
+                await self._not_called(delivery, error)
+                continue
+            except BaseException as error:
+                is_listeners_own = isinstance(error, asyncio.CancelledError) and not self._is_ending()
+                if not is_listeners_own and is_meant_for(task, error):
+                    raise
                 failure = error
+                done = 0
             finally:
                 self._in_hand.leave(delivery, done)
+            if task.cancelling() and not self._is_ending():
+                await self._withdraw_cancellation(task)
             if failure is None:
                 delivery.done()
                 self._line.leave(delivery)
             else:
                 await self._give_back(delivery, failure)
+            if task.cancelling():
+                raise asyncio.CancelledError  # the listener has suppressed it
 
-    async def _give_back(self, delivery: Delivery, failure: Exception) -> None:
+    async def _not_called(self, delivery: Delivery, error: NotCalled) -> None:
+        """The listener has not seen a delivery, which therefore has not failed: requeue it, and pause."""
+        self._in_hand.leave(delivery, None)
+        self._line.requeue(delivery)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("group %s: messages wait, uncommitted: %s", self._group, error)
+        if not threading.main_thread().is_alive():
+            self._on_stranded()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOT_CALLED_PAUSE_MS / 1000):
+                await self._closing.wait()
+
+    async def _give_back(self, delivery: Delivery, failure: BaseException) -> None:
         """The listener has failed on a delivery, or says that it comes again."""
         match failure:
             case ReconsumeLater():
@@ -138,3 +210,51 @@ class Listening:
                     exc_info=failure,
                 )  # fmt: skip
                 await self._returns.take_back(delivery)
+
+    async def _until_closing(self) -> None:
+        """Wait until the consumer closes. If this task is cancelled before, all tasks of the loop are."""
+        await self._closing.wait()
+
+    def _is_ending(self) -> bool:
+        """Whether a cancellation of a worker is to end it; any other came from the listener that it runs.
+
+        `task.cancel()` does not say who called it. The end of `asyncio.run` cancels the sentinel together with the
+        workers; a listener that cancels its current task, or a library that forgets `task.uncancel()`, does not.
+        """
+        return self._closing.is_set() or self._sentinel is None or self._sentinel.cancelling() > 0
+
+    async def _withdraw_cancellation(self, task: asyncio.Task[None]) -> None:
+        """Undo what the listener did by `task.cancel()` to the worker that runs it."""
+        while task.uncancel():
+            pass
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # which raises it, if nothing has awaited since
+        if task.cancelling() and self._is_ending():
+            raise asyncio.CancelledError
+
+
+class _Traced:
+    """A call of a listener, told to a trace, whose own errors are logged and change nothing."""
+
+    def __init__(self, trace: ConsumeTrace, group: str, messages: list[MessageExt]) -> None:
+        self._trace = trace
+        self._group = group
+        self._messages = messages
+        self._context: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            context = self._trace.consuming(self._group, self._messages)
+            context.__enter__()
+            self._context = context
+        except Exception:
+            logger.warning("group %s: the trace failed at the begin of a call", self._group, exc_info=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._context is not None:
+                self._context.__exit__(kind, error, trace)
+        except Exception:
+            logger.warning("group %s: the trace failed at the end of a call", self._group, exc_info=True)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Protocol
 
 from rucola import fastjson
 from rucola.client.own_queue import OwnQueue
 from rucola.client.pull import PullConsumer
 from rucola.errors import ConfigError, MQError, RemoteProtocolError
-from rucola.files import replace_file
+from rucola.files import make_directory, replace_file
 from rucola.protocol.group import decode_offset_table
 from rucola.protocol.queue import MessageQueue, to_key
 
@@ -38,6 +39,9 @@ class Offsets(Protocol):
     goes_with_pulls: bool
     """Whether a pull may carry the offset to commit."""
 
+    async def open(self) -> None:
+        """Make sure that progress can be kept. ConfigError."""
+
     async def read(self, queue: MessageQueue) -> int | None:
         """The committed offset, None where there is none. RemotingError, ConfigError."""
 
@@ -51,6 +55,9 @@ class BrokerOffsets:
     def __init__(self, pulls: PullConsumer, *, in_order: bool) -> None:
         self.goes_with_pulls = not in_order
         self._pulls = pulls
+
+    async def open(self) -> None:
+        pass
 
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._pulls.committed(queue)
@@ -75,14 +82,26 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """Progress of this member alone, kept in its file."""
+    """Progress of this member alone, kept in its file. ConfigError if the user has no home and no `root` is given."""
 
     def __init__(self, root: str | Path | None, client_id: str, group: str) -> None:
         self.goes_with_pulls = False
-        directory = Path.home() / ROOT if root is None else Path(root)
+        directory = _default_root() if root is None else Path(root)
         self.path = directory / client_id / group / "offsets.json"
         self._offsets: dict[MessageQueue, int] | None = None
         self._writing = asyncio.Lock()
+
+    async def open(self) -> None:
+        directory = self.path.parent
+        try:
+            make_directory(directory)
+            with TemporaryFile(dir=directory):
+                pass
+        except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+            raise ConfigError(
+                f"the offsets of this member cannot be kept in {directory}: {error}; give another offsets_root"
+            ) from error
+        self._table()
 
     async def read(self, queue: MessageQueue) -> int | None:
         return self._table().get(queue)
@@ -96,12 +115,20 @@ class LocalOffsets:
             table.update((own.queue, offset) for own, offset in changed.items())
             content = {"offsetTable": {to_key(queue): offset for queue, offset in sorted(table.items())}}
             try:
-                await asyncio.to_thread(replace_file, self.path, fastjson.dumps(content))
+                await self._write(fastjson.dumps(content))
             except OSError as error:
                 logger.warning("the offsets of this member could not be written: %s", error)
             else:
                 for own, offset in changed.items():
                     own.committed = offset
+
+    async def _write(self, content: bytes) -> None:
+        try:
+            writing = asyncio.get_running_loop().run_in_executor(None, replace_file, self.path, content)
+        except RuntimeError:  # the program ends, when thread pools take no more calls
+            replace_file(self.path, content)
+        else:
+            await writing
 
     def _table(self) -> dict[MessageQueue, int]:
         """All offsets, read from the file the first time. ConfigError where neither it nor its .bak can be read."""
@@ -122,3 +149,10 @@ class LocalOffsets:
         if failures:
             raise ConfigError(f"cannot tell how far this member has come; mend or remove {'; '.join(failures)}")
         return {}
+
+
+def _default_root() -> Path:
+    try:
+        return Path.home() / ROOT
+    except RuntimeError as error:
+        raise ConfigError(f"there is no place for the offsets of this member: {error}; give offsets_root") from error

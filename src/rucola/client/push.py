@@ -13,10 +13,14 @@ Delivery is at least once: what was not done before the end, or before the queue
 Messages come side by side, many of one queue at a time, or in order: with `orderly`, of each queue one alone is in
 hand, everywhere in the group. In clustering each message goes to one member of the group, in broadcasting to all.
 
-An iteration counts a message as done when the next one is asked for, or earlier by `ack`. A message left in hand when
-the loop ends otherwise (by `break`, or by an error) is not done; in order, it comes again to the next iteration.
-`reconsume_later` gives it back. A listener is done with what it got when it returns, and gives it back when it raises.
-What becomes of what was given back stands in `returns`.
+An iteration counts a message as done when the next one is asked for, or earlier by `ack`. A message in hand when the
+loop ends otherwise (by `break`, an error, a cancellation) is not done: it is requeued in front of its queue and comes
+again to the next iteration of this consumer, or to another one under way. Its `reconsume_times` stay, since nothing
+says that it failed. Until it is given out again, `ack` and `reconsume_later` still settle it. What is left when the
+consumer closes is not committed, and comes again to the queue's next owner.
+
+`reconsume_later` gives a message back. A listener is done with what it got when it returns, and gives it back when it
+raises. What becomes of what was given back stands in `returns`.
 
 Answers to `DefaultMQPushConsumer` of Apache RocketMQ 4.9.8.
 """
@@ -32,8 +36,9 @@ from rucola.client.background import Background
 from rucola.client.clock import clock_ms, now_ms
 from rucola.client.consume_options import ConsumeOptions
 from rucola.client.instance import ClientInstance, GroupClient
+from rucola.client.lifecycle import finish
 from rucola.client.line import Line
-from rucola.client.listener import BatchListener, Call, Listener
+from rucola.client.listener import BatchListener, Call, Listener, is_meant_for
 from rucola.client.listening import InHand, Listening
 from rucola.client.locks import QueueLocks
 from rucola.client.offsets import BrokerOffsets, LocalOffsets, Offsets
@@ -93,7 +98,11 @@ class PushConsumer(GroupClient):
         self._retry_topic = retry_topic(group)
         self._subscriptions: dict[str, SubscriptionData] = {}
         self._call: Call | None = None
+        self._iterations = 0
         self._in_iterations: dict[int, Delivery] = {}
+        """What iterations have in hand, by the id of the message."""
+        self._left: dict[int, Delivery] = {}
+        """What iterations have left in hand and was requeued, until it is given out again or settled."""
         self._background = Background()
         self._pulls = PullConsumer(group, instance=self.instance)
         self._locks = QueueLocks(group, self.instance) if self.options.orderly and not broadcasting else None
@@ -103,6 +112,7 @@ class PushConsumer(GroupClient):
             offsets = LocalOffsets(self.options.offsets_root, self.instance.client_id, group)
         else:
             self.subscribe(self._retry_topic)
+        self._offsets = offsets
         self._counts = ConsumeCounts()
         self._pulling = Pulling(
             self._pulls,
@@ -127,7 +137,9 @@ class PushConsumer(GroupClient):
         )
         self._returns = Returns(group, self.instance, self._line, self._background, self.options)
         self._in_hand = InHand(self._returns, self._counts, self.options.consume_timeout_ms)
-        self._listening = Listening(group, self._line, self._in_hand, self._returns, self.options)
+        self._listening = Listening(
+            group, self._line, self._in_hand, self._returns, self.options, on_stranded=self._close_stranded
+        )
 
     # What an application calls.
 
@@ -138,6 +150,7 @@ class PushConsumer(GroupClient):
         colour = 'red'", and brokers need enablePropertyFilter. Takes the place of an earlier subscription of the topic,
         which may come into being later. All members of a group must subscribe alike. InvalidMessage, ConfigError.
         """
+        self._check_caller()
         check_topic(topic)
         if expression_type not in (TAG, SQL92):
             raise ConfigError(f"expression_type is {expression_type!r}: it must be {TAG} or {SQL92}")
@@ -151,6 +164,7 @@ class PushConsumer(GroupClient):
 
     def unsubscribe(self, topic: str) -> None:
         """Consume the topic no more."""
+        self._check_caller()
         if self._subscriptions.pop(topic, None) is not None:
             self._subscriptions_changed()
 
@@ -164,7 +178,10 @@ class PushConsumer(GroupClient):
         await self._share.rebalanced()
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with each message; one that raises gives the message back."""
+        """Call `listener` with each message; one that raises gives the message back.
+
+        ConfigError if the consumer has a listener, or iterates.
+        """
         self._listen(Call(listener, None))
 
     def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:
@@ -177,10 +194,12 @@ class PushConsumer(GroupClient):
 
     def suspend(self) -> None:
         """Pull nothing more until `resume`; what has been pulled is still delivered. The share stays."""
+        self._check_caller()
         self._pulling.suspend()
 
     def resume(self) -> None:
         """Go on after `suspend`."""
+        self._check_caller()
         self._pulling.resume()
 
     def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
@@ -189,41 +208,49 @@ class PushConsumer(GroupClient):
     async def messages(self, idle_timeout_ms: float | None = None) -> AsyncGenerator[MessageExt, None]:
         """Messages as they come, until the consumer is closed, or until none came for `idle_timeout_ms`.
 
-        Asking for the next message says that the one before is done. Several iterations share the messages.
+        Asking for the next message says that the one before is done. A message in hand when the loop is left is not
+        done: the next iteration begins with it. Several iterations share the messages.
+
+        Python closes a generator that a loop has left as soon as nothing refers to it. Keep none that is not iterated
+        to its end, or close it (`contextlib.aclosing`): until then its message is in hand.
+
+        ConfigError if the consumer has a listener, RemotingError if it was never opened.
         """
-        while True:
-            delivery = self._line.take_now()
-            if delivery is None:
+        if self._call is not None:
+            raise ConfigError(f"the consumer of group {self.group} has a listener, which gets its messages")
+        if not self.was_opened:
+            self._must_be_open()
+        self._check_caller()
+        self._iterations += 1
+        try:
+            for _ in range(2):
+                await asyncio.sleep(0)  # the loop closes generators that were left; their messages come first
+            while (delivery := await self._next(idle_timeout_ms)) is not None:
+                message = delivery.messages[0]
+                self._in_iterations[id(message)] = delivery
+                self._left.pop(id(message), None)
+                self._in_hand.take(delivery)
                 try:
-                    async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
-                        delivery = await self._line.take()
-                except TimeoutError:
-                    return
-            if delivery is None:
-                return
-            message = delivery.messages[0]
-            self._in_iterations[id(message)] = delivery
-            self._in_hand.take(delivery)
-            try:
-                yield message
-            except BaseException:
-                self._left_in_hand(message)
-                raise
-            self.ack(message)
+                    yield message
+                except BaseException:
+                    self._left_in_hand(message)
+                    raise
+                self._ack(message)
+        finally:
+            self._iterations -= 1
 
     def ack(self, message: MessageExt) -> None:
         """The message, which an iteration gave out, is done. Once more, or after it was given back: no effect."""
-        if (delivery := self._in_iterations.pop(id(message), None)) is not None:
-            self._in_hand.leave(delivery, 1)
-            delivery.done()
-            self._line.leave(delivery)
+        self._check_caller()
+        self._ack(message)
 
     async def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
         """Give back a message that an iteration gave out: it comes again later, see `rucola.client.returns`.
 
         `delay_level` 0 lets the broker choose, longer each time; -1 sends it to the dead letter queue at once.
         """
-        if (delivery := self._in_iterations.pop(id(message), None)) is not None:
+        self._check_caller()
+        if (delivery := self._settle(message)) is not None:
             self._in_hand.leave(delivery, 0)
             await self._returns.take_back(delivery, delay_level)
 
@@ -238,6 +265,7 @@ class PushConsumer(GroupClient):
     # Coming and going.
 
     async def _join(self) -> None:
+        await self._offsets.open()
         self._line.open()
         await self._pulls.open()
         self.instance.add_consumer(self)
@@ -255,27 +283,72 @@ class PushConsumer(GroupClient):
 
     async def _leave(self) -> None:
         self._line.close()
-        await self._listening.close(CLOSE_GRACE_MS)
-        await self._background.close()
-        await self._share.close()
-        await self.instance.remove_consumer(self)
-        await self._pulls.close()
+        await finish(
+            lambda: self._listening.close(CLOSE_GRACE_MS),
+            self._background.close,
+            self._share.close,
+            lambda: self.instance.remove_consumer(self),
+            self._pulls.close,
+        )
+
+    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
+        return self._listening.runs(task) or task in self._background
 
     def _listen(self, call: Call) -> None:
+        self._check_caller()
+        if self._call is not None:
+            raise ConfigError(f"the consumer of group {self.group} has a listener already; a consumer has one")
+        if self._iterations:
+            raise ConfigError(f"the consumer of group {self.group} iterates over messages: end that before it listens")
         self._call = call
         if self.is_open:
             self._listening.start(call)
 
+    def _close_stranded(self) -> None:
+        """Leave the queues to other members: the listener can be called no more, though the process goes on."""
+        if self.is_open:
+            logger.warning("group %s: the main thread has ended, so that no thread takes calls: closing", self.group)
+            self._background.start(self.close(), f"closing of {self._title}")
+
+    def _check_caller(self) -> None:
+        """An open consumer is used on its own event loop alone: MQError on any other, and in a fork."""
+        if self.is_open:
+            self._must_belong_here()
+
+    async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
+        """The next message for an iteration; None if the consumer is closed, or if none came in time."""
+        if (delivery := self._line.take_now()) is not None:
+            return delivery
+        try:
+            async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
+                return await self._line.take()
+        except TimeoutError:
+            return None
+
+    def _ack(self, message: MessageExt) -> None:
+        if (delivery := self._settle(message)) is not None:
+            self._in_hand.leave(delivery, 1)
+            delivery.done()
+            self._line.leave(delivery)
+
     def _may_take(self, own: OwnQueue) -> bool:
         return self._share.may_take(own)
 
+    def _settle(self, message: MessageExt) -> Delivery | None:
+        """The delivery of a message that is to be settled now; None if it was already, or is given out again."""
+        delivery = self._in_iterations.pop(id(message), None)
+        if delivery is None and (delivery := self._left.pop(id(message), None)) is not None:
+            if not self._line.take_again(delivery):
+                return None
+            self._in_hand.take(delivery)
+        return delivery
+
     def _left_in_hand(self, message: MessageExt) -> None:
-        """An iteration ended without a word about the message that it had."""
-        if (delivery := self._in_iterations.pop(id(message), None)) is not None:
-            self._in_hand.leave(delivery, None)
-            if self.options.orderly:
-                self._line.put_back(delivery, delivery.not_done)
-                self._line.come_back(delivery.own)
+        """An iteration ended without a word about the message that it had: requeue it."""
+        if (delivery := self._in_iterations.pop(id(message), None)) is not None and self._in_hand.leave(delivery, None):
+            self._line.requeue(delivery)
+            self._left[id(message)] = delivery
+            self._left = {key: left for key, left in self._left.items() if left.not_done}
 
     def _subscriptions_changed(self) -> None:
         async def announce() -> None:
@@ -353,7 +426,9 @@ class PushConsumer(GroupClient):
         await self._share.begin_anew(offsets)
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Give the message to the listener now. ConfigError where the application iterates instead."""
+        """Give the message to the listener now. ConfigError if the application iterates instead, or is closing."""
+        if not self.is_open:
+            raise ConfigError(f"the consumer of group {self.group} is closing")
         if self._call is None:
             raise ConfigError(f"the consumer of group {self.group} iterates over messages, it has no listener to call")
         self._pulling.restore_topic(message)
@@ -361,7 +436,9 @@ class PushConsumer(GroupClient):
         remark = None
         try:
             await self._listening.call(self._call, [message])
-        except Exception as error:
+        except BaseException as error:
+            if is_meant_for(asyncio.current_task(), error):
+                raise
             logger.warning("group %s: the listener failed on message %s", self.group, message.msg_id, exc_info=error)
             remark = f"{type(error).__name__}: {error}"
         return ConsumeMessageDirectlyResult(

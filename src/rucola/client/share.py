@@ -39,6 +39,7 @@ from rucola.client.consume_options import ConsumeFromWhere, ConsumeOptions
 from rucola.client.hedging import hedged
 from rucola.client.instance import ClientInstance
 from rucola.client.line import Line
+from rucola.client.listener import is_meant_for
 from rucola.client.locks import QueueLocks, by_broker
 from rucola.client.offsets import Offsets
 from rucola.client.own_queue import OwnQueue
@@ -253,7 +254,9 @@ class Share:
             return None
         try:
             return self._options.strategy(self._instance.client_id, queues, sorted(members))
-        except Exception:
+        except BaseException as error:
+            if is_meant_for(asyncio.current_task(), error):
+                raise
             logger.exception(
                 "group %s: the rebalance strategy failed on topic %s; the share stays", self._group, route.topic
             )

@@ -6,7 +6,7 @@
 Each client here drives its asyncio counterpart of the same name, which has the full contracts, on an event loop in a
 thread of its own; so heartbeats and pulls go on while the caller computes, and an asyncio loop that the caller may
 have (a notebook's) is left alone. Calls may come from any thread except that loop's. A call that is interrupted
-(Ctrl-C) is cancelled.
+(Ctrl-C) is cancelled. A client that is open when the program ends is closed by an exit handler.
 
 Every call costs a change of threads and back, some 50 to 100 microseconds; for many messages at a time there are
 `send_many`, `send_batch` and `pull`.
@@ -15,8 +15,13 @@ Every call costs a change of threads and back, some 50 to 100 microseconds; for 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -38,6 +43,8 @@ from rucola.protocol.queue import MessageQueue
 
 __all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
+logger = logging.getLogger(__name__)
+
 C = TypeVar("C", bound=GroupClient)
 T = TypeVar("T")
 
@@ -50,38 +57,114 @@ class EventLoopThread:
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._lock = threading.RLock()
+        """Held to submit work, so that none comes behind the last. Taken again if garbage collection posts some."""
+        self._process_id = os.getpid()
+        self._is_stopping = False
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` there and wait for its result here."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise MQError(
-                "a blocking call on the event loop's own thread would wait for itself: await the asyncio client"
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` there and wait for its result here. MQError on the loop's own thread, and once it is stopped."""
+        future = self._submit(work)
         try:
             return future.result()
+        except CancelledError:
+            if self._is_stopping:
+                raise MQError("the client was closed before this call had ended") from None
+            raise
         except BaseException:
             future.cancel()
             raise
 
+    def post(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run `work` there, from any thread, and wait for nothing. Once it is stopped: no effect."""
+        try:
+            self._submit(work, waits=False)
+        except MQError:
+            pass
+
     def stop(self) -> None:
-        """End the loop and its thread."""
-        self.run(self._loop.shutdown_asyncgens())
-        self.run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cancel what runs on the loop, and end the loop and its thread. In a fork: no effect."""
+        if self.is_inherited:
+            return
+        with self._lock:
+            if self._is_stopping:
+                return
+            self._is_stopping = True
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._end)
         self._thread.join()
         self._loop.close()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that has the thread: here there is neither thread nor loop."""
+        return os.getpid() != self._process_id
+
+    def check_caller(self) -> None:
+        """Make sure that a blocking call from here does not wait for ever.
+
+        MQError on the loop's own thread, and in a fork.
+        """
+        if self.is_inherited:
+            raise MQError(
+                f"the client was opened in process {self._process_id}, of which this one is a fork: its thread and its "
+                "connections belong to that process; make a new client here"
+            )
+        if threading.current_thread() is self._thread:
+            raise MQError(
+                "a blocking call on the event loop's own thread would wait for itself: await the asyncio client"
+            )
+
+    def _submit(self, work: Coroutine[Any, Any, T], *, waits: bool = True) -> Future[T]:
+        try:
+            if waits or self.is_inherited:
+                self.check_caller()
+            with self._lock:
+                if self._is_stopping:
+                    raise MQError("the client is closed")
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except MQError:
+            work.close()
+            raise
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        with suppress(RuntimeError):  # at the end of the program no thread can be started, which this wants to
+            await self._loop.shutdown_default_executor()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._loop.stop()
+
+    def _run_loop(self) -> None:
+        """Run the loop until `stop`.
+
+        asyncio lets SystemExit and KeyboardInterrupt of any task end the loop, for the sake of a main thread. Here they
+        are errors of that task: its caller gets them, and the loop goes on for all others.
+        """
+        while not self._has_ended:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+
 
 class _Blocking(Generic[C]):
-    """An asyncio client, driven from here. `with` opens and closes it; it can be opened once."""
+    """An asyncio client, driven from here. `with` opens and closes it; it can be opened once.
+
+    One that is still open when the program ends is closed then.
+    """
 
     def __init__(self, client: C) -> None:
         self._client = client
         self._thread: EventLoopThread | None = None
+        self._lock = threading.RLock()
+        """Held while the client is opened or closed."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -103,28 +186,48 @@ class _Blocking(Generic[C]):
 
     def open(self) -> None:
         """Start."""
-        if self._thread is None:
-            self._thread = EventLoopThread(f"{type(self).__name__} of {self.group}")
-            try:
-                self._run(self._client.open())
-            except BaseException:
-                self.close()
-                raise
+        if self._thread is not None:
+            self._thread.check_caller()
+        with self._lock:
+            if self._thread is None:
+                self._thread = EventLoopThread(f"{type(self).__name__} of {self.group}")
+                _open_clients.add(self)
+                try:
+                    self._run(self._client.open())
+                except BaseException:
+                    self.close()
+                    raise
 
     def close(self) -> None:
-        """Leave the group and end the thread; may be called twice."""
-        if self._thread is not None:
-            thread, self._thread = self._thread, None
+        """Leave the group and end the thread. If another thread is closing the client, wait until it is closed.
+
+        In a fork of the process that opened it: no effect.
+        """
+        thread = self._thread
+        if thread is None or thread.is_inherited:
+            return
+        thread.check_caller()
+        with self._lock:
+            if self._thread is not thread:
+                return
             try:
                 thread.run(self._client.close())
+            except KeyboardInterrupt:
+                thread.run(self._client.close())  # the first one is hurried now; it is waited for
+                raise
             finally:
                 thread.stop()
+                self._thread = None
+                _open_clients.discard(self)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:
             work.close()
-            raise MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
+            raise self._not_open()
         return self._thread.run(work)
+
+    def _not_open(self) -> MQError:
+        return MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a plain function on the loop's thread, where the client's state belongs."""
@@ -135,6 +238,24 @@ class _Blocking(Generic[C]):
             return function(*arguments)
 
         return self._run(call())
+
+
+_open_clients: set[_Blocking[Any]] = set()
+os.register_at_fork(after_in_child=_open_clients.clear)  # they are the parent's
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the clients that the program leaves open, while their threads still run.
+
+    By now Python has waited for the threads of listeners, and thread pools take no more calls. Without this, locks
+    of queues stay with the broker for a minute, and what was done since the last commit comes again.
+    """
+    for client in list(_open_clients):
+        try:
+            client.close()
+        except Exception:
+            logger.warning("%s of group %s could not be closed", type(client).__name__, client.group, exc_info=True)
 
 
 class Producer(_Blocking[producer_module.Producer]):
@@ -300,19 +421,25 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
         """Messages as they come, until closed, or until none came for `idle_timeout_ms`.
 
-        Asking for the next message says that the one before is done.
+        Asking for the next message says that the one before is done. A message in hand when the loop is left is not
+        done: the next iteration begins with it.
         """
+        if (thread := self._thread) is None:
+            raise self._not_open()
+        thread.check_caller()
+        return self._messages(thread, idle_timeout_ms)
+
+    def _messages(self, thread: EventLoopThread, idle_timeout_ms: float | None) -> Iterator[MessageExt]:
         stream = self._client.messages(idle_timeout_ms)
 
         async def following() -> MessageExt | None:
             return await anext(stream, None)
 
         try:
-            while (message := self._run(following())) is not None:
+            while self._thread is thread and (message := thread.run(following())) is not None:
                 yield message
         finally:
-            if self._thread is not None:
-                self._run(stream.aclose())
+            thread.post(stream.aclose())  # waits for nothing: this may be the garbage collector, on any thread
 
     def ack(self, message: MessageExt) -> None:
         """The message is done."""

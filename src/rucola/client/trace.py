@@ -23,12 +23,11 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 from rucola.client.background import Background
 from rucola.client.clock import now_ms
 from rucola.client.instance import ClientInstance
+from rucola.client.lifecycle import Lifecycle, finish
 from rucola.client.producer import Producer, Sent
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt, properties
@@ -68,12 +67,13 @@ GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 _numbers = itertools.count(1)
 
 
-class MessageTrace:
+class MessageTrace(Lifecycle):
     """A trace under way. `async with` opens and closes it; closing sends what is left. Belongs to one event loop."""
 
     def __init__(
         self, namesrv: str | None = None, *, topic: str = TRACE_TOPIC, instance: ClientInstance | None = None
     ) -> None:
+        super().__init__()
         self.topic = topic
         self._producer = Producer(f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, instance=instance)
         self._background = Background()
@@ -81,17 +81,16 @@ class MessageTrace:
         self._is_waiting = asyncio.Event()
         self._dropped_count = 0
 
-    async def __aenter__(self) -> Self:
+    @property
+    def _title(self) -> str:
+        return f"message trace to {self.topic}"
+
+    async def _start(self) -> None:
         await self._producer.open()
         self._background.start(self._keep_sending(), "message trace")
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._background.close()
-        await self.flush()
-        await self._producer.close()
+    async def _stop(self) -> None:
+        await finish(self._background.close, self.flush, self._producer.close)
 
     # What producers and consumers tell.
 
@@ -162,7 +161,7 @@ class MessageTrace:
         code = ConsumeReturnType.SUCCESS
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             code = ConsumeReturnType.FAILED if isinstance(error, MQError) else ConsumeReturnType.EXCEPTION
             raise
         finally:

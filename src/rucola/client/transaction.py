@@ -19,13 +19,15 @@ open and is raised; a delay is refused, where Apache drops it silently.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
 from typing import Any, TypeAlias
 
 from rucola.client.background import Background
-from rucola.client.listener import call
+from rucola.client.lifecycle import finish
+from rucola.client.listener import call, is_meant_for
 from rucola.client.parcel import SendResult, SendStatus
 from rucola.client.producer import SEND_TIMEOUT_MS, Producer
 from rucola.errors import BrokerError, InvalidMessage, RemotingError
@@ -88,8 +90,10 @@ class TransactionProducer(Producer):
             await self.instance.beat()
 
     async def _leave(self) -> None:
-        await self._checks.close()
-        await super()._leave()
+        await finish(self._checks.close, super()._leave)
+
+    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
+        return task in self._checks or super()._runs(task)
 
     async def send_in_transaction(
         self, message: Message, execute: Execute, timeout_ms: float = SEND_TIMEOUT_MS
@@ -157,7 +161,9 @@ class TransactionProducer(Producer):
         state, why = LocalTransactionState.UNKNOW, None
         try:
             state = _state(await call(self.check, message))
-        except Exception as error:
+        except BaseException as error:
+            if is_meant_for(asyncio.current_task(), error):
+                raise
             why = f"the check failed: {error!r}"
             logger.warning("group %s: the check of transaction %s failed", self.group, message.msg_id, exc_info=error)
         end = EndTransactionRequestHeader(

@@ -1,0 +1,338 @@
+"""What a client cannot do, such as serve two event loops, it says at once: no hang, no doubled worker, no silence."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.test_sync import servers
+from cluster import Tally
+from consuming import FIRST, consumer_of, filled, until
+from rucola import fastjson
+from rucola.client import (
+    ClientInstance,
+    Message,
+    MessageExt,
+    MessageModel,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    consume_options,
+)
+from rucola.client import sync as blocking
+from rucola.errors import ConfigError, MQError, RemotingError
+
+ELSEWHERE = "belongs to the event loop on which it was opened"
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+USES: dict[str, Callable[[Producer, PullConsumer, PushConsumer], Awaitable[object]]] = {
+    "open": lambda producer, pulls, consumer: producer.open(),
+    "send": lambda producer, pulls, consumer: producer.send(Message("T", b"x")),
+    "send_oneway": lambda producer, pulls, consumer: producer.send_oneway(Message("T", b"x")),
+    "send_batch": lambda producer, pulls, consumer: producer.send_batch([Message("T", b"x")]),
+    "send_many": lambda producer, pulls, consumer: anext(producer.send_many([Message("T", b"x")])),
+    "request": lambda producer, pulls, consumer: producer.request(Message("T", b"x")),
+    "pull": lambda producer, pulls, consumer: pulls.pull(QUEUE, 0),
+    "commit": lambda producer, pulls, consumer: pulls.commit(QUEUE, 0),
+    "open a consumer": lambda producer, pulls, consumer: consumer.open(),
+    "iterate": lambda producer, pulls, consumer: anext(consumer.messages()),
+    "listen": lambda producer, pulls, consumer: awaited(lambda: consumer.listen(print)),
+    "subscribe": lambda producer, pulls, consumer: awaited(lambda: consumer.subscribe("U")),
+    "unsubscribe": lambda producer, pulls, consumer: awaited(lambda: consumer.unsubscribe("T")),
+    "suspend": lambda producer, pulls, consumer: awaited(consumer.suspend),
+}
+
+
+async def awaited(function: Callable[[], object]) -> object:
+    return function()
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("closed", [False, True], ids=["left open", "closed"])
+def test_a_second_asyncio_run(tmp_path: Path, use: str, closed: bool) -> None:
+    """Left open by the first, or closed properly, a client has its state on a loop that is gone."""
+    with servers(tmp_path) as namesrv:
+        clients = Producer("g", namesrv), PullConsumer("r", namesrv), PushConsumer("c", namesrv)
+
+        async def first() -> None:
+            for client in clients:
+                await client.open()
+            if closed:
+                for client in clients:
+                    await client.close()
+
+        async def second() -> None:
+            async with asyncio.timeout(20):
+                await USES[use](*clients)
+
+        asyncio.run(first())
+        if closed and use in ("listen", "subscribe", "unsubscribe", "suspend"):
+            asyncio.run(second())  # these only set up what a next opening would use
+        elif closed and use == "iterate":
+            with pytest.raises(StopAsyncIteration):
+                asyncio.run(second())
+        else:
+            with pytest.raises(MQError, match="is not open" if closed and "open" not in use else ELSEWHERE):
+                asyncio.run(second())
+        gc.collect()  # the transports of the first loop, while their servers are there
+
+
+def test_a_client_that_another_loop_uses_in_another_thread(tmp_path: Path) -> None:
+    with servers(tmp_path) as namesrv:
+
+        async def main() -> None:
+            async with Producer("g", namesrv) as producer, PushConsumer("c", namesrv) as consumer:
+                for use in (lambda: producer.send(Message("T", b"x")), lambda: anext(consumer.messages())):
+                    with pytest.raises(MQError, match=ELSEWHERE):
+                        await asyncio.to_thread(asyncio.run, asyncio.wait_for(use(), 20))
+                with pytest.raises(MQError, match=ELSEWHERE):
+                    await asyncio.to_thread(consumer.listen, print)
+                with pytest.raises(MQError, match=ELSEWHERE):
+                    await asyncio.to_thread(asyncio.run, producer.close())
+                assert (await producer.send(Message("T", b"y"))).is_ok
+
+        asyncio.run(main())
+
+
+def test_a_second_listener(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path, range(10)) as (running, _):
+            seen: Tally[int] = Tally()
+
+            async def listen(message: MessageExt) -> None:
+                seen.add(int(message.body))
+
+            consumer = consumer_of(running, concurrency=2)
+            async with consumer:
+                consumer.listen(listen)
+                for _ in range(2):
+                    with pytest.raises(ConfigError, match="has a listener already; a consumer has one"):
+                        consumer.listen(listen)
+                with pytest.raises(ConfigError, match="has a listener already"):
+                    consumer.listen_to_batches(print, 8)
+                await consumer.open()
+                assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("listener ")]) == 2
+                assert sorted(await seen.reach(10)) == list(range(10))
+            before = consumer_of(running)
+            before.listen(listen)
+            with pytest.raises(ConfigError, match="has a listener already"):
+                before.listen(listen)
+
+    asyncio.run(run())
+
+
+def test_an_iteration_and_a_listener(tmp_path: Path) -> None:
+    """They would share the messages at random."""
+
+    async def run() -> None:
+        async with filled(tmp_path, range(3), queues=1) as (running, _):
+            consumer = consumer_of(running)
+            async with consumer:
+                async for message in consumer:
+                    with pytest.raises(ConfigError, match="iterates over messages: end that before it listens"):
+                        consumer.listen(print)
+                    consumer.ack(message)
+                    break
+                seen: Tally[int] = Tally()
+
+                async def listen(message: MessageExt) -> None:
+                    seen.add(int(message.body))
+
+                def is_listening() -> bool:
+                    try:
+                        consumer.listen(listen)
+                    except ConfigError:
+                        return False
+                    return True
+
+                await until(is_listening)  # the loop closes the generator a moment after the break
+                assert await seen.reach(2) == [1, 2]
+                with pytest.raises(ConfigError, match="has a listener, which gets its messages"):
+                    await anext(consumer.messages())
+
+    asyncio.run(run())
+
+
+def test_an_iteration_over_what_was_never_opened() -> None:
+    async def iterate() -> None:
+        async for _ in PushConsumer("c", "127.0.0.1:1"):
+            pass
+
+    with pytest.raises(RemotingError, match="PushConsumer of group c is not open: use it inside `async with`"):
+        asyncio.run(iterate())
+    with pytest.raises(MQError, match="PushConsumer of group c is not open: use it inside `with`"):
+        iter(blocking.PushConsumer("c", "127.0.0.1:1"))
+
+
+BROADCASTING: dict[str, Any] = {"message_model": MessageModel.BROADCASTING, "consume_from": FIRST}
+
+
+def blocked(root: Path) -> Path:
+    root.write_text("a file where a directory should be")
+    return root
+
+
+def broken(root: Path) -> Path:
+    """One whose files of offsets are there and cannot be read."""
+    for name in ("offsets.json", "offsets.json.bak"):
+        path = root / "me" / "c" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"?")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (blocked, "cannot be kept in .*File exists.*; give another offsets_root"),
+        (lambda root: Path("/proc/offsets"), "cannot be kept in /proc/offsets/me/c: .*; give another offsets_root"),
+        (lambda root: root / "nul\0", "cannot be kept in .*null byte; give another offsets_root"),
+        (broken, "cannot tell how far this member has come; mend or remove"),
+    ],
+)
+def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
+    """The consumer would begin somewhere, or nowhere, and forget how far it came."""
+
+    async def run() -> None:
+        async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
+            root = make(tmp_path / "offsets")
+            consumer = consumer_of(running, instance=instance, offsets_root=root, **BROADCASTING)
+            with pytest.raises(ConfigError, match=why):
+                await consumer.open()
+            assert not consumer.is_open
+
+    asyncio.run(run())
+
+
+def test_a_place_for_offsets_is_left_as_it_is_by_opening(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
+            path = tmp_path / "offsets" / "me" / "c" / "offsets.json"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(fastjson.dumps({"offsetTable": {}}))
+            options = BROADCASTING | {"offsets_root": str(tmp_path / "offsets")}
+            async with consumer_of(running, instance=instance, **options):
+                assert [each.name for each in path.parent.iterdir()] == ["offsets.json"]
+
+    asyncio.run(run())
+
+
+def test_a_place_for_offsets_that_is_none_is_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="offsets_root is 7: it must be the path of a directory"):
+        PushConsumer("c", "127.0.0.1:1", offsets_root=7, **BROADCASTING)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ConfigError, match=r"Could not determine home directory\.; give offsets_root"):
+        PushConsumer("c", "127.0.0.1:1", **BROADCASTING)
+    assert consume_options.ConsumeOptions().offsets_root is None
+
+
+@pytest.fixture
+def consuming(tmp_path: Path) -> Iterator[tuple[blocking.PushConsumer, str]]:
+    """A blocking consumer of one queue with the messages 0 to 4."""
+    with servers(tmp_path, queues=1) as namesrv:
+        with blocking.Producer("g", namesrv) as producer:
+            producer.send_many(Message("T", b"%d" % number) for number in range(5))
+        consumer = blocking.PushConsumer("c", namesrv, consume_from=FIRST)
+        consumer.subscribe("T")
+        with consumer:
+            yield consumer, namesrv
+
+
+def test_a_blocking_iterator_that_is_abandoned(consuming: tuple[blocking.PushConsumer, str]) -> None:
+    """Its message comes to the next one, on whichever thread it is collected, also on the consumer's own."""
+    consumer, _ = consuming
+    iterators = [iter(consumer)]
+    assert next(iterators[0]).body == b"0"
+    iterators.clear()
+    iterators.append(iter(consumer))
+    assert next(iterators[0]).body == b"0"
+    threading.Thread(target=iterators.clear).start()
+    assert next(iter(consumer)).body == b"0"
+    iterators.append(iter(consumer))
+    assert next(iterators[0]).body == b"0"
+    consumer._call(iterators.clear)
+    assert next(iter(consumer)).body == b"0"
+
+
+def test_a_blocking_iterator_ends_when_its_consumer_is_closed(consuming: tuple[blocking.PushConsumer, str]) -> None:
+    consumer, _ = consuming
+    iterator = iter(consumer)
+    assert next(iterator).body == b"0"
+    rest: list[bytes] = []
+    thread = threading.Thread(target=lambda: rest.extend(message.body for message in consumer))
+    thread.start()
+    while consumer.stats()["T"].consumed < 4:
+        consumer.queues  # noqa: B018 (a turn of the consumer's loop)
+    closing = [threading.Thread(target=consumer.close) for _ in range(2)]
+    for each in closing:
+        each.start()
+    for each in (*closing, thread):
+        each.join(20)
+        assert not each.is_alive()
+    assert rest == [b"1", b"2", b"3", b"4"]
+    assert list(iterator) == []
+    with pytest.raises(MQError, match="inside `with`"):
+        iter(consumer)
+
+
+def test_a_blocking_close_from_its_own_loop(tmp_path: Path) -> None:
+    """An async listener that calls it would wait for itself; the consumer stays open and can be closed."""
+    with servers(tmp_path) as namesrv, blocking.Producer("g", namesrv) as producer:
+        consumer = blocking.PushConsumer("c", namesrv, consume_from=FIRST)
+        raised: list[MQError] = []
+        called = threading.Event()
+
+        async def listen(message: MessageExt) -> None:
+            try:
+                consumer.close()
+            except MQError as error:
+                raised.append(error)
+            called.set()
+
+        consumer.subscribe("T")
+        consumer.listen(listen)
+        with consumer:
+            producer.send(Message("T", b"0"))
+            assert called.wait(20)
+            assert "would wait for itself" in str(raised[0])
+            assert consumer.asyncio_client.is_open
+        assert not consumer.asyncio_client.is_open
+
+
+def test_a_blocking_call_while_another_thread_closes(tmp_path: Path) -> None:
+    """The call ends, with an error."""
+    outcomes: list[BaseException] = []
+    with servers(tmp_path) as namesrv:
+        producer = blocking.Producer("g", namesrv)
+        producer.open()
+        begun = threading.Event()
+
+        async def never() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        def wait() -> None:
+            try:
+                producer._run(never())
+            except MQError as error:
+                outcomes.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert begun.wait(20)
+        producer.close()
+        thread.join(20)
+        assert "the client was closed before this call had ended" in str(outcomes[0])
+        with pytest.raises(MQError, match=ELSEWHERE):
+            producer.open()
