@@ -153,7 +153,7 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
         options = {"nameServer": running.namesrv, "subscribe": "T"}
         strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
         (pulls,) = await asyncio.to_thread(reader.plan, strict)
-        pulls.end = 9
+        pulls.ranges = (pulls.ranges[0]._replace(end=9),)
 
         def rows(chosen: Any) -> list[int]:
             return [
@@ -162,7 +162,7 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
 
         with pytest.raises(StoreError, match=r"offsets 5 to 9 of .* are gone from the broker, which holds 0 to 5"):
             await asyncio.to_thread(rows, strict)
-        with caplog.at_level(logging.WARNING, "rucola.spark.live"):
+        with caplog.at_level(logging.WARNING, "rucola.spark.pulls"):
             assert await asyncio.to_thread(rows, tolerant) == [0, 1, 2, 3, 4]
         assert "are gone from the broker" in caplog.text
 

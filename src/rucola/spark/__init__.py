@@ -10,7 +10,8 @@
     pushdown    conditions of a query, as far as they spare reading
     planning    which stretches of a store's log a read has to touch
     reading     a stretch of a store's log as record batches
-    live        a stretch of a live broker's queue as record batches
+    live        the queues of live brokers
+    pulls       ranges of a live broker's queues, packed into partitions, as record batches
     columns     records as Arrow columns
     arrays      what lies between numpy, Arrow and Python
     selection   which messages a job takes, of a store or a lake

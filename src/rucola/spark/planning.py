@@ -269,12 +269,16 @@ def _indexed(
     return files[0].begin_physical_offset + 1, files[-1].end_physical_offset, hits
 
 
+def partition_count(size: int) -> int:
+    """Return into how many partitions `size` bytes of records should be cut."""
+    fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
+    # Cores mostly are a power of two; so many partitions of one size keep them all at work to the end.
+    return 1 << round(log2(fitting))
+
+
 def _count(size: int, options: Options) -> int:
     """Return into how many stretches `size` bytes of one store should be cut."""
-    wanted = -(-options.min_partitions // len(options.stores))
-    fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
-    # Cores mostly are a power of two; so many stretches of one size keep them all at work to the end.
-    return max(wanted, min(1 << round(log2(fitting)), _SLICES))
+    return max(-(-options.min_partitions // len(options.stores)), min(partition_count(size), _SLICES))
 
 
 def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: Options) -> Iterator[Stretch]:

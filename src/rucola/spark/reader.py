@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from rucola.spark import live, reading
-from rucola.spark.live import LiveSource, Pulls
+from rucola.spark import pulls, reading
+from rucola.spark.live import LiveSource
 from rucola.spark.options import Options
 from rucola.spark.places import Source, at_offsets, batch_ranges
 from rucola.spark.planning import StoreSource, Stretch
+from rucola.spark.pulls import Pulls
 from rucola.spark.pushdown import narrowed, narrowed_ranges
 
 
@@ -36,7 +37,7 @@ def read(partition: InputPartition, options: Options, names: Sequence[str]) -> I
     if isinstance(partition, Stretch):
         yield from reading.read(partition, options, names)
     elif isinstance(partition, Pulls):
-        yield from live.read(partition, options, names)
+        yield from pulls.read(partition, options, names)
 
 
 class RocketMQReader(DataSourceReader):
