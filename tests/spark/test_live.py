@@ -113,6 +113,8 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
             await reading(subscribe="Nope")
         with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no broker"):
             await reading(assign='{"Orders":[9]}')
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or may not be read there"):
+            await reading(assign='{"Orders":{"broker-a":[0,9]}}')
         with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
 

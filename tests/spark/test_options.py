@@ -92,6 +92,8 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         ({"corruptRecords": "drop"}, "fail, skip or column"),
         ({"columns": "_corrupt"}, "names '_corrupt'"),
         ({"expressionType": "SQL"}, "TAG or SQL92"),
+        ({"requiredBrokers": "a"}, "storePath and requiredBrokers contradict"),
+        ({"failOnMissingBroker": "false"}, "storePath and failOnMissingBroker contradict"),
         ({"expressionType": "sql92", "subExpression": "a >"}, "filter 'a >', position"),
     ],
 )

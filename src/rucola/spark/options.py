@@ -38,6 +38,10 @@ and how:
                              _corrupt, which says why; default fail
     failOnDataLoss           true ends a query when messages it was to read are gone, be it that they were deleted or
                              that the store was replaced; false goes on with what is there and warns; default true
+    failOnMissingBroker      true ends a query if a broker that it knows of is missing: not registered, or silent; false
+                             warns, and reads the others. A stream keeps its offsets on a missing broker. Default true
+    requiredBrokers          names of brokers that must be registered, separated by commas; name servers forget the ones
+                             that stopped, so that a batch cannot know of them otherwise
     maxOffsetsPerTrigger     at most so many messages in one batch of a stream; default all there are
     minPartitions            cut the log into at least so many partitions, where it is large enough
     consumerGroup            as which group to pull from live brokers; default rucola_spark
@@ -159,6 +163,8 @@ class Options:
     columns: tuple[str, ...] = tuple(COLUMNS)
     corrupt_records: CorruptRecords = CorruptRecords.FAIL
     fail_on_data_loss: bool = True
+    fail_on_missing_broker: bool = True
+    required_brokers: frozenset[str] = frozenset()
     max_offsets_per_trigger: int | None = None
     min_partitions: int = 1
     consumer_group: str = GROUP
@@ -204,6 +210,8 @@ NAMES: Final = (
     "includeBody",
     "corruptRecords",
     "failOnDataLoss",
+    "failOnMissingBroker",
+    "requiredBrokers",
     "maxOffsetsPerTrigger",
     "minPartitions",
     "consumerGroup",
@@ -263,6 +271,8 @@ def parse(options: Mapping[str, str]) -> Options:
     exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
         exclude("nameServer", name)
+    for name in ("failOnMissingBroker", "requiredBrokers"):
+        exclude("storePath", name)
     name_server = take("nameServer", _name_server, None)
     corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
     is_sql = take("expressionType", _is_sql, False)
@@ -287,6 +297,8 @@ def parse(options: Mapping[str, str]) -> Options:
         columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None), corrupt_records),
         corrupt_records=corrupt_records,
         fail_on_data_loss=take("failOnDataLoss", _boolean, True),
+        fail_on_missing_broker=take("failOnMissingBroker", _boolean, True),
+        required_brokers=take("requiredBrokers", lambda text: frozenset(_words(text)), frozenset()),
         max_offsets_per_trigger=take("maxOffsetsPerTrigger", _count, None),
         min_partitions=take("minPartitions", _number, 1),
         consumer_group=take("consumerGroup", _group, GROUP),

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import InputPartition
 from rucola.errors import ConfigError, InvalidMessage, StoreError
 from rucola.message.record import peek
 from rucola.spark.options import Options
-from rucola.spark.places import Log, Place, Queue, Ranges, is_chosen, shares
+from rucola.spark.places import Bounds, Log, Place, Queue, Ranges, is_chosen, shares
 from rucola.store.reader import StoreReader
 from rucola.store.scan import Stop
 
@@ -85,7 +85,8 @@ class StoreSource:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def bounds(self) -> Ranges:
+    def bounds(self, known: Iterable[Place] = ()) -> Bounds:
+        """Return the bounds of every log or chosen queue; nothing of a store that can be opened is ever away."""
         bounds: dict[Place, tuple[int, int]] = {}
         present: set[tuple[str, int]] = set()
         for broker_name, path in self._options.stores.items():
@@ -98,7 +99,7 @@ class StoreSource:
                     if is_chosen(self._options, queue := Queue(topic, broker_name, queue_id)):
                         bounds[queue] = least, most
         _check_topics_exist(self._options, present)
-        return bounds
+        return Bounds(bounds)
 
     def plan(self, ranges: Ranges) -> list[Stretch]:
         """The partitions are in the order of each store's log."""
