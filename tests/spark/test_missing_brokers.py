@@ -23,6 +23,7 @@ from rucola.client import PullConsumer
 from rucola.client.sync import EventLoopThread
 from rucola.errors import RemotingError, StoreError
 from rucola.spark import reader
+from rucola.spark.lag import lag_of
 from rucola.spark.options import parse
 from spark.microbatches import MicroBatches
 from spark.test_live import read, send
@@ -404,8 +405,10 @@ def test_a_query_of_spark_survives_a_restart_of_a_broker(spark: SparkSession, tm
 
     with pair_in_a_thread(tmp_path) as (brokers, pair):
         brokers.run(pair.send(40))
-        run(pair)
+        query = run(pair)
         assert ids() == sorted(pair.sent)
+        assert [lag.total for progress in query.recentProgress for lag in lag_of(progress)] == [20, 0]
+        assert lag_of(query.recentProgress[0])[0].most <= 3
         brokers.run(pair.send(10))
         brokers.run(pair.stop_b())
         before = logged()
@@ -423,12 +426,13 @@ def test_a_query_of_spark_survives_a_restart_of_a_broker(spark: SparkSession, tm
         assert logged() == before + 2
         brokers.run(pair.start_b())
         brokers.run(pair.send(5))
-        run(pair)
+        query = run(pair)
         assert ids() == sorted(pair.sent)
         # What the page about it shows.
-        names: dict[str, Any] = {"spark": spark}
-        for word in ("requiredBrokers",):
+        names: dict[str, Any] = {"spark": spark, "query": query}
+        for word in ("lag_of", "requiredBrokers"):
             (block,) = [block for block in BLOCKS if word in block]
             program = block.replace("host:9876", pair.running.namesrv).replace("Flights", "T")
             exec(compile(program, "spark.md", "exec"), names)
         assert names["table"].count() == len(pair.sent)
+        assert names["lag"].total == 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo
 
 from cluster import cluster
 from rucola.client import Message, MessageQueue, Producer, PullConsumer
@@ -19,7 +20,7 @@ from rucola.spark.options import parse
 from rucola.spark.places import Queue, Ranges
 from rucola.spark.planning import TARGET_SIZE
 from rucola.spark.pulls import Pulls, pack
-from rucola.spark.reader import RocketMQReader
+from rucola.spark.reader import NarrowedRocketMQReader, RocketMQReader
 from spark.test_live import read
 
 RANGES = st.dictionaries(
@@ -105,5 +106,25 @@ def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(tmp_path: Path, mon
             )
             # The third message of each queue has the tag, too, and lies behind the end.
             assert sorted(int(row["body"]) for row in tagged) == list(range(64))
+
+    asyncio.run(run())
+
+
+def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> None:
+    """As the condition of a query gives it (see `pushdown`)."""
+
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            await running.create_topic(await running.start_broker(), "T")
+            async with Producer("senders", running.namesrv) as producer:
+                for tag in ("A", "A || B", "*"):
+                    await producer.send(Message("T", tag.encode(), tags=tag))
+            options = parse({"nameServer": running.namesrv, "subscribe": "T", "pushFilters": "true"})
+            for tag in ("A || B", "*", "A"):
+                narrowed = NarrowedRocketMQReader(options, ("body",))
+                assert narrowed.pushFilters([EqualTo(("tags",), tag)]) == []
+                (part,) = await asyncio.to_thread(narrowed.partitions)
+                rows = await asyncio.to_thread(rows_of, narrowed, part)
+                assert [row["body"].decode() for row in rows] == [tag]
 
     asyncio.run(run())

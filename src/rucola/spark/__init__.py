@@ -2,6 +2,7 @@
 
     schema      the columns, in Spark's words
     options     what a read and a write may be told
+    offsets     queue offsets in options
     source      the data source itself, which Spark asks for the following
     reader      a batch: from options to partitions to rows
     streaming   a stream of batches
@@ -12,6 +13,7 @@
     reading     a stretch of a store's log as record batches
     live        the queues of live brokers, and brokers that are missing
     pulls       ranges of a live broker's queues, packed into partitions, as record batches
+    lag         how far a stream is behind
     columns     records as Arrow columns
     arrays      what lies between numpy, Arrow and Python
     selection   which messages a job takes, of a store or a lake

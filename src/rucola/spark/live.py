@@ -26,7 +26,7 @@ from rucola.client.route import TopicRoute
 from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.message.record import peek
 from rucola.spark.options import Options
-from rucola.spark.places import Bounds, Place, Queue, Ranges, is_chosen, is_chosen_topic, shares
+from rucola.spark.places import Bounds, Offsets, Place, Queue, Ranges, is_chosen, is_chosen_topic, shares
 from rucola.spark.planning import CLOCK_SLACK_MS
 from rucola.spark.pulls import Pulls, consumer_of, pack, record_sizes
 
@@ -149,6 +149,9 @@ class LiveSource:
     def limit(self, ranges: Ranges, count: int) -> Ranges:
         return shares(ranges, count)
 
+    def count(self, ranges: Ranges, most: int) -> int:
+        return sum(end - begin for begin, end in ranges.values())
+
 
 def _place(queue: MessageQueue) -> Queue:
     return Queue(queue.topic, queue.broker_name, queue.queue_id)
@@ -195,3 +198,15 @@ async def _stored(consumer: PullConsumer, queue: Queue, queue_offset: int) -> in
     if not result.records:
         raise StoreError(f"offset {queue_offset} of {queue} was deleted while its time was looked for; ask again")
     return peek(result.records).store_timestamp
+
+
+def commit(options: Options, offsets: Offsets) -> None:
+    """Commit queue offsets as those of the consumer group. Raises RemotingError if a broker did not note them."""
+
+    async def run() -> None:
+        async with consumer_of(options) as consumer:
+            queues = {place: offset for place, offset in offsets.items() if isinstance(place, Queue)}
+            await asyncio.gather(*map(consumer.queues, {queue.topic for queue in queues}))
+            await asyncio.gather(*(consumer.commit(MessageQueue(*queue), offset) for queue, offset in queues.items()))
+
+    asyncio.run(run())

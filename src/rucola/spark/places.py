@@ -2,8 +2,8 @@
 
 A `Place` has offsets of its own: the log of a store, whose offsets are physical, or a queue on a broker, whose
 offsets are queue offsets. Batches and streams see stores and live brokers through the same questions, those of
-`Source`: the bounds of every place, the partitions of a range, the part of a range with a given number of messages, and
-the offset at a time.
+`Source`: the bounds of every place, the partitions of a range, the part of a range with a given number of messages, the
+number of messages in a range, and the offset at a time.
 
 Two things can be wrong with a place:
 
@@ -26,7 +26,8 @@ from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import ConfigError, RemotingError, StoreError
 from rucola.message.topics import is_system_topic
-from rucola.spark.options import EARLIEST, LATEST, Options, QueueOffsets
+from rucola.spark.offsets import EARLIEST, LATEST, QueueOffsets
+from rucola.spark.options import Options
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +115,9 @@ class Source(Protocol):
     def limit(self, ranges: Ranges, count: int) -> Ranges:
         """Return the beginnings of these ranges that together hold at most `count` messages; not none if any."""
 
+    def count(self, ranges: Ranges, most: int) -> int:
+        """Return the number of messages in these ranges; counting may end at `most`."""
+
 
 def is_chosen(options: Options, queue: Queue) -> bool:
     """Tell whether a read takes this queue."""
@@ -132,17 +136,24 @@ def is_chosen_topic(options: Options, topic: str) -> bool:
 
 
 def at_offsets(options: Options, source: Source, bounds: Bounds) -> Options:
-    """Return the options with queue offsets in place of times."""
+    """Return the options with offsets in place of times, and with the broker of every queue."""
 
     def offsets(times: QueueOffsets) -> QueueOffsets:
         queues: dict[Queue, int] = {}
-        for queue, time in ((Queue(*named), time) for named, time in times.items()):
+        for queue, time in _with_brokers(times, bounds).items():
             if queue in bounds.ranges:
                 queues[queue] = time
             elif queue not in bounds.away:
                 raise ConfigError(f"times name {queue}, which this read has not")
         return {(*queue,): offset for queue, offset in source.at_times(queues, bounds.ranges).items()}
 
+    def named(given: QueueOffsets) -> QueueOffsets:
+        return {(*queue,): offset for queue, offset in _with_brokers(given, bounds).items()}
+
+    if isinstance(options.starting_offsets, Mapping):
+        options = replace(options, starting_offsets=named(options.starting_offsets))
+    if options.ending_offsets is not None:
+        options = replace(options, ending_offsets=named(options.ending_offsets))
     if options.starting_times is not None:
         options = replace(options, starting_offsets=offsets(options.starting_times), starting_times=None)
     if options.ending_times is not None:
@@ -150,12 +161,39 @@ def at_offsets(options: Options, source: Source, bounds: Bounds) -> Options:
     return options
 
 
+def _with_brokers(given: QueueOffsets, bounds: Bounds) -> dict[Queue, int]:
+    """Return values by queue, with the broker filled in. Raises ConfigError if several brokers have the topic."""
+    brokers: dict[str, set[str]] = {}
+    for place in (*bounds.ranges, *bounds.away):
+        if isinstance(place, Queue):
+            brokers.setdefault(place.topic, set()).add(place.broker_name)
+    found = {}
+    for (topic, broker, queue_id), value in given.items():
+        if broker is None:
+            names = sorted(brokers.get(topic, ()))
+            if not names:
+                raise ConfigError(f"offsets name queue {queue_id} of topic {topic!r}, which this read has not")
+            if len(names) > 1:
+                raise ConfigError(
+                    f"offsets of topic {topic!r} must name the broker, since {' and '.join(names)} have the topic: "
+                    f'{{"{topic}":{{"{names[0]}":{{"{queue_id}":{value}}}}}}}'
+                )
+            broker = names[0]
+        found[Queue(topic, broker, queue_id)] = value
+    return found
+
+
 def _by_queue(given: QueueOffsets | int | None) -> dict[Place, int]:
-    return {Queue(*named): offset for named, offset in given.items()} if isinstance(given, Mapping) else {}
+    """Return offsets by queue; `at_offsets` has filled in the brokers."""
+    return {
+        Queue(topic, broker, queue_id): offset
+        for (topic, broker, queue_id), offset in (given if isinstance(given, Mapping) else {}).items()
+        if broker is not None
+    }
 
 
 def batch_ranges(options: Options, bounds: Bounds) -> dict[Place, tuple[int, int]]:
-    """Return what a batch takes of each place."""
+    """Return what a batch takes of each place, for options that `at_offsets` returned."""
     starting, ending = _by_queue(options.starting_offsets), _by_queue(options.ending_offsets)
     brokers = sorted(options.stores or {place.broker_name for place in bounds.ranges})
     for queue in {**starting, **ending}:
@@ -183,7 +221,7 @@ def batch_ranges(options: Options, bounds: Bounds) -> dict[Place, tuple[int, int
 
 
 def initial_offsets(options: Options, bounds: Bounds) -> dict[Place, int]:
-    """Return where a new stream begins."""
+    """Return where a new stream begins, for options that `at_offsets` returned."""
     ranges = bounds.ranges
     given = options.starting_offsets
     word = starting_word(options)

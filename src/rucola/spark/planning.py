@@ -143,8 +143,18 @@ class StoreSource:
         for number, (place, (begin, end)) in enumerate(logs.items()):
             share = count * (number + 1) // len(logs) - count * number // len(logs)
             with StoreReader(self._options.stores[place.broker_name]) as reader:
-                limited[place] = begin, _after_records(reader, begin, end, max(share, 1))
+                limited[place] = begin, _after_records(reader, begin, end, max(share, 1))[0]
         return limited
+
+    def count(self, ranges: Ranges, most: int) -> int:
+        if self._options.by_queue:
+            return sum(end - begin for begin, end in ranges.values())
+        found = 0
+        for place, (begin, end) in ranges.items():
+            if found < most and begin < end:
+                with StoreReader(self._options.stores[place.broker_name]) as reader:
+                    found += _after_records(reader, begin, end, most - found)[1]
+        return found
 
 
 def _stored(reader: StoreReader, queue: Queue, queue_offset: int) -> int:
@@ -153,18 +163,19 @@ def _stored(reader: StoreReader, queue: Queue, queue_offset: int) -> int:
     return reader.record(int(units["physical_offset"][0]), decompress=False).store_timestamp
 
 
-def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> int:
-    """Return the address behind `count` records from `begin` on, or `end` where there are fewer."""
+def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple[int, int]:
+    """Return the address behind `count` records from `begin` on, or `end` if there are fewer, and their number."""
+    left = count
     for item in reader.runs(begin):
         if isinstance(item, Stop):
             # What is damaged goes into the batch that meets it, up to where records begin again.
             further = next_record(reader, item.physical_offset + 1)
-            return end if further is None else min(further, end)
-        if len(item.positions) > count:
-            return min(item.file.begin + int(item.positions[count]), end)
-        count -= len(item.positions)
-        if count == 0 or item.end >= end:
-            return min(item.end, end)
+            return end if further is None else min(further, end), count - left
+        if len(item.positions) > left:
+            return min(item.file.begin + int(item.positions[left]), end), count
+        left -= len(item.positions)
+        if left == 0 or item.end >= end:
+            return min(item.end, end), count - left
     raise AssertionError("a walk ends with a Stop")
 
 

@@ -70,5 +70,5 @@ class NarrowedRocketMQReader(RocketMQReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._options = narrowed(self._options, filters)
-        return filters
+        self._options, left = narrowed(self._options, filters)
+        return left

@@ -6,7 +6,10 @@ restarted query continues from them and repeats the batch that it had begun.
 
     initialOffset       startingOffsets and the like, asked for until the first batch is committed
     latestOffset        the end of the next batch: the end of every place, or as far as maxOffsetsPerTrigger allows,
-                        shared out by the backlog of each place. A new place is read from its beginning
+                        shared out by the backlog of each place. With minOffsetsPerTrigger it returns the start, which
+                        makes no batch, until the backlog is large enough or the time is up. A new place is read from
+                        its beginning
+    reportLatestOffset  the end of every place when latestOffset was asked, for the progress that Spark reports
     partitions          the partitions between two offsets, packed as for a batch
 
 **A logged offset is final.** Spark logs the end of a batch before reading it, and repeats exactly that batch until it
@@ -19,22 +22,33 @@ next batch continues at the offsets that the start of that batch had. Its own st
 
 A query with Trigger.AvailableNow records the end of every place when it starts, and stops there.
 
-Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query.
+Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query. The offset that
+latestOffset starts from is the end of a finished batch, so progress is committed to the commitGroup there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from rucola.errors import RemotingError
 from rucola.spark import reader
-from rucola.spark.options import EARLIEST, Options
+from rucola.spark.live import commit
+from rucola.spark.offsets import EARLIEST
+from rucola.spark.options import MAX_TRIGGER_DELAY_MS, Options
 from rucola.spark.places import (
     Bounds,
     Offsets,
@@ -65,6 +79,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With Trigger.AvailableNow: the bounds when the query was started."""
         self._recovered: dict[Place, int] = {}
         """The offsets of places that the end of a repeated batch lacks, though its start has them."""
+        self._latest: dict[str, Any] | None = None
+        self._last_batch_s: float | None = None
+        self._group_offsets: dict[Place, int] = {}
         self._told: set[str] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - these are Spark's names
@@ -78,8 +95,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(initial_offsets(at_offsets(self._options, self._source, bounds), bounds))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        count = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if count is None else ReadMaxRows(count)
+        most, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         bounds = self._source.bounds()
@@ -93,15 +112,22 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._source.bounds(known)
         self._refuse_missing(bounds)
         ranges: Ranges = available(self._options, known, bounds)
+        self._latest = to_json({place: end for place, (_, end) in ranges.items()})
+        self._commit_to_group(logged, bounds)
         if self._target is not None:
             ranges = self._up_to_target(ranges, self._target, known, bounds)
         waiting = {place: (begin, end) for place, (begin, end) in ranges.items() if begin < end}
+        if self._waits_for_more(waiting, limit):
+            return dict(start)
         if isinstance(limit, ReadMaxRows) and waiting:
             ranges = {**ranges, **self._source.limit(waiting, limit.max_rows)}
         latest = {place: end for place, (_, end) in ranges.items()}
         if latest == logged:
             return dict(start)  # as it was logged, since Spark compares texts
         return to_json(latest, {place: offset for place, offset in recovered.items() if place in latest})
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return self._latest
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         by_queue = self._options.by_queue
@@ -137,3 +163,36 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 capped[place] = begin, begin
         return capped
+
+    def _waits_for_more(self, waiting: Ranges, limit: ReadLimit) -> bool:
+        """Tell whether a batch waits for minOffsetsPerTrigger. A query that is to end, or has just begun, does not."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or not waiting or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        delay_ms = self._options.max_trigger_delay_ms
+        delay_ms = MAX_TRIGGER_DELAY_MS if delay_ms is None else delay_ms
+        now_s = monotonic()
+        is_due = self._last_batch_s is None or (now_s - self._last_batch_s) * 1000 >= delay_ms
+        if not is_due and self._source.count(waiting, least) < least:
+            return True
+        self._last_batch_s = now_s
+        return False
+
+    def _commit_to_group(self, offsets: Offsets, bounds: Bounds) -> None:
+        """Commit the offsets of finished batches to the commitGroup. A failure is no failure of the stream."""
+        if self._options.commit_group is None:
+            return
+        changed = {
+            place: offset
+            for place, offset in offsets.items()
+            if place in bounds.ranges and self._group_offsets.get(place) != offset
+        }
+        if not changed:
+            return
+        options = replace(self._options, consumer_group=self._options.commit_group)
+        try:
+            commit(options, changed)
+        except RemotingError as error:
+            _log.warning("progress of group %s was not committed: %s", self._options.commit_group, error)
+        else:
+            self._group_offsets |= changed
