@@ -47,6 +47,20 @@ def test_a_queue_is_read_from_end_to_end(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_masters_are_listed_while_they_are_registered(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
+            assert await consumer.registered_masters() == set()
+            await running.start_broker()
+            other = await running.start_broker("broker-b")
+            await running.start_slave()
+            assert await consumer.registered_masters() == {"broker-a", "broker-b"}
+            await other.stop()
+            assert await consumer.registered_masters() == {"broker-a"}
+
+    asyncio.run(run())
+
+
 def test_offsets_outside_the_queue_are_corrected(tmp_path: Path) -> None:
     async def run() -> None:
         async with (

@@ -126,6 +126,67 @@ def test_two_runs_by_turns_archive_each_message_once(
     with_cluster(tmp_path, spark, test)
 
 
+@pytest.mark.spark
+def test_a_broker_that_is_missing_is_an_error_or_named(spark: SparkSession, tmp_path: Path) -> None:
+    """It was archived before, or is required; when it is back, the archive goes on where it was."""
+
+    async def test(running: Cluster, archiving: Archiving) -> None:
+        for name in ("broker-a", "broker-b"):
+            broker = await running.start_broker(name)
+            await running.create_topic(broker, "T")
+        sent = await send(running, "T", 10) + await send(running, "T", 6, broker="broker-b")
+        await broker.stop()
+        with pytest.raises(RemotingError, match=r"broker-b is not registered .* or allow missing brokers to read"):
+            await archiving(required_brokers=["broker-a", "broker-b"])
+        assert not (tmp_path / "lake").exists()
+        broker = await running.start_broker("broker-b")
+        assert (await archiving(required_brokers=["broker-a", "broker-b"])).rows == 16
+        sent += await send(running, "T", 4) + await send(running, "T", 5, broker="broker-b")
+        await broker.stop()
+        with pytest.raises(RemotingError, match=r"broker-b is not registered .*: queues 0 to 3 of topic 'T'"):
+            await archiving()
+        without = await archiving(fail_on_missing_broker=False)
+        assert without.rows == 4
+        assert without.missing == ("broker-b is not registered at the name servers: queues 0 to 3 of topic 'T'",)
+        assert without.to_json()["missing"] == list(without.missing)
+        await running.start_broker("broker-b")
+        sent += await send(running, "T", 2, broker="broker-b")
+        last = await archiving()
+        assert (last.rows, last.missing) == (7, ())
+        assert archived(spark, tmp_path / "lake") == sorted(sent)
+
+    with_cluster(tmp_path, spark, test)
+
+
+@pytest.mark.spark
+def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the bounds and the read; the command tries again after such an error (see `rucola pipeline archive`)."""
+
+    async def test(running: Cluster, archiving: Archiving) -> None:
+        await running.create_topic(await running.start_broker("broker-a"), "T")
+        broker = await running.start_broker("broker-b")
+        await running.create_topic(broker, "T")
+        sent = await send(running, "T", 4) + await send(running, "T", 4, broker="broker-b")
+        loop = asyncio.get_running_loop()
+
+        def stage_later(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+            return archive.stage(*arguments)
+
+        monkeypatch.setattr(archive, "stage", stage_later)
+        with pytest.raises(RemotingError, match="broker-b is not registered at the name servers: queues 0 to 3"):
+            await archiving(fail_on_missing_broker=False)
+        assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()
+        await running.start_broker("broker-b")
+        assert (await archiving()).rows == 8
+        assert archived(spark, tmp_path / "lake") == sorted(sent)
+
+    with_cluster(tmp_path, spark, test)
+
+
 def test_nobody_there_is_said_in_one_sentence(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     with pytest.raises(RemotingError, match=r"127\.0\.0\.1:1"):

@@ -52,6 +52,7 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
         ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
         ("archive --store STORE --out STORE", "STORE holds other things than a lake"),
         ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
+        ("archive -n 127.0.0.1:1 --allow-missing --require-broker broker-a --out NEW", "127.0.0.1:1"),
         ("compact --lake EMPTY", "EMPTY is no lake"),
         ("search --lake EMPTY -t T", "EMPTY is no lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
@@ -79,6 +80,30 @@ def test_what_is_wrong_is_said_before_spark_is_there(
     assert result.stderr.startswith("Error: ")
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_live_archive_names_the_brokers_it_leaves_out(no_session: None, tmp_path: Path) -> None:
+    with broker(tmp_path, "T") as namesrv:
+        command = [
+            "pipeline",
+            "archive",
+            "-n",
+            namesrv,
+            "--out",
+            str(tmp_path / "lake"),
+            "--require-broker",
+            "broker-x",
+        ]
+        failed = CliRunner().invoke(main, command)
+        assert failed.exit_code == 1
+        assert "broker-x is not registered at the name servers. Start it again, or allow missing" in failed.stderr
+        done = CliRunner().invoke(main, [*command, "--allow-missing"])
+        assert (done.exit_code, done.stderr) == (0, "left out: broker-x is not registered at the name servers\n")
+    no_live = CliRunner().invoke(
+        main, ["pipeline", "archive", "--store", str(tmp_path), "--out", "x", "--allow-missing"]
+    )
+    assert no_live.exit_code == 2
+    assert "--allow-missing and --require-broker are about live brokers" in no_live.stderr
 
 
 def not_of_java(said: str) -> list[str]:

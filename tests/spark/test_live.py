@@ -14,9 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cluster import Cluster, cluster
+from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
-from rucola.client import Message, MessageQueue, Producer
-from rucola.errors import ConfigError, MQError, StoreError, TopicNotFound
+from rucola.client import Message, MessageQueue, Producer, PullConsumer
+from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.spark import reader
 from rucola.spark.options import parse
 from spark.test_streaming import Query
@@ -113,6 +114,8 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
             await reading(subscribe="Nope")
         with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no broker"):
             await reading(assign='{"Orders":[9]}')
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or may not be read there"):
+            await reading(assign='{"Orders":{"broker-a":[0,9]}}')
         with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
 
@@ -142,6 +145,71 @@ def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
     with_cluster(tmp_path, test)
 
 
+def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        await running.create_topic(broker, "T")
+        await send(running, "T", 20)
+        ends = {"startingOffsets": '{"T":{"1":2,"2":-2}}', "endingOffsets": '{"T":{"0":0,"1":4,"2":1,"3":0}}'}
+        found = [(row["queueId"], row["queueOffset"]) for row in await reading(subscribe="T", **ends)]
+        assert sorted(found) == [(1, 2), (1, 3), (2, 0)]
+        given = {"nameServer": running.namesrv, "subscribe": "T"}
+        query = await asyncio.to_thread(lambda: Query(**given, startingOffsets='{"T":{"0":4,"1":4,"2":4,"3":-1}}'))
+        assert len(await asyncio.to_thread(query.run)) == 3
+        times = json.dumps({"T": {"0": 1}})
+        assert len(await reading(subscribe="T", startingOffsetsByTimestamp=times)) == 20
+        with pytest.raises(ConfigError, match="offsets name queue 0 of topic 'U', which this read has not"):
+            await reading(subscribe="T", startingOffsets='{"U":{"0":1}}')
+        await running.create_topic(await running.start_broker("broker-b"), "T")
+        says = r'since broker-a and broker-b have the topic: \{"T":\{"broker-a":\{"1":2\}\}\}'
+        with pytest.raises(ConfigError, match=says):
+            await reading(subscribe="T", **ends)
+
+    with_cluster(tmp_path, test)
+
+
+def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Committed when a batch is finished, for tools to see; never read back."""
+
+    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+        await running.create_topic(broker, "T")
+        await send(running, "T", 10)
+
+        async def behind() -> dict[int, int]:
+            async with AdminClient(running.namesrv) as admin:
+                table = (await admin.examine_consume_stats("spark-job")).offset_table
+            return {queue.queue_id: at.broker_offset - at.consumer_offset for queue, at in table.items()}
+
+        given = {"nameServer": running.namesrv, "subscribe": "T", "commitGroup": "spark-job"}
+        query = await asyncio.to_thread(lambda: Query(**given, startingOffsets="earliest", maxOffsetsPerTrigger="6"))
+        assert await behind() == {}
+        assert await asyncio.to_thread(query.trigger)
+        assert await behind() == {0: 3, 1: 3, 2: 2, 3: 2}  # the batch is read, and Spark has not finished it
+        assert await asyncio.to_thread(query.trigger)
+        assert sum((await behind()).values()) == 4
+        assert not await asyncio.to_thread(query.trigger)
+        assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
+        # From an older checkpoint it goes on there, and the group shows it.
+        again = await asyncio.to_thread(
+            lambda: Query(checkpoint={"T": {"broker-a": dict.fromkeys("0123", 1)}}, **given)
+        )
+        assert len(await asyncio.to_thread(again.run)) == 6
+        assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
+
+        async def refuse(*_: Any) -> None:
+            raise RemotingTimeout("the broker does not answer")
+
+        with caplog.at_level(logging.WARNING, "rucola.spark"), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PullConsumer, "commit", refuse)
+            await send(running, "T", 4)
+            assert await asyncio.to_thread(again.trigger)
+            assert not await asyncio.to_thread(again.trigger)
+        assert caplog.text.count("progress of group spark-job was not committed") == 1
+        assert not await asyncio.to_thread(again.trigger)
+        assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
+
+    with_cluster(tmp_path, test)
+
+
 def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Partitions that promise more than the broker has, as when files expire between plan and read."""
 
@@ -153,7 +221,7 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
         options = {"nameServer": running.namesrv, "subscribe": "T"}
         strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
         (pulls,) = await asyncio.to_thread(reader.plan, strict)
-        pulls.end = 9
+        pulls.ranges = (pulls.ranges[0]._replace(end=9),)
 
         def rows(chosen: Any) -> list[int]:
             return [
@@ -162,7 +230,7 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
 
         with pytest.raises(StoreError, match=r"offsets 5 to 9 of .* are gone from the broker, which holds 0 to 5"):
             await asyncio.to_thread(rows, strict)
-        with caplog.at_level(logging.WARNING, "rucola.spark.live"):
+        with caplog.at_level(logging.WARNING, "rucola.spark.pulls"):
             assert await asyncio.to_thread(rows, tolerant) == [0, 1, 2, 3, 4]
         assert "are gone from the broker" in caplog.text
 

@@ -8,6 +8,7 @@ import pytest
 from rucola.errors import ConfigError
 from rucola.spark import options
 from rucola.spark.columns import SCHEMA
+from rucola.spark.offsets import EARLIEST
 from rucola.spark.options import CorruptRecords, parse
 from spark.small_store import SmallStore
 
@@ -38,7 +39,7 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         }
     )
     assert parsed.assigned == {("T", None, 0), ("T", None, 1), ("U", "a", 2)}
-    assert parsed.starting_offsets == {("T", "a", 0): 5, ("T", "a", 1): options.EARLIEST}
+    assert parsed.starting_offsets == {("T", "a", 0): 5, ("T", "a", 1): EARLIEST}
     assert parsed.ending_offsets is None
     assert (parsed.starting_timestamp, parsed.ending_timestamp) == (1, 2)
     assert parsed.columns == ("topic", "body")
@@ -92,6 +93,13 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         ({"corruptRecords": "drop"}, "fail, skip or column"),
         ({"columns": "_corrupt"}, "names '_corrupt'"),
         ({"expressionType": "SQL"}, "TAG or SQL92"),
+        ({"requiredBrokers": "a"}, "storePath and requiredBrokers contradict"),
+        ({"failOnMissingBroker": "false"}, "storePath and failOnMissingBroker contradict"),
+        ({"commitGroup": "g"}, "storePath and commitGroup contradict"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "5 is more than maxOffsetsPerTrigger 4"),
+        ({"maxTriggerDelay": "1s"}, "give both"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "a duration such as 500ms, 30s, 15m"),
+        ({"subscribe": "A", "startingOffsets": '{"A":{"0":1,"b":{"1":1}}}'}, "with and without the name of a broker"),
         ({"expressionType": "sql92", "subExpression": "a >"}, "filter 'a >', position"),
     ],
 )
@@ -143,11 +151,29 @@ def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) ->
             options.check_for_batch(parsed)
     with pytest.raises(ConfigError, match="is for streams"):
         options.check_for_batch(parse({**store, "maxOffsetsPerTrigger": "1"}))
+    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is for streams"):
+        options.check_for_batch(parse({**store, "minOffsetsPerTrigger": "1"}))
+    with pytest.raises(ConfigError, match="commitGroup is for streams"):
+        options.check_for_batch(parse({"nameServer": "h:1", "commitGroup": "g"}))
     for name, end in (("endingOffsets", '{"T":{"b":{"0":1}}}'), ("endingTimestamp", "1")):
         parsed = parse({**store, name: end})
         options.check_for_batch(parsed)
         with pytest.raises(ConfigError, match=f"{name} is for batches"):
             options.check_for_stream(parsed)
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_ms"),
+    [("0", 0), ("250 ms", 250), ("30s", 30_000), ("15m", 900_000), ("2min", 120_000), ("1d", 86_400_000)],
+)
+def test_durations(small_store: SmallStore, text: str, delay_ms: int) -> None:
+    given = {"storePath": str(small_store.path), "minOffsetsPerTrigger": "1", "maxTriggerDelay": text}
+    assert parse(given).max_trigger_delay_ms == delay_ms
+
+
+def test_offsets_may_leave_out_the_broker(small_store: SmallStore) -> None:
+    parsed = parse({"storePath": str(small_store.path), "subscribe": "T", "startingOffsets": '{"T":{"0":5,"1":-2}}'})
+    assert parsed.starting_offsets == {("T", None, 0): 5, ("T", None, 1): EARLIEST}
 
 
 def test_the_store_must_be_named() -> None:

@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rucola.errors import ConfigError, MQError, StoreError
+from rucola.spark import streaming
+from rucola.spark.lag import lag_of
 from rucola.spark.options import check_for_stream, parse
 from rucola.spark.streaming import RocketMQStreamReader
 from spark.small_store import FILE_SIZE, SmallStore
@@ -137,6 +139,61 @@ def test_batches_are_bounded_and_together_everything(
     expected = [place for place, (topic, _) in zip(places, puts, strict=True) if topic in wanted]
     assert sorted(found) == [0, *expected]
     assert all(len(batch) <= most for batch in query.rows)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_waits_for_enough_messages_or_time(
+    small_store: SmallStore, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch does not wait, nor does one after maxTriggerDelay."""
+    now_s = 1000.0
+    monkeypatch.setattr(streaming, "monotonic", lambda: now_s)
+    given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
+    small_store.put("T")
+    query = Query(**given, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
+    bounded = Query(**given, minOffsetsPerTrigger="10", maxOffsetsPerTrigger="12")
+    assert query.trigger()
+    assert bounded.trigger()
+    for n in range(9):
+        small_store.put("T", n % 2)
+    assert not query.trigger()
+    assert not bounded.trigger()
+    small_store.put("T")
+    assert query.trigger()
+    assert len(query.rows[-1]) == 10
+    small_store.put("T")
+    now_s += 59
+    assert not query.trigger()
+    now_s += 1
+    assert query.trigger()
+    assert not query.trigger()
+    for _ in range(4):
+        small_store.put("T")
+    assert bounded.trigger()
+    assert [len(batch) for batch in bounded.rows] == [1, 12]
+    # Trigger.Once asks for everything, and a query with AvailableNow is to end.
+    limit = ReadAllAvailable()
+    assert query.reader.latestOffset(query.offset, limit) != query.offset
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.trigger()
+
+
+def test_progress_shows_how_far_a_stream_is_behind(small_store: SmallStore) -> None:
+    given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T", "startingOffsets": "earliest"}
+    for n in range(9):
+        small_store.put("T", n % 2)
+    query = Query(**given, maxOffsetsPerTrigger="6")
+    assert query.reader.reportLatestOffset() is None
+    query.trigger()
+    latest = query.reader.reportLatestOffset()
+    assert latest == {"T": {"b": {"0": 5, "1": 4}}}
+    source = {"endOffset": json.dumps(query.offset), "latestOffset": json.dumps(latest)}
+    silent = {"endOffset": "5", "latestOffset": None}
+    (lag,) = lag_of({"sources": [source, silent]})
+    assert (lag.total, lag.least, lag.most, lag.average) == (3, 1, 2, 1.5)
+    # An offset of a place that earlier offsets lacked is a range.
+    ranged = {"endOffset": '{"T":{"b":{"0":[2,3]}}}', "latestOffset": '{"T":{"b":{"0":7}}}'}
+    assert lag_of({"sources": [ranged]})[0].total == 4
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,6 +1,7 @@
 """PullConsumer: a reader that says itself which queue to read and from where.
 
     queues(topic)                 what there is to read
+    registered_masters()          the brokers that are there now
     pull(queue, queue_offset)     the next messages from there on, and where to go on
     min_offset, max_offset        the ends of a queue: what it holds is min_offset .. max_offset - 1
     search_offset                 the queue offset at a store time, to begin there
@@ -50,7 +51,7 @@ from rucola.protocol.pull import (
     PullMessageResponseHeader,
 )
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import MASTER_ID, TopicList
+from rucola.protocol.route import MASTER_ID, ClusterInfo, TopicList
 from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
@@ -110,12 +111,14 @@ class PullConsumer(GroupClient):
 
     async def topics(self) -> list[str]:
         """The names of all topics that the name servers know, sorted."""
-        self._must_be_open()
-        request = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        answer = await self.instance.routes.name_servers.invoke(request)
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, "the name server")
+        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_body(TopicList, answer.body).topic_list)
+
+    async def registered_masters(self) -> set[str]:
+        """Return the names of the brokers whose master is registered with the name servers now."""
+        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        brokers = decode_body(ClusterInfo, answer.body).broker_addr_table
+        return {name for name, broker in brokers.items() if MASTER_ID in broker.broker_addrs}
 
     async def pull(
         self,
@@ -221,6 +224,13 @@ class PullConsumer(GroupClient):
             consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
         await self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, queue, header, or_slave=True)
+
+    async def _ask_name_server(self, code: RequestCode) -> RemotingCommand:
+        self._must_be_open()
+        answer = await self.instance.routes.name_servers.invoke(RemotingCommand.request(code))
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, "the name server")
+        return answer
 
     async def _offset(self, code: RequestCode, queue: MessageQueue, header: Header) -> int:
         return (await self._ask(code, queue, header)).decode_header(OffsetResponseHeader).offset

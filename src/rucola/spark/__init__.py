@@ -2,15 +2,18 @@
 
     schema      the columns, in Spark's words
     options     what a read and a write may be told
+    offsets     queue offsets in options
     source      the data source itself, which Spark asks for the following
     reader      a batch: from options to partitions to rows
     streaming   a stream of batches
     sink        rows sent as messages
-    places      logs and queues with offsets, and what a read takes of them
+    places      logs and queues with offsets, and the ranges of them that a batch reads
     pushdown    conditions of a query, as far as they spare reading
     planning    which stretches of a store's log a read has to touch
     reading     a stretch of a store's log as record batches
-    live        a stretch of a live broker's queue as record batches
+    live        the queues of live brokers, and brokers that are missing
+    pulls       ranges of a live broker's queues, packed into partitions, as record batches
+    lag         how far a stream is behind
     columns     records as Arrow columns
     arrays      what lies between numpy, Arrow and Python
     selection   which messages a job takes, of a store or a lake

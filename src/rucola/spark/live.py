@@ -1,134 +1,135 @@
-"""Messages of live brokers, pulled over the wire and decoded in columns as those of a store are.
+"""Live brokers as a source: the bounds of their queues, and brokers that are missing.
 
-The driver asks the name servers for the routes of the chosen topics and every master for the ends of its queues, which
-freezes them. A partition is a stretch of one queue; a worker pulls it from its beginning to its end, without being a
-member of the group: it takes no queue from the group's consumers and commits nothing.
+The driver asks the name servers for the routes of the chosen topics and every master for the bounds of its queues,
+which freezes them. `pulls` reads the partitions.
 
-Pulls bring few records each. Their bodies are put side by side until they make a batch worth decoding.
+**Missing brokers.** Name servers forget a broker as soon as its connection ends, so a route says nothing about the
+queues of a broker that stopped. They are known from elsewhere: the option requiredBrokers, queues that are assigned by
+broker, the offsets of a stream, the progress of an archive. A known queue that no route has is
 
-Brokers filter by the hash of tags; every row is compared as well.
+    away       if its master is not registered, or if the route still has the broker but does not let the queue be
+               read (perm, readQueueNums)
+    gone       if its master was registered before and after the route was asked for, and the route lacks the broker:
+               the topic was deleted there
+
+Brokers in a route that have no master or do not answer are missing as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
-
-from rucola.client import MessageQueue, PullConsumer, PullStatus
-from rucola.errors import ConfigError, RemoteProtocolError, RemotingError, StoreError, TopicNotFound
-from rucola.message.record import FRAME, MIN_RECORD_SIZE, peek
-from rucola.spark import columns
-from rucola.spark.columns import Damage
-from rucola.spark.options import CorruptRecords, Options
-from rucola.spark.places import Place, Queue, Ranges, is_chosen, is_chosen_topic, shares
+from rucola.client import MessageQueue, PullConsumer
+from rucola.client.route import TopicRoute
+from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout, StoreError, TopicNotFound
+from rucola.message.record import peek
+from rucola.spark.options import Options
+from rucola.spark.places import Bounds, Offsets, Place, Queue, Ranges, is_chosen, is_chosen_topic, shares
 from rucola.spark.planning import CLOCK_SLACK_MS
-from rucola.spark.reading import wanted
+from rucola.spark.pulls import Pulls, consumer_of, pack, record_sizes
 
-_log = logging.getLogger(__name__)
-
-_MESSAGES_A_PULL: Final = 1024
-"""Asked for at once; brokers give fewer, by limits of their own."""
-
-
-@dataclass
-class Pulls(InputPartition):
-    """One partition: the messages of a queue from queue offset `begin` to `end`, half-open."""
-
-    topic: str
-    broker_name: str
-    queue_id: int
-    begin: int
-    end: int
-
-    @property
-    def queue(self) -> MessageQueue:
-        """The queue as clients call it."""
-        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+_UNREGISTERED: Final = "is not registered at the name servers"
+_UNREADABLE: Final = "does not let these queues be read now (see perm and readQueueNums of the topic)"
 
 
 class LiveSource:
-    """What is chosen of live brokers. Each question asks them anew."""
+    """Queues of live brokers. Each question asks name servers and brokers afresh."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def bounds(self) -> Ranges:
-        return asyncio.run(self._bounds())
+    def bounds(self, known: Iterable[Place] = ()) -> Bounds:
+        """Return the bounds of every chosen queue, and the brokers that are missing for others that are `known`.
 
-    async def _bounds(self) -> Ranges:
-        async with _consumer(self._options) as consumer:
+        Raises TopicNotFound and ConfigError for topics and queues that are named and do not exist.
+        """
+        return asyncio.run(self._bounds({place for place in known if isinstance(place, Queue)}))
 
-            async def ends(queue: MessageQueue) -> tuple[int, int]:
-                return await consumer.min_offset(queue), await consumer.max_offset(queue)
-
-            queues = await self._queues(consumer)
-            found = await asyncio.gather(*map(ends, queues.values()))
-        return dict(zip(queues, found, strict=True))
-
-    async def _queues(self, consumer: PullConsumer) -> dict[Queue, MessageQueue]:
-        """Return the chosen queues. Raises ConfigError for queues that are named and not there."""
+    async def _bounds(self, known: set[Queue]) -> Bounds:
         options = self._options
-        named = set(options.topics or ()) | {topic for topic, _, _ in options.assigned or ()}
-        topics = named or {topic for topic in await consumer.topics() if is_chosen_topic(options, topic)}
-        found: dict[Queue, MessageQueue] = {}
-        for topic in sorted(topics):
+        assigned = {
+            Queue(topic, name, queue_id) for topic, name, queue_id in options.assigned or () if name is not None
+        }
+        async with consumer_of(options) as consumer:
+            registered = await consumer.registered_masters()
+            routes = await self._routes(consumer, known)
+            listed = {_place(queue) for route in routes.values() for queue in route.read_queues}
+            # The configuration of an ordered topic names its brokers, also those that are not registered.
+            ordered = {_place(queue) for route in routes.values() for queue in route.write_queues}
+            ordered = {queue for queue in ordered if queue.broker_name not in routes[queue.topic].brokers}
+            chosen = sorted(queue for queue in listed if is_chosen(options, queue))
+            ranges, missing = await _ask_ends(consumer, chosen)
+            lacking = {queue for queue in (known | assigned | ordered) - listed if is_chosen(options, queue)}
+            if lacking:
+                registered &= await consumer.registered_masters()
+        away: set[Place] = {queue for queue in chosen if queue not in ranges}
+        for name in options.required_brokers - registered - {place.broker_name for place in ranges}:
+            missing.setdefault(name, _UNREGISTERED)
+        for queue in lacking:
+            route = routes.get(queue.topic)
+            if queue.broker_name not in registered:
+                missing.setdefault(queue.broker_name, _UNREGISTERED)
+                away.add(queue)
+            elif queue in known and route is not None and queue.broker_name in route.brokers:
+                missing.setdefault(queue.broker_name, _UNREADABLE)
+                away.add(queue)
+        if not missing:
+            self._check_named(ranges, routes)
+        return Bounds(ranges, missing, frozenset(away))
+
+    async def _routes(self, consumer: PullConsumer, known: Iterable[Queue]) -> dict[str, TopicRoute]:
+        """Return the routes of all topics that are chosen or have a known queue, as far as they exist."""
+        options = self._options
+        topics = self._named_topics() or {topic for topic in await consumer.topics() if is_chosen_topic(options, topic)}
+        topics |= {queue.topic for queue in known}
+
+        async def route(topic: str) -> TopicRoute | None:
             try:
-                queues = await consumer.queues(topic)
+                await consumer.queues(topic)
             except TopicNotFound:
-                if topic in named:
-                    raise
-                continue  # deleted since the name server listed it
-            for queue in queues:
-                place = Queue(topic, queue.broker_name, queue.queue_id)
-                if is_chosen(options, place):
-                    found[place] = queue
-        for topic, broker_name, queue_id in options.assigned or ():
-            if not any(
-                (place.topic, place.queue_id) == (topic, queue_id) and broker_name in (None, place.broker_name)
-                for place in found
-            ):
-                raise ConfigError(f"queue {queue_id} of topic {topic!r} is on no broker that may be read")
-        return found
+                return None
+            return consumer.instance.routes.known(topic)
+
+        found = await asyncio.gather(*map(route, sorted(topics)))
+        return {each.topic: each for each in found if each is not None}
+
+    def _named_topics(self) -> set[str]:
+        return set(self._options.topics or ()) | {topic for topic, _, _ in self._options.assigned or ()}
+
+    def _check_named(self, places: Collection[Place], routes: Mapping[str, TopicRoute]) -> None:
+        """Raise TopicNotFound or ConfigError for topics and queues that the options name and no broker has."""
+        for topic in sorted(self._named_topics() - routes.keys()):
+            raise TopicNotFound(
+                f"no name server knows a route for topic {topic}: start the brokers that have it, "
+                f"or create it with `rucola admin updateTopic`"
+            )
+        found: set[tuple[str, str | None, int]] = set()
+        for place in places:
+            assert isinstance(place, Queue)
+            found |= {(*place,), (place.topic, None, place.queue_id)}
+        for topic, name, queue_id in sorted((self._options.assigned or set()) - found, key=str):
+            why = "on no broker that may be read" if name is None else f"not on {name}, or may not be read there"
+            raise ConfigError(f"queue {queue_id} of topic {topic!r} is {why}")
 
     def plan(self, ranges: Ranges) -> list[Pulls]:
-        """There is a partition for each queue; several with minPartitions."""
-        options = self._options
-        if options.starting_timestamp is not None:
-            ranges = asyncio.run(self._from_time(ranges, options.starting_timestamp - CLOCK_SLACK_MS))
-        total = sum(end - begin for begin, end in ranges.values())
-        found = []
-        for place, (begin, end) in ranges.items():
-            assert isinstance(place, Queue)
-            count = min(max(-(-options.min_partitions * (end - begin) // max(total, 1)), 1), end - begin)
-            edges = [begin + (end - begin) * number // count for number in range(count)] if count else []
-            found += [Pulls(*place, first, last) for first, last in zip(edges, [*edges[1:], end], strict=False)]
-        return found
+        return asyncio.run(self._plan(ranges)) if ranges else []
 
-    async def _from_time(self, ranges: Ranges, timestamp_ms: int) -> Ranges:
-        """Return the ranges without what brokers say was stored before a time."""
-        later: dict[Place, tuple[int, int]] = {}
-        async with _consumer(self._options) as consumer:
-            for place, (begin, end) in ranges.items():
-                assert isinstance(place, Queue)
-                await consumer.queues(place.topic)
-                first = await consumer.search_offset(MessageQueue(*place), max(timestamp_ms, 0))
-                if max(begin, first) < end:
-                    later[place] = max(begin, first), end
-        return later
+    async def _plan(self, ranges: Ranges) -> list[Pulls]:
+        options = self._options
+        async with consumer_of(options) as consumer:
+            await asyncio.gather(*map(consumer.queues, {place.topic for place in ranges if isinstance(place, Queue)}))
+            if options.starting_timestamp is not None:
+                ranges = await _from_time(consumer, ranges, options.starting_timestamp - CLOCK_SLACK_MS)
+            return pack(ranges, await record_sizes(consumer, ranges), options.min_partitions)
 
     def at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
         return asyncio.run(self._at_times(times, bounds))
 
     async def _at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
         """Look at messages themselves, since what a broker says is the nearest, which may be the one before."""
-        async with _consumer(self._options) as consumer:
+        async with consumer_of(self._options) as consumer:
             for topic in sorted({queue.topic for queue in times}):
                 await consumer.queues(topic)
 
@@ -148,98 +149,64 @@ class LiveSource:
     def limit(self, ranges: Ranges, count: int) -> Ranges:
         return shares(ranges, count)
 
+    def count(self, ranges: Ranges, most: int) -> int:
+        return sum(end - begin for begin, end in ranges.values())
 
-def read(pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one stretch of a queue as record batches of these columns, in the order of the queue."""
-    with asyncio.Runner() as runner:
-        consumer = runner.run(_consumer(chosen).__aenter__())
+
+def _place(queue: MessageQueue) -> Queue:
+    return Queue(queue.topic, queue.broker_name, queue.queue_id)
+
+
+async def _ask_ends(
+    consumer: PullConsumer, queues: Collection[Queue]
+) -> tuple[dict[Place, tuple[int, int]], dict[str, str]]:
+    """Return the bounds of queues, and of brokers that do not answer the reason by name."""
+    missing: dict[str, str] = {}
+
+    async def ends(queue: Queue) -> tuple[int, int] | None:
         try:
-            runner.run(_known(consumer, pulls))
-            offset = pulls.begin
-            while offset < pulls.end:
-                records, offset = runner.run(_pull(consumer, pulls, offset, chosen))
-                yield from _decode(records, pulls, chosen, names)
-        finally:
-            runner.run(consumer.close())
+            return await consumer.min_offset(MessageQueue(*queue)), await consumer.max_offset(MessageQueue(*queue))
+        except (RemotingConnectError, RemotingTimeout) as error:
+            missing.setdefault(queue.broker_name, f"does not answer ({error})")
+            return None
+
+    found = await asyncio.gather(*map(ends, queues))
+    # A broker that went while it was asked has answered for some queues; a batch with these could not be read.
+    answered: dict[Place, tuple[int, int]] = {
+        queue: each
+        for queue, each in zip(queues, found, strict=True)
+        if each is not None and queue.broker_name not in missing
+    }
+    return answered, missing
+
+
+async def _from_time(consumer: PullConsumer, ranges: Ranges, timestamp_ms: int) -> Ranges:
+    """Return the ranges without what brokers say was stored before a time."""
+
+    async def later(place: Place, begin: int, end: int) -> tuple[Place, tuple[int, int]]:
+        assert isinstance(place, Queue)
+        first = await consumer.search_offset(MessageQueue(*place), max(timestamp_ms, 0))
+        return place, (max(begin, first), end)
+
+    found = await asyncio.gather(*(later(place, begin, end) for place, (begin, end) in ranges.items()))
+    return {place: (begin, end) for place, (begin, end) in found if begin < end}
 
 
 async def _stored(consumer: PullConsumer, queue: Queue, queue_offset: int) -> int:
-    """Return when a message was stored. Raises StoreError where it is gone."""
+    """Return when a message was stored. Raises StoreError if it is gone."""
     result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
     if not result.records:
         raise StoreError(f"offset {queue_offset} of {queue} was deleted while its time was looked for; ask again")
     return peek(result.records).store_timestamp
 
 
-def _consumer(options: Options) -> PullConsumer:
-    return PullConsumer(options.consumer_group, options.name_server)
+def commit(options: Options, offsets: Offsets) -> None:
+    """Commit queue offsets as those of the consumer group. Raises RemotingError if a broker did not note them."""
 
+    async def run() -> None:
+        async with consumer_of(options) as consumer:
+            queues = {place: offset for place, offset in offsets.items() if isinstance(place, Queue)}
+            await asyncio.gather(*map(consumer.queues, {queue.topic for queue in queues}))
+            await asyncio.gather(*(consumer.commit(MessageQueue(*queue), offset) for queue, offset in queues.items()))
 
-async def _known(consumer: PullConsumer, pulls: Pulls) -> None:
-    if pulls.queue not in await consumer.queues(pulls.topic):
-        raise RemotingError(f"{pulls.queue} was readable when the query was planned, and is in no route now")
-
-
-async def _pull(consumer: PullConsumer, pulls: Pulls, offset: int, chosen: Options) -> tuple[bytes, int]:
-    """Pull from `offset` on until there is a batch; return its records end to end, and the offset to go on at."""
-    subscription = "*" if chosen.tags is None else " || ".join(sorted(chosen.tags))
-    parts: list[bytes] = []
-    size = 0
-    begin = offset
-    while offset < pulls.end and size < columns.BATCH_SIZE and offset - begin < columns.BATCH_ROWS:
-        count = min(pulls.end - offset, _MESSAGES_A_PULL)
-        result = await consumer.pull_records(pulls.queue, offset, count, subscription)
-        parts.append(result.records)
-        size += len(result.records)
-        upto = result.next_begin_offset
-        if result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MSG) and upto > offset:
-            offset = upto
-            continue
-        # The broker has nothing here: what was promised was deleted from the queue's beginning, or its end was lost.
-        further = min(result.min_offset, pulls.end) if result.min_offset > offset else pulls.end
-        what = (
-            f"offsets {offset} to {further} of {pulls.queue} are gone from the broker, "
-            f"which holds {result.min_offset} to {result.max_offset}"
-        )
-        if chosen.fail_on_data_loss:
-            raise StoreError(f"{what}; failOnDataLoss=false reads what there is")
-        _log.warning("%s", what)
-        offset = further
-    return b"".join(parts), offset
-
-
-def _decode(data: bytes, pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    positions: list[int] = []
-    position = 0
-    while position < len(data):
-        size = FRAME.unpack_from(data, position)[0] if position + FRAME.size <= len(data) else 0
-        if not MIN_RECORD_SIZE <= size <= len(data) - position:
-            raise RemoteProtocolError(f"a pull from {pulls.queue} brought no whole record at byte {position}")
-        positions.append(position)
-        position += size
-    if not positions:
-        return
-    places = np.array(positions, np.int64)
-    sizes = np.diff(places, append=len(data))
-    for cut in columns.batches(places, sizes):
-        records, damages = columns.locate(data, None, places[cut], sizes[cut])
-        yield from _report(damages, pulls, chosen, names)
-        offsets = records.heads["queue_offset"]
-        records = records.where((offsets >= pulls.begin) & (offsets < pulls.end))
-        records = records.where(wanted(records, chosen, whole_log=False))
-        for batch, damages in columns.decode(records, names, broker_name=pulls.broker_name):
-            yield from _report(damages, pulls, chosen, names)
-            if batch.num_rows:
-                yield batch
-
-
-def _report(damages: Sequence[Damage], pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """End the read, warn or yield rows for records that are damaged."""
-    if damages and chosen.corrupt_records is CorruptRecords.COLUMN:
-        yield columns.corrupt_rows(damages, names, broker_name=pulls.broker_name, with_offsets=False)
-        return
-    for damage in damages:
-        what = f"a pull from {pulls.queue} brought a record that cannot be read: {damage.why}"
-        if chosen.corrupt_records is CorruptRecords.FAIL:
-            raise RemoteProtocolError(what)
-        _log.warning("left out: %s", what)
+    asyncio.run(run())

@@ -14,7 +14,8 @@ which messages:
     assign                   queues, {"topic":[0,1]} on every broker or {"topic":{"broker":[0,1]}}
     includeSystemTopics      true also reads the system's own topics, unless topics are named; default false
     startingOffsets          earliest, latest or {"topic":{"broker":{"0":23}}} where -2 is earliest and -1 latest;
-                             queues not named: earliest; default earliest, for a stream latest; not latest for a batch
+                             queues not named: earliest; default earliest, for a stream latest; not latest for a batch.
+                             A topic that one broker has needs no broker: {"topic":{"0":23}}; the like below
     endingOffsets            latest, or the like, exclusive, where -1 is latest; queues not named: latest; batch only
     startingOffsetsByTimestamp {"topic":{"broker":{"0":1700000000000}}}: the queue begins with its first message that
                              was stored then or later, in milliseconds, or at its end; queues not named: earliest
@@ -38,7 +39,15 @@ and how:
                              _corrupt, which says why; default fail
     failOnDataLoss           true ends a query when messages it was to read are gone, be it that they were deleted or
                              that the store was replaced; false goes on with what is there and warns; default true
+    failOnMissingBroker      true ends a query if a broker that it knows of is missing: not registered, or silent; false
+                             warns, and reads the others. A stream keeps its offsets on a missing broker. Default true
+    requiredBrokers          names of brokers that must be registered, separated by commas; name servers forget the ones
+                             that stopped, so that a batch cannot know of them otherwise
     maxOffsetsPerTrigger     at most so many messages in one batch of a stream; default all there are
+    minOffsetsPerTrigger     a batch of a stream waits for this backlog, but no longer than maxTriggerDelay
+    maxTriggerDelay          how long a batch may wait, such as 500ms, 30s, 15m, 2h or 1d; default 15m
+    commitGroup              consumer group to which a stream commits the offsets of finished batches, for tools that
+                             show its lag; the checkpoint alone decides what is read
     minPartitions            cut the log into at least so many partitions, where it is large enough
     consumerGroup            as which group to pull from live brokers; default rucola_spark
     pushFilters              true leaves out what the query's own conditions do not ask for; needs the setting
@@ -58,28 +67,33 @@ Of a write:
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from rucola.errors import ConfigError, InvalidMessage
 from rucola.message.topics import check_group, check_topic
+from rucola.spark.offsets import (
+    LATEST,
+    QueueOffsets,
+    parse_ending_offsets,
+    parse_queues,
+    parse_starting_offsets,
+    parse_times,
+)
 from rucola.spark.schema import COLUMNS, CORRUPT
-
-EARLIEST: Final = -2
-LATEST: Final = -1
-
-QueueOffsets = Mapping[tuple[str, str, int], int]
-"""Queue offsets, or times in their stead, by (topic, broker name, queue id)."""
 
 T = TypeVar("T")
 
 GROUP: Final = "rucola_spark"
+
+MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
+
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _CHECKPOINT: Final = "checkpointlocation"
 """An option of the query, which Spark hands to the sink as well."""
@@ -159,7 +173,12 @@ class Options:
     columns: tuple[str, ...] = tuple(COLUMNS)
     corrupt_records: CorruptRecords = CorruptRecords.FAIL
     fail_on_data_loss: bool = True
+    fail_on_missing_broker: bool = True
+    required_brokers: frozenset[str] = frozenset()
     max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int | None = None
+    commit_group: str | None = None
     min_partitions: int = 1
     consumer_group: str = GROUP
     push_filters: bool = False
@@ -204,7 +223,12 @@ NAMES: Final = (
     "includeBody",
     "corruptRecords",
     "failOnDataLoss",
+    "failOnMissingBroker",
+    "requiredBrokers",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitGroup",
     "minPartitions",
     "consumerGroup",
     "pushFilters",
@@ -263,6 +287,8 @@ def parse(options: Mapping[str, str]) -> Options:
     exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
         exclude("nameServer", name)
+    for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup"):
+        exclude("storePath", name)
     name_server = take("nameServer", _name_server, None)
     corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
     is_sql = take("expressionType", _is_sql, False)
@@ -271,12 +297,12 @@ def parse(options: Mapping[str, str]) -> Options:
         name_server=name_server,
         topics=take("subscribe", lambda text: frozenset(_words(text)), None),
         pattern=take("subscribePattern", _pattern, None),
-        assigned=take("assign", lambda text: frozenset(_queues(text)), None),
+        assigned=take("assign", lambda text: frozenset(parse_queues(text)), None),
         include_system_topics=take("includeSystemTopics", _boolean, False),
-        starting_offsets=take("startingOffsets", _starting_offsets, None),
-        ending_offsets=take("endingOffsets", _ending_offsets, None),
-        starting_times=take("startingOffsetsByTimestamp", _times, None),
-        ending_times=take("endingOffsetsByTimestamp", _times, None),
+        starting_offsets=take("startingOffsets", parse_starting_offsets, None),
+        ending_offsets=take("endingOffsets", parse_ending_offsets, None),
+        starting_times=take("startingOffsetsByTimestamp", parse_times, None),
+        ending_times=take("endingOffsetsByTimestamp", parse_times, None),
         starting_timestamp=take("startingTimestamp", _number, None),
         ending_timestamp=take("endingTimestamp", _number, None),
         starting_commit_log_offset=take("startingCommitLogOffset", _number, None),
@@ -287,7 +313,12 @@ def parse(options: Mapping[str, str]) -> Options:
         columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None), corrupt_records),
         corrupt_records=corrupt_records,
         fail_on_data_loss=take("failOnDataLoss", _boolean, True),
+        fail_on_missing_broker=take("failOnMissingBroker", _boolean, True),
+        required_brokers=take("requiredBrokers", lambda text: frozenset(_words(text)), frozenset()),
         max_offsets_per_trigger=take("maxOffsetsPerTrigger", _count, None),
+        min_offsets_per_trigger=take("minOffsetsPerTrigger", _count, None),
+        max_trigger_delay_ms=take("maxTriggerDelay", _duration_ms, None),
+        commit_group=take("commitGroup", _group, None),
         min_partitions=take("minPartitions", _number, 1),
         consumer_group=take("consumerGroup", _group, GROUP),
         push_filters=take("pushFilters", _boolean, False),
@@ -303,6 +334,10 @@ def check_for_batch(options: Options) -> None:
         raise ConfigError("startingOffsets is latest, where nothing is to be read; a batch must begin before that")
     if options.max_offsets_per_trigger is not None:
         raise ConfigError("maxOffsetsPerTrigger is for streams; a batch is bounded by endingOffsets or endingTimestamp")
+    if options.min_offsets_per_trigger is not None:
+        raise ConfigError("minOffsetsPerTrigger is for streams; a batch does not wait")
+    if options.commit_group is not None:
+        raise ConfigError("commitGroup is for streams; a batch has no progress to commit")
 
 
 def check_for_stream(options: Options) -> None:
@@ -334,6 +369,11 @@ def _check(options: Options) -> None:
             raise ConfigError("a CommitLog offset belongs to one store, but storePath names several")
         if options.starting_commit_log_offset is not None and options.starting_offsets is not None:
             raise ConfigError("startingCommitLogOffset and startingOffsets contradict each other; give one of them")
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}")
+    if options.max_trigger_delay_ms is not None and least is None:
+        raise ConfigError("maxTriggerDelay limits how long minOffsetsPerTrigger makes a batch wait; give both")
     begin, end = options.starting_timestamp, options.ending_timestamp
     if begin is not None and end is not None and begin > end:
         raise ConfigError(f"startingTimestamp {begin} is later than endingTimestamp {end}")
@@ -393,6 +433,13 @@ def _count(text: str) -> int:
     if number < 1:
         raise ValueError("it must be at least 1")
     return number
+
+
+def _duration_ms(text: str) -> int:
+    found = re.fullmatch(r"(\d+) *(ms|s|m|min|h|d)?", text.strip().lower())
+    if found is None:
+        raise ValueError("it must be a duration such as 500ms, 30s, 15m, 2h or 1d")
+    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
 
 
 def _name_server(text: str) -> str:
@@ -473,51 +520,3 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise ValueError(str(error)) from error
-
-
-def _queues(text: str) -> Iterator[tuple[str, str | None, int]]:
-    for topic, brokers in json.loads(text).items():
-        by_broker: dict[str | None, Any] = brokers if isinstance(brokers, dict) else {None: brokers}
-        for broker, queue_ids in by_broker.items():
-            for queue_id in queue_ids:
-                yield topic, broker, _queue_id(queue_id)
-
-
-def _starting_offsets(text: str) -> QueueOffsets | int:
-    word = text.strip().lower()
-    if word in ("earliest", "latest"):
-        return EARLIEST if word == "earliest" else LATEST
-    return _offsets(text, "earliest, latest", (EARLIEST, LATEST))
-
-
-def _ending_offsets(text: str) -> QueueOffsets | None:
-    return None if text.strip().lower() == "latest" else _offsets(text, "latest", (LATEST,))
-
-
-def _offsets(text: str, words: str, stand_ins: tuple[int, ...]) -> QueueOffsets:
-    if not text.strip().startswith("{"):
-        raise ValueError(f'it must be {words} or JSON such as {{"topic":{{"broker":{{"0":23}}}}}}')
-    return _numbers(text, f"queue offset, nor {' or '.join(map(str, stand_ins))}", stand_ins)
-
-
-def _times(text: str) -> QueueOffsets:
-    if not text.strip().startswith("{"):
-        raise ValueError('it must be JSON such as {"topic":{"broker":{"0":1700000000000}}}')
-    return _numbers(text, "time in milliseconds")
-
-
-def _numbers(text: str, what: str, stand_ins: tuple[int, ...] = ()) -> QueueOffsets:
-    numbers = {}
-    for topic, brokers in json.loads(text).items():
-        for broker, queues in brokers.items():
-            for queue_id, number in queues.items():
-                if not isinstance(number, int) or isinstance(number, bool) or (number < 0 and number not in stand_ins):
-                    raise ValueError(f"{number!r} is no {what}")
-                numbers[topic, broker, _queue_id(queue_id)] = number
-    return numbers
-
-
-def _queue_id(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str) or int(value) < 0:
-        raise ValueError(f"{value!r} is no queue id")
-    return int(value)

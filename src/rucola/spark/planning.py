@@ -34,7 +34,7 @@ from pyspark.sql.datasource import InputPartition
 from rucola.errors import ConfigError, InvalidMessage, StoreError
 from rucola.message.record import peek
 from rucola.spark.options import Options
-from rucola.spark.places import Log, Place, Queue, Ranges, is_chosen, shares
+from rucola.spark.places import Bounds, Log, Place, Queue, Ranges, is_chosen, shares
 from rucola.store.reader import StoreReader
 from rucola.store.scan import Stop
 
@@ -85,7 +85,8 @@ class StoreSource:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def bounds(self) -> Ranges:
+    def bounds(self, known: Iterable[Place] = ()) -> Bounds:
+        """Return the bounds of every log or chosen queue; nothing of a store that can be opened is ever away."""
         bounds: dict[Place, tuple[int, int]] = {}
         present: set[tuple[str, int]] = set()
         for broker_name, path in self._options.stores.items():
@@ -98,7 +99,7 @@ class StoreSource:
                     if is_chosen(self._options, queue := Queue(topic, broker_name, queue_id)):
                         bounds[queue] = least, most
         _check_topics_exist(self._options, present)
-        return bounds
+        return Bounds(bounds)
 
     def plan(self, ranges: Ranges) -> list[Stretch]:
         """The partitions are in the order of each store's log."""
@@ -142,8 +143,18 @@ class StoreSource:
         for number, (place, (begin, end)) in enumerate(logs.items()):
             share = count * (number + 1) // len(logs) - count * number // len(logs)
             with StoreReader(self._options.stores[place.broker_name]) as reader:
-                limited[place] = begin, _after_records(reader, begin, end, max(share, 1))
+                limited[place] = begin, _after_records(reader, begin, end, max(share, 1))[0]
         return limited
+
+    def count(self, ranges: Ranges, most: int) -> int:
+        if self._options.by_queue:
+            return sum(end - begin for begin, end in ranges.values())
+        found = 0
+        for place, (begin, end) in ranges.items():
+            if found < most and begin < end:
+                with StoreReader(self._options.stores[place.broker_name]) as reader:
+                    found += _after_records(reader, begin, end, most - found)[1]
+        return found
 
 
 def _stored(reader: StoreReader, queue: Queue, queue_offset: int) -> int:
@@ -152,18 +163,19 @@ def _stored(reader: StoreReader, queue: Queue, queue_offset: int) -> int:
     return reader.record(int(units["physical_offset"][0]), decompress=False).store_timestamp
 
 
-def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> int:
-    """Return the address behind `count` records from `begin` on, or `end` where there are fewer."""
+def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple[int, int]:
+    """Return the address behind `count` records from `begin` on, or `end` if there are fewer, and their number."""
+    left = count
     for item in reader.runs(begin):
         if isinstance(item, Stop):
             # What is damaged goes into the batch that meets it, up to where records begin again.
             further = next_record(reader, item.physical_offset + 1)
-            return end if further is None else min(further, end)
-        if len(item.positions) > count:
-            return min(item.file.begin + int(item.positions[count]), end)
-        count -= len(item.positions)
-        if count == 0 or item.end >= end:
-            return min(item.end, end)
+            return end if further is None else min(further, end), count - left
+        if len(item.positions) > left:
+            return min(item.file.begin + int(item.positions[left]), end), count
+        left -= len(item.positions)
+        if left == 0 or item.end >= end:
+            return min(item.end, end), count - left
     raise AssertionError("a walk ends with a Stop")
 
 
@@ -269,12 +281,16 @@ def _indexed(
     return files[0].begin_physical_offset + 1, files[-1].end_physical_offset, hits
 
 
+def partition_count(size: int) -> int:
+    """Return into how many partitions `size` bytes of records should be cut."""
+    fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
+    # Cores mostly are a power of two; so many partitions of one size keep them all at work to the end.
+    return 1 << round(log2(fitting))
+
+
 def _count(size: int, options: Options) -> int:
     """Return into how many stretches `size` bytes of one store should be cut."""
-    wanted = -(-options.min_partitions // len(options.stores))
-    fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
-    # Cores mostly are a power of two; so many stretches of one size keep them all at work to the end.
-    return max(wanted, min(1 << round(log2(fitting)), _SLICES))
+    return max(-(-options.min_partitions // len(options.stores)), min(partition_count(size), _SLICES))
 
 
 def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: Options) -> Iterator[Stretch]:

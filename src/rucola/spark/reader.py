@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from rucola.spark import live, reading
-from rucola.spark.live import LiveSource, Pulls
+from rucola.spark import pulls, reading
+from rucola.spark.live import LiveSource
 from rucola.spark.options import Options
-from rucola.spark.places import Source, at_offsets, batch_ranges
+from rucola.spark.places import Source, at_offsets, batch_ranges, refuse_missing
 from rucola.spark.planning import StoreSource, Stretch
+from rucola.spark.pulls import Pulls
 from rucola.spark.pushdown import narrowed, narrowed_ranges
+
+_log = logging.getLogger(__name__)
 
 
 def source_of(options: Options) -> Source:
@@ -21,9 +25,15 @@ def source_of(options: Options) -> Source:
 
 
 def plan(options: Options) -> Sequence[InputPartition]:
-    """Return the partitions of a batch. Asks every store or broker where it ends."""
+    """Return the partitions of a batch. Asks every store or broker where it ends.
+
+    Raises RemotingError for brokers that are missing; with failOnMissingBroker=false it warns of them.
+    """
     source = source_of(options)
     bounds = source.bounds()
+    refuse_missing(options, bounds)
+    for sentence in bounds.missing_sentences():
+        _log.warning("%s; reading the other brokers", sentence)
     ranges = batch_ranges(at_offsets(options, source, bounds), bounds)
     if options.tags is not None and not options.tags:
         return []
@@ -36,7 +46,7 @@ def read(partition: InputPartition, options: Options, names: Sequence[str]) -> I
     if isinstance(partition, Stretch):
         yield from reading.read(partition, options, names)
     elif isinstance(partition, Pulls):
-        yield from live.read(partition, options, names)
+        yield from pulls.read(partition, options, names)
 
 
 class RocketMQReader(DataSourceReader):
@@ -60,5 +70,5 @@ class NarrowedRocketMQReader(RocketMQReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._options = narrowed(self._options, filters)
-        return filters
+        self._options, left = narrowed(self._options, filters)
+        return left

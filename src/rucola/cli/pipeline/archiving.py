@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +43,10 @@ lake_option = click.option(
 @click.option("--system-topics", is_flag=True, help="Archive the system's own topics, too.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
 @click.option("--allow-loss", is_flag=True, help="Go on where messages were deleted before they were archived.")
+@click.option("--allow-missing", is_flag=True, help="Go on without live brokers that are missing, and name them.")
+@click.option(
+    "--require-broker", "required", multiple=True, help="The name of a live broker that must be there; the like."
+)
 @click.option("--every", "interval_s", type=click.FloatRange(0), help="Go on for ever, so many seconds apart.")
 @master_option
 @json_option
@@ -54,6 +58,8 @@ def archive(
     system_topics: bool,
     skip_corrupt: bool,
     allow_loss: bool,
+    allow_missing: bool,
+    required: Sequence[str],
     interval_s: float | None,
     master: str | None,
     as_json: bool,
@@ -75,6 +81,8 @@ def archive(
         raise click.UsageError("give either --store or --namesrvAddr")
     if name_server is not None and (names or skip_corrupt):
         raise click.UsageError("--brokerName and --skip-corrupt are about stores; live brokers have names of their own")
+    if name_server is None and (allow_missing or required):
+        raise click.UsageError("--allow-missing and --require-broker are about live brokers, which --namesrvAddr finds")
     if names and (len(names) != len(stores) or len(set(names)) != len(names)):
         raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; each needs one of its own")
     with spark_needed():
@@ -84,21 +92,30 @@ def archive(
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline archive", master)
     said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
-
+    missing = _MissingBrokers()
     for store in stores:
         job.check_store(store)
 
     def archive_once() -> Iterator[Summary]:
         if name_server is not None:
             with tasks_shown(session, f"archive {name_server}"):
-                summary = job.run_live(session, name_server, out, **said)
+                summary = job.run_live(
+                    session,
+                    name_server,
+                    out,
+                    fail_on_missing_broker=not allow_missing,
+                    required_brokers=required,
+                    **said,
+                )
+            missing.name(summary)
             yield summary
         corrupt = "skip" if skip_corrupt else "fail"
         for store, name in zip_longest(stores, names):
             with tasks_shown(session, f"archive {store}"):
                 summary = job.run(session, store, out, broker_name=name, corrupt_records=corrupt, **said)
             yield summary
-        with tasks_shown(session, "compact"):
+        # If another run has taken the lake meanwhile, compaction is left to it or to the next run.
+        with suppress(LakeInUse), tasks_shown(session, "compact"):
             compaction.run(session, out)
 
     with _interrupted(interval_s is not None) as wait:
@@ -112,6 +129,19 @@ def archive(
             except (RemotingError, LakeInUse) as error:
                 # Brokers are restarted, and other runs end; what is not archived stays where it is until then.
                 click.echo(f"{error}; trying again in {interval_s:g} s", err=True)
+
+
+class _MissingBrokers:
+    """Names on stderr the brokers that a run left out, if they are not those of the run before."""
+
+    def __init__(self) -> None:
+        self._named: tuple[str, ...] = ()
+
+    def name(self, summary: Summary) -> None:
+        if summary.missing != self._named:
+            self._named = summary.missing
+            for sentence in summary.missing:
+                click.echo(f"left out: {sentence}", err=True)
 
 
 @contextmanager

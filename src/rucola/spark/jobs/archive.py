@@ -7,7 +7,8 @@ one that was archived before is checked by the last archived record while the lo
 
 **Live brokers.** Every queue is a sequence, and a run takes each from the next queue offset to its end when the run
 starts. A broker is known by its brokerName. Nothing follows from that about the broker's log, so such an archive is
-none that deleteOnlyArchived can go by.
+none that deleteOnlyArchived can go by. A broker that was archived before, or that is required, and is missing now ends
+the run, unless that is allowed; a later run goes on where the broker's queues were.
 
 A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake`, which also says why a
 run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is no
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from rucola.spark.failure import plainly
 from rucola.spark.key_index import key_entries, write_keys
 from rucola.spark.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
 from rucola.spark.live import LiveSource
-from rucola.spark.options import is_store, parse
-from rucola.spark.places import Place, Queue, Ranges, to_json
+from rucola.spark.options import Options, is_store, parse
+from rucola.spark.places import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
 from rucola.spark.planning import log_end
 from rucola.spark.session import Spark, session_of
 from rucola.spark.snapshot import Progress
@@ -40,6 +41,8 @@ from rucola.spark.source import FORMAT
 from rucola.store.reader import StoreReader
 
 _log = logging.getLogger(__name__)
+
+_REMEDY = "allow missing brokers"
 
 _MICROSECONDS_A_DAY = 86_400_000_000
 
@@ -63,7 +66,7 @@ class Summary:
 
     Of a store it is what lies between two physical offsets; of live brokers these are None. `size` counts bytes of
     records in the log, `file_size` bytes of the `file_count` Parquet files made of them, `key_count` their entries in
-    the key index and `key_size` its bytes.
+    the key index and `key_size` its bytes. `missing` has a sentence for each broker that was left out.
     """
 
     source: str
@@ -75,6 +78,7 @@ class Summary:
     file_size: int = 0
     key_count: int = 0
     key_size: int = 0
+    missing: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -109,6 +113,7 @@ class Summary:
             if self.begin_physical_offset is None
             else [self.begin_physical_offset, self.end_physical_offset],
             "topics": self.rows_by_topic,
+            "missing": list(self.missing),
             "queues": [
                 {
                     "brokerName": queue.broker_name,
@@ -187,34 +192,36 @@ def run_live(
     *,
     include_system_topics: bool = False,
     fail_on_data_loss: bool = True,
+    fail_on_missing_broker: bool = True,
+    required_brokers: Collection[str] = (),
 ) -> Summary:
     """Archive what is new on all brokers that these name servers know, and return what that was.
 
-    Raises StoreError where messages were deleted before they were archived, or a queue was made anew, and RemotingError
-    where nobody answers. Nothing is archived then.
+    Raises StoreError if messages were deleted before they were archived, or a queue was made anew, and RemotingError
+    if no name server answers, or if a broker is missing that is required or has been archived before; without
+    `fail_on_missing_broker` the summary names it. Nothing is archived after an error.
     """
-    chosen = {"nameServer": name_server, "includeSystemTopics": str(include_system_topics).lower()}
-    source = LiveSource(parse(chosen))
-    source.bounds()  # so that no lake is made where nobody answers
+    chosen = {
+        "nameServer": name_server,
+        "includeSystemTopics": str(include_system_topics).lower(),
+        "failOnDataLoss": str(fail_on_data_loss).lower(),
+        "failOnMissingBroker": str(fail_on_missing_broker).lower(),
+        **({"requiredBrokers": ",".join(required_brokers)} if required_brokers else {}),
+    }
+    parsed = parse(chosen)
+    source = LiveSource(parsed)
+    refuse_missing(parsed, source.bounds(), _REMEDY)  # so that no lake is made if nothing can be archived
     with open_lake(lake) as target:
-        bounds = source.bounds()  # those of before may have been archived by another run since
-        summary = Summary(name_server, str(target.root))
-        names = sorted({place.broker_name for place in bounds})
+        # Asked again, since another run may have archived since, and with the queues that the lake knows.
+        found = source.bounds([queue for queue in _archived(target) if is_chosen(parsed, queue)])
+        refuse_missing(parsed, found, _REMEDY)
+        summary = Summary(name_server, str(target.root), missing=tuple(found.missing_sentences()))
+        names = sorted({place.broker_name for place in found.ranges})
         known = {name: _known(target, name, is_live=True) for name in names}
-        ranges = _live_ranges(bounds, known, target, fail_on_data_loss)
+        ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
             return summary
-        begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
-        ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
-        assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
-        options = {
-            "nameServer": name_server,
-            "assign": json.dumps(assigned),
-            "startingOffsets": json.dumps(to_json(begins)),
-            "endingOffsets": json.dumps(to_json(ends)),
-            "failOnDataLoss": str(fail_on_data_loss).lower(),
-        }
-        staged = stage(target, session_of(spark).read.format(FORMAT).options(**options).load())
+        staged = stage(target, session_of(spark).read.format(FORMAT).options(**_read_options(parsed, ranges)).load())
         progress = {}
         for name, archived in known.items():
             upto = {
@@ -222,6 +229,31 @@ def run_live(
             }
             progress[name] = _advanced(archived or Progress(0, is_live=True), upto)
         return _publish(target, summary, staged, progress)
+
+
+def _archived(lake: Lake) -> list[Queue]:
+    """Return every queue of live brokers of which the lake has something."""
+    return [
+        Queue(topic, name, int(queue_id))
+        for name, progress in lake.progress().items()
+        if progress.is_live
+        for topic, queues in progress.queues.items()
+        for queue_id in queues
+    ]
+
+
+def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> dict[str, str]:
+    """Return the options of a read of just these ranges of live queues."""
+    begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
+    ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
+    assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
+    return {
+        "nameServer": str(parsed.name_server),
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(to_json(begins)),
+        "endingOffsets": json.dumps(to_json(ends)),
+        "failOnDataLoss": str(parsed.fail_on_data_loss).lower(),
+    }
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,438 @@
+"""Reads of live brokers while one of them is missing: streams lose and double nothing, other reads say so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from cluster import Cluster, cluster
+from rucola.admin import AdminClient
+from rucola.broker.broker import Broker
+from rucola.client import PullConsumer
+from rucola.client.sync import EventLoopThread
+from rucola.errors import RemotingError, StoreError
+from rucola.spark import reader
+from rucola.spark.lag import lag_of
+from rucola.spark.options import parse
+from spark.microbatches import MicroBatches
+from spark.test_live import read, send
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+TOLERANT = {"failOnMissingBroker": "false"}
+
+
+class Pair:
+    """Two brokers with topic T, of which broker-b comes and goes."""
+
+    def __init__(self, running: Cluster) -> None:
+        self.running = running
+        self.sent: list[str] = []
+        self.b: Broker
+
+    async def start(self) -> None:
+        for name in ("broker-a", "broker-b"):
+            self.b = await self.running.start_broker(name)
+            await self.running.create_topic(self.b, "T")
+
+    async def send(self, count: int, *brokers: str) -> None:
+        for broker in brokers or ("broker-a", "broker-b"):
+            self.sent += await send(self.running, "T", count, broker=broker)
+
+    async def stop_b(self) -> None:
+        await self.b.stop()
+
+    async def start_b(self) -> None:
+        self.b = await self.running.start_broker("broker-b")
+
+    def query(self, **given: str) -> MicroBatches:
+        options = {"nameServer": self.running.namesrv, "subscribe": "T", "startingOffsets": "earliest", **given}
+        return MicroBatches(**options)
+
+
+def with_pair(path: Path, test: Callable[[Pair], Any]) -> None:
+    """Run a test with two brokers; reads happen in threads, for they have loops of their own."""
+
+    async def run() -> None:
+        async with cluster(path) as running:
+            pair = Pair(running)
+            await pair.start()
+            await test(pair)
+
+    asyncio.run(run())
+
+
+def stopping_b(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, method: str, loop: asyncio.AbstractEventLoop
+) -> asyncio.Event:
+    """Have broker-b stopped just before `method` of a consumer asks it for the first time; tells when it was."""
+    asks = getattr(PullConsumer, method)
+    stopped = asyncio.Event()
+
+    async def ask(consumer: PullConsumer, queue: Any, *arguments: Any, **named: Any) -> Any:
+        if queue.broker_name == "broker-b" and not stopped.is_set():
+            stopped.set()
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pair.stop_b(), loop))
+        return await asks(consumer, queue, *arguments, **named)
+
+    monkeypatch.setattr(PullConsumer, method, ask)
+    return stopped
+
+
+@pytest.mark.parametrize("allows_loss", ["true", "false"])
+@pytest.mark.parametrize("moment", ["between batches", "max_offset", "pull_records"])
+def test_a_stream_goes_on_when_its_broker_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, allows_loss: str
+) -> None:
+    """Whenever the broker goes, in a query that is started again twice: each message once."""
+
+    async def test(pair: Pair) -> None:
+        await pair.send(20)
+        query = pair.query(failOnDataLoss=allows_loss)
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+        await pair.send(10)
+        if moment == "between batches":
+            await pair.stop_b()
+        else:
+            stopping_b(pair, monkeypatch, moment, asyncio.get_running_loop())
+        with pytest.raises(RemotingError, match="broker-b"):
+            await asyncio.to_thread(query.trigger)
+        monkeypatch.undo()
+        logged = len(query.logged)
+        await pair.send(5, "broker-a")
+        for _ in range(2):  # as a supervisor does
+            with pytest.raises(RemotingError, match="broker-b"):
+                await asyncio.to_thread(lambda: (query.start(), query.trigger()))
+        assert len(query.logged) == logged
+        await pair.start_b()
+        await pair.send(5)
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+@pytest.mark.parametrize("moment", ["between batches", "max_offset"])
+def test_a_stream_may_go_on_without_a_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    async def test(pair: Pair) -> None:
+        await pair.send(20)
+        query = pair.query(**TOLERANT, maxOffsetsPerTrigger="15")
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        await pair.send(10)
+        if moment == "between batches":
+            await pair.stop_b()
+        else:
+            stopping_b(pair, monkeypatch, moment, asyncio.get_running_loop())
+        with caplog.at_level(logging.WARNING, "rucola.spark"):
+            await asyncio.to_thread(query.run)
+            monkeypatch.undo()
+            await pair.send(9, "broker-a")
+            await asyncio.to_thread(query.run)
+        assert len([line for line in caplog.messages if "broker-b" in line]) == 1
+        assert "queues 0 to 3 of topic 'T'" in caplog.text
+        assert len(query.ids) == 59
+        await asyncio.to_thread(query.start)  # from its checkpoint, still without the broker
+        await pair.send(1, "broker-a")
+        await asyncio.to_thread(query.run)
+        assert len(query.ids) == 60
+        await pair.start_b()
+        await pair.send(5)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+def test_a_batch_that_was_begun_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offsets are logged, so to leave out a missing broker would lose messages for ever."""
+
+    async def test(pair: Pair) -> None:
+        await pair.send(20)
+        query = pair.query(**TOLERANT, failOnDataLoss="false")
+        await asyncio.to_thread(query.start)
+        stopping_b(pair, monkeypatch, "pull_records", asyncio.get_running_loop())
+        with pytest.raises(RemotingError):
+            await asyncio.to_thread(query.trigger)
+        monkeypatch.undo()
+        assert len(query.logged) == 1
+        with pytest.raises(RemotingError, match=r"broker-b .*batch"):
+            await asyncio.to_thread(query.start)
+        await pair.start_b()
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+@pytest.mark.parametrize("killed", ["", "in the batch after"])
+def test_a_checkpoint_that_lost_queues_is_recovered(tmp_path: Path, killed: str) -> None:
+    """Versions up to 0.1.0 logged an end without the queues of a missing broker, and failed."""
+
+    async def test(pair: Pair) -> None:
+        await pair.send(20)
+        query = pair.query()
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        query.logged.append({"T": {"broker-a": dict(query.logged[-1]["T"]["broker-a"])}})
+        await pair.stop_b()
+        with pytest.raises(RemotingError, match="broker-b"):
+            await asyncio.to_thread(query.start)
+        await pair.start_b()
+        await pair.send(7)
+        await asyncio.to_thread(query.start)
+        if killed:
+            end = await asyncio.to_thread(
+                lambda: query.reader.latestOffset(query.logged[-1], query.reader.getDefaultReadLimit())
+            )  # type: ignore[union-attr]
+            query.logged.append(json.loads(json.dumps(end)))
+            await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+        assert query.logged[-1]["T"]["broker-b"] == {"0": [5, 7], "1": [5, 7], "2": [5, 7], "3": [5, 6]}
+        await pair.send(3)
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+def test_a_finite_query_does_not_end_without_a_broker(tmp_path: Path) -> None:
+    """With AvailableNow, of which the ends are noted while the broker is away."""
+
+    async def test(pair: Pair) -> None:
+        await pair.send(20)
+        query = pair.query()
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        await pair.send(4)
+        await pair.stop_b()
+        for options, rows in (({}, 40), (TOLERANT, 44)):
+            await asyncio.to_thread(query.start, **options)
+            assert query.reader is not None
+            await asyncio.to_thread(query.reader.prepareForTriggerAvailableNow)
+            await pair.start_b()
+            if options:
+                await asyncio.to_thread(query.run)
+            else:
+                with pytest.raises(RemotingError, match="broker-b was missing when the query was started"):
+                    await asyncio.to_thread(query.run)
+            assert len(query.ids) == rows
+            await pair.stop_b()
+        await pair.start_b()
+        await asyncio.to_thread(query.start)
+        assert query.reader is not None
+        await asyncio.to_thread(query.reader.prepareForTriggerAvailableNow)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path) -> None:
+    async def test(pair: Pair) -> None:
+        await pair.running.create_topic(pair.b, "U")
+        await send(pair.running, "U", 4, broker="broker-b")
+        await pair.send(4)
+        query = pair.query(subscribe="", subscribePattern="T|U")
+        del query.given["subscribe"]
+        await asyncio.to_thread(query.start)
+        assert len(await asyncio.to_thread(query.run)) == 12
+        await delete_topic(pair, "U")
+        with pytest.raises(StoreError, match="of topic 'U' on broker-b is gone"):
+            await asyncio.to_thread(query.run)
+        await asyncio.to_thread(lambda: query.start(failOnDataLoss="false"))
+        await pair.send(4)
+        assert len(await asyncio.to_thread(query.run)) == 20
+
+    with_pair(tmp_path, test)
+
+
+def test_a_queue_that_may_not_be_read_for_a_while_keeps_its_place(tmp_path: Path) -> None:
+    async def test(pair: Pair) -> None:
+        await pair.send(8)
+        query = pair.query(**TOLERANT)
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        await pair.send(8, "broker-a")
+        await pair.running.create_topic(pair.b, "T", perm=2)
+        with pytest.raises(RemotingError, match="broker-b does not let these queues be read"):
+            await asyncio.to_thread(lambda: (query.start(failOnMissingBroker="true"), query.trigger()))
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+        await pair.running.create_topic(pair.b, "T")
+        await pair.send(8)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(pair: Pair) -> None:
+        await pair.send(10)
+
+        async def reading(**given: str) -> list[str]:
+            rows = await asyncio.to_thread(read, pair.running.namesrv, **{"subscribe": "T"} | given)
+            return sorted(row["msgId"] for row in rows)
+
+        required = {"requiredBrokers": "broker-a, broker-b"}
+        assert await reading(**required) == sorted(pair.sent)
+        await pair.stop_b()
+        with pytest.raises(
+            RemotingError, match=r"broker-b is not registered at the name servers.*failOnMissingBroker=f"
+        ):
+            await reading(**required)
+        assigned = {"subscribe": "", "assign": '{"T":{"broker-a":[0],"broker-b":[1,2]}}'}
+        with caplog.at_level(logging.WARNING, "rucola.spark"):
+            assert await reading(**required, **TOLERANT) == sorted(pair.sent[:10])
+        assert "broker-b is not registered at the name servers" in caplog.text
+        del assigned["subscribe"]
+        given = {"nameServer": pair.running.namesrv, **assigned}
+        with pytest.raises(RemotingError, match=r"not registered.*: queues 1, 2 of topic 'T'"):
+            await asyncio.to_thread(reader.plan, parse(given))
+        (pulls,) = await asyncio.to_thread(reader.plan, parse({**given, **TOLERANT}))
+        assert pulls.broker_name == "broker-a"
+
+    with_pair(tmp_path, test)
+
+
+def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that is registered and does not answer; its topic is on it alone."""
+
+    async def test(pair: Pair) -> None:
+        await pair.send(10, "broker-a")
+        silent = await pair.running.scripted_broker("broker-c", "T", {})
+        await silent.stop()
+        with pytest.raises(RemotingError, match=r"broker-c does not answer .*: queue 0 of topic 'T'"):
+            await asyncio.to_thread(read, pair.running.namesrv, subscribe="T")
+        with caplog.at_level(logging.WARNING, "rucola.spark"):
+            rows = await asyncio.to_thread(read, pair.running.namesrv, subscribe="T", **TOLERANT)
+        assert len(rows) == 10
+        assert "broker-c does not answer" in caplog.text
+
+    with_pair(tmp_path, test)
+
+
+def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) -> None:
+    """A queue for which it could not would be read from its beginning later."""
+
+    async def test(pair: Pair) -> None:
+        await pair.stop_b()
+        given = {**TOLERANT, "requiredBrokers": "broker-b"}
+        with pytest.raises(RemotingError, match=r"broker-b is not registered.*A stream begins"):
+            await asyncio.to_thread(pair.query(**given, startingOffsets="latest").start)
+        query = pair.query(**given)
+        await asyncio.to_thread(query.start)
+        await pair.start_b()
+        await pair.send(3)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+    with_pair(tmp_path, test)
+
+
+async def delete_topic(pair: Pair, topic: str) -> None:
+    async with AdminClient(pair.running.namesrv) as admin:
+        await admin.delete_topic_in_broker(pair.b.address, topic)
+        await admin.delete_topic_in_name_server(topic)
+
+
+@contextmanager
+def pair_in_a_thread(path: Path) -> Iterator[tuple[EventLoopThread, Pair]]:
+    """Two brokers beside Spark, which wants the thread that made its session."""
+
+    async def start() -> Pair:
+        pair = Pair(await stack.enter_async_context(cluster(path)))
+        await pair.start()
+        return pair
+
+    thread, stack = EventLoopThread("brokers"), AsyncExitStack()
+    try:
+        yield thread, thread.run(start())
+    finally:
+        thread.run(stack.aclose())
+        thread.stop()
+
+
+@pytest.mark.spark
+def test_a_query_of_spark_survives_a_restart_of_a_broker(spark: SparkSession, tmp_path: Path) -> None:
+    """Stopped between two runs, and again while a batch is read that Spark has logged."""
+    out, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+
+    def run(pair: Pair, before: Callable[[], None] = lambda: None) -> StreamingQuery:
+        def write(batch: DataFrame, number: int) -> None:
+            before()
+            batch.write.mode("overwrite").parquet(str(out / f"batch={number}"))
+
+        given = {"nameServer": pair.running.namesrv, "subscribe": "T", "startingOffsets": "earliest"}
+        query = (
+            spark.readStream.format("rocketmq")
+            .options(**given, columns="msgId,brokerName", maxOffsetsPerTrigger="60")
+            .load()
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return query
+
+    def ids() -> list[str]:
+        return sorted(row.msgId for row in spark.read.parquet(str(out)).collect())
+
+    def logged() -> int:
+        return len([path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()])
+
+    with pair_in_a_thread(tmp_path) as (brokers, pair):
+        brokers.run(pair.send(40))
+        query = run(pair)
+        assert ids() == sorted(pair.sent)
+        assert [lag.total for progress in query.recentProgress for lag in lag_of(progress)] == [20, 0]
+        assert lag_of(query.recentProgress[0])[0].most <= 3
+        brokers.run(pair.send(10))
+        brokers.run(pair.stop_b())
+        before = logged()
+        for _ in range(2):
+            with pytest.raises(StreamingQueryException, match="broker-b is not registered at the name servers: queues"):
+                run(pair)
+        assert logged() == before
+        brokers.run(pair.start_b())
+        run(pair)
+        assert ids() == sorted(pair.sent)
+        brokers.run(pair.send(10))
+        for stop in (lambda: brokers.run(pair.stop_b()), lambda: None):
+            with pytest.raises(StreamingQueryException, match=r"on broker-b|broker-b is not registered"):
+                run(pair, stop)
+        assert logged() == before + 2
+        brokers.run(pair.start_b())
+        brokers.run(pair.send(5))
+        query = run(pair)
+        assert ids() == sorted(pair.sent)
+        # What the page about it shows.
+        names: dict[str, Any] = {"spark": spark, "query": query}
+        for word in ("lag_of", "requiredBrokers"):
+            (block,) = [block for block in BLOCKS if word in block]
+            program = block.replace("host:9876", pair.running.namesrv).replace("Flights", "T")
+            exec(compile(program, "spark.md", "exec"), names)
+        assert names["table"].count() == len(pair.sent)
+        assert names["lag"].total == 0
