@@ -33,6 +33,8 @@ from rucola.client.instance import GroupClient
 from rucola.client.trace import MessageTrace
 from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.remoting.connection import Connection, Reply
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 
@@ -366,6 +368,31 @@ def test_opening_that_is_broken_off_is_undone(tmp_path: Path, how: str) -> None:
             broker.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = broker.consumer_list
             async with consumer:
                 assert len(consumer.queues) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_awaited(tmp_path: Path, answers: bool) -> None:
+    """The broker may have given it, and would keep it for a minute, for a member that is gone."""
+
+    async def run() -> None:
+        async with cluster(tmp_path) as running:
+            broker = LockingBroker([record_of(0, b"0")])
+            asked = asyncio.Event()
+
+            def lock(connection: Connection, command: RemotingCommand) -> Reply:
+                asked.set()
+                return broker.lock(connection, command) if answers else None
+
+            broker.processors[RequestCode.LOCK_BATCH_MQ] = lock
+            await broker.start(running)
+            consumer = consumer_of(running, orderly=True)
+            opening = asyncio.create_task(consumer.open())
+            await asked.wait()
+            opening.cancel()
+            await asyncio.wait([opening])
+            assert broker.unlocked
 
     asyncio.run(run())
 

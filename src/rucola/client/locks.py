@@ -36,6 +36,9 @@ class QueueLocks:
         self._group = group
         self._instance = instance
         self._wanted: set[MessageQueue] = set()
+        """The queues asked for and not refused or released; those that are held among them."""
+        self._releasing: set[MessageQueue] = set()
+        """The queues whose release is not answered."""
         self._held: dict[MessageQueue, int] = {}
 
     def age_ms(self, queue: MessageQueue) -> int | None:
@@ -58,17 +61,21 @@ class QueueLocks:
         await asyncio.gather(*(self._lock(of_broker) for of_broker in by_broker(wanted)))
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Give back those of these queues that are held. A broker that is away forgets them by itself."""
-        held = []
-        for queue in queues:
-            self._wanted.discard(queue)
-            if self._held.pop(queue, None) is not None:
-                held.append(queue)
-        await asyncio.gather(*(self._unlock(of_broker) for of_broker in by_broker(held)))
+        """Release those of these queues that are held, or may be: a broker's answer may not have been awaited.
+
+        A broker that is away forgets them by itself.
+        """
+        released = [queue for queue in queues if queue in self._wanted or queue in self._releasing]
+        self._wanted.difference_update(released)
+        self._releasing.update(released)
+        for queue in released:
+            self._held.pop(queue, None)
+        await asyncio.gather(*(self._unlock(of_broker) for of_broker in by_broker(released)))
+        self._releasing.difference_update(released)
 
     async def unlock_all(self) -> None:
-        """Give back everything."""
-        await self.unlock(list(self._held))
+        """Release everything, also what an earlier call that was cancelled has not."""
+        await self.unlock(self._wanted | self._releasing)
 
     async def keep(self) -> None:
         """Renew what is held, for ever."""
