@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from rucola.errors import ConfigError
+from rucola.spark import class_archive
 
 LEAST_JAVA: Final = 17
 _JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """What spark-submit leaves in the environment of the Python program that it starts."""
-_SHORT: Final = " -XX:TieredStopAtLevel=1"
+_SHORT: Final = "-XX:TieredStopAtLevel=1"
 """Code is compiled by the quick compiler only. Over a short life the thorough one costs more than it gains."""
+_DAEMON: Final = "rucola.spark.daemon"
 _MASTER: Final = re.compile(
     r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*|k8s://\S+|yarn"
 )
@@ -67,15 +70,13 @@ def local_session(
     is_near = _NEAR.match(master) is not None
     if not is_submitted:
         builder = builder.master(master)
+    runtime_options = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"] + [_SHORT] * is_short
     if not is_submitted and SparkSession.getActiveSession() is None:
-        os.environ["JAVA_HOME"] = str(java_home())
-        # The processes that look for data sources and plan reads know no other way to this interpreter.
-        if is_near or "PYSPARK_PYTHON" not in os.environ:
-            os.environ["PYSPARK_PYTHON"] = sys.executable
-        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        if is_near:
-            # Spares Spark asking the name service who this machine is.
-            os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = "127.0.0.1"
+        home = java_home()
+        _set_environment(home, is_near=is_near)
+        # A runtime that is there already has its archive, and an archive is for one class path.
+        if SparkContext._gateway is None and "spark.driver.extraClassPath" not in (configuration or {}):
+            runtime_options += class_archive.java_options(home)
     near = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     settings = {
         **(near if is_near else {}),
@@ -88,7 +89,8 @@ def local_session(
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.adaptive.enabled": "true",
         "spark.log.level": "ERROR",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}{_SHORT * is_short}",
+        **({"spark.python.daemon.module": _DAEMON} if is_near else {}),
+        "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in runtime_options),
         **(configuration or {}),
     }
     for name, value in settings.items():
@@ -99,6 +101,18 @@ def local_session(
     except Py4JJavaError as error:
         why = str(error.java_exception.getMessage()).splitlines()[0]
         raise ConfigError(f"Spark could not begin on {master}: {why}") from error
+
+
+def _set_environment(home: Path, *, is_near: bool) -> None:
+    """Tell the runtime that is about to start, and the processes it starts, which Java, Python and host to use."""
+    os.environ["JAVA_HOME"] = str(home)
+    # The processes that look for data sources and plan reads know no other way to this interpreter.
+    if is_near or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if is_near:
+        # Spares Spark asking the name service who this machine is.
+        os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = "127.0.0.1"
 
 
 def _check_is_there(master: str) -> None:
