@@ -92,7 +92,7 @@ def test_what_a_worker_finds_is_one_sentence(small_store: SmallStore, tmp_path: 
     place = small_store.put("T")
     small_store.overwrite(place + 88, b"X")
     command = ["pipeline", "archive", "--store", str(small_store.path), "--out", str(tmp_path / "lake")]
-    done = subprocess.run([*RUCOLA, *command], stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*RUCOLA, *command, "--spark"], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     said = not_of_java(done.stderr)
     assert len(said) == 1

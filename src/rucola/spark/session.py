@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -26,11 +26,14 @@ from rucola.errors import ConfigError
 from rucola.spark import class_archive
 
 LEAST_JAVA: Final = 17
+SMALL_SIZE: Final = 128 * 1024 * 1024
+"""Bytes of records below which a job runs without Spark: what one task of Spark reads (`planning.TARGET_SIZE`)."""
 _JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """What spark-submit leaves in the environment of the Python program that it starts."""
-_SHORT: Final = "-XX:TieredStopAtLevel=1"
-"""Code is compiled by the quick compiler only. Over a short life the thorough one costs more than it gains."""
+_SHORT: Final = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
+"""Code is compiled by the quick compiler only; over a short life the thorough one costs more than it gains. The room
+for code is that of both, since a session of many queries fills the 48 MiB that a runtime reserves for one of them."""
 _DAEMON: Final = "rucola.spark.daemon"
 _MASTER: Final = re.compile(
     r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*|k8s://\S+|yarn"
@@ -70,7 +73,7 @@ def local_session(
     is_near = _NEAR.match(master) is not None
     if not is_submitted:
         builder = builder.master(master)
-    runtime_options = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"] + [_SHORT] * is_short
+    runtime_options = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"] + _SHORT * is_short
     if not is_submitted and SparkSession.getActiveSession() is None:
         home = java_home()
         _set_environment(home, is_near=is_near)
@@ -131,16 +134,28 @@ def _check_is_there(master: str) -> None:
 
 
 class LaterSession:
-    """The session of this process, made when a job first needs it.
+    """A session that is made when a job first needs one, if it needs one at all.
 
-    A runtime takes seconds to start. Until then a job has found out whether there is anything to do, and said what is
-    wrong.
+    A runtime takes seconds to start. Before that a job validates its arguments and finds out whether there is anything
+    to do. Jobs over less than `SMALL_SIZE` bytes of messages run in this process and need no session; `is_wanted`
+    overrides that: True asks for Spark, False for none. With a `master`, or under spark-submit, every job runs in Spark
+    that has anything to read. Raises ConfigError for a master of a job that is to run without.
     """
 
-    def __init__(self, app_name: str, master: str | None = None) -> None:
+    def __init__(self, app_name: str, master: str | None = None, *, is_wanted: bool | None = None) -> None:
+        if master is not None and is_wanted is False:
+            raise ConfigError(f"a job without Spark has no master; leave out the master {master}, or allow Spark")
         self._app_name = app_name
         self._master = master
+        self._is_wanted = is_wanted
         self.made: SparkSession | None = None
+
+    def is_needed(self, size: Callable[[], int]) -> bool:
+        """Tell whether a job over messages of `size()` bytes runs in Spark."""
+        if self._is_wanted is not None:
+            return self._is_wanted
+        least = 1 if self._master is not None or _SUBMITTED in os.environ else SMALL_SIZE
+        return size() >= least
 
     def get(self) -> SparkSession:
         """Return the session; raises what `local_session` does."""
@@ -164,7 +179,12 @@ def _end(number: int, _: object) -> None:
 
 
 Spark: TypeAlias = SparkSession | LaterSession
-"""What a job is given."""
+"""What a job is given: a session, in which it runs, or one that is made if it is needed."""
+
+
+def runs_in_spark(spark: Spark, size: Callable[[], int]) -> bool:
+    """Tell whether a job over messages of `size()` bytes runs in Spark; otherwise it runs in this process."""
+    return not isinstance(spark, LaterSession) or spark.is_needed(size)
 
 
 def session_of(spark: Spark) -> SparkSession:

@@ -17,29 +17,33 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.spark import resending
+from rucola.spark import columns, resending
+from rucola.spark.arrays import ints, mask
 from rucola.spark.failure import plainly
 from rucola.spark.ledger import Ledger, Reached, SourceQueue, open_ledger
+from rucola.spark.messages import Messages
 from rucola.spark.options import SinkOptions, parse_sink
 from rucola.spark.progress import Progress, looking
 from rucola.spark.resending import Resending
-from rucola.spark.selection import Selection, check_source, messages_of
-from rucola.spark.session import Spark, session_of
+from rucola.spark.selection import Selection
+from rucola.spark.session import Spark, runs_in_spark, session_of
 
 GROUP: Final = "rucola_replay"
 
-_QUEUE: Final = ("brokerName", "topic", "queueId")
+_QUEUE: Final = ["brokerName", "topic", "queueId"]
 _LANES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
 
 
@@ -133,12 +137,39 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     to `upto`.
     """
     return (
-        messages.join(F.broadcast(lanes), list(_QUEUE))
+        messages.join(F.broadcast(lanes), _QUEUE)
         .where("commitLogOffset > after AND commitLogOffset <= upto")
         .repartitionById(count, F.col("lane"))
         .sortWithinPartitions("brokerName", "commitLogOffset")
         .select(*resending.COLUMNS)
     )
+
+
+def counted(batches: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    """Return the rows of `queues_of` for record batches."""
+    each = [("storeSize", "count"), ("storeSize", "sum"), ("commitLogOffset", "max")]
+    parts = [pa.table(batch).group_by(_QUEUE).aggregate(each) for batch in batches]
+    if not parts:
+        return []
+    all_parts = [("storeSize_count", "sum"), ("storeSize_sum", "sum"), ("commitLogOffset_max", "max")]
+    found = pa.concat_tables(parts).group_by(_QUEUE).aggregate(all_parts)
+    return list(zip(*(found[name].to_pylist() for name in (*_QUEUE, *map("_".join, all_parts))), strict=True))
+
+
+def in_order(messages: Messages, queues: Mapping[SourceQueue, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of these queues behind one physical offset and up to another, in the order of their logs."""
+
+    def between(batch: pa.RecordBatch) -> pa.RecordBatch:
+        found, codes = resending.queues_in(batch)
+        after, upto = np.array([queues.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
+        offsets = ints(batch["commitLogOffset"])
+        return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
+
+    batches = map(between, messages.batches(resending.COLUMNS))
+    if not messages.is_lake:
+        return batches
+    rows = pa.Table.from_batches(list(batches), columns.schema_of(resending.COLUMNS))
+    return iter(rows.sort_by([("brokerName", "ascending"), ("commitLogOffset", "ascending")]).to_batches())
 
 
 def run(
@@ -161,67 +192,81 @@ def run(
     ConfigError where the ledger is that of another replay; RemotingError when brokers did not take a message, after
     which the same call goes on.
     """
-    selection = selection or Selection()
-    options = {"corruptRecords": corrupt_records}
+    messages = Messages(Path(source).absolute(), selection or Selection(), {"corruptRecords": corrupt_records})
     if name_server is None or ledger is None:
         if name_server is not ledger:
             raise ConfigError("a replay needs both a name server and the directory of its ledger; a dry run neither")
-        return Summary(str(source), topic, _count(spark, source, selection, options), {}, is_dry=True)
+        queues = _count(spark, messages)
+        return Summary(str(source), topic, queues, {}, is_dry=True)
     given = {"nameServer": name_server, "producerGroup": producer_group}
     target = parse_sink(given if topic is None else {**given, "topic": topic})
-    check_source(source, selection)
     with open_ledger(ledger) as opened:
         if topic is not None:
             asyncio.run(_check_topics({topic}, target))
-        queues = _settled(opened, spark, source, selection, options, target)
+        queues = _settled(opened, spark, messages, target)
         before = dict(opened.acks().reached)
         left = [queue for queue in queues if _rows_left(queue, before)]
         sent = 0
         if left:
             asyncio.run(_check_topics({topic or queue.topic for queue in left}, target))
-            session = session_of(spark)
-            lanes = deal(left, before, session.sparkContext.defaultParallelism)
-            rates = None if rate is None else _rates(lanes, before, rate)
-            work = Resending(uuid.uuid4().hex, opened.directory, target, rates)
-            rows = [
-                (*queue.queue, lane, before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset)
-                for lane, dealt in enumerate(lanes)
-                for queue in dealt
-            ]
-            messages = messages_of(session, source, selection, options)
-            waiting = in_lanes(messages, session.createDataFrame(rows, _LANES), len(lanes))
-            with plainly(), _watched(opened, sum(queue.rows for queue in queues), progress):
-                sent = sum(row.sent for row in waiting.mapInArrow(work, "sent bigint").collect())
+            messages = replace(messages)  # as the source is now, of which messages may have been deleted
+            with _watched(opened, sum(queue.rows for queue in queues), progress):
+                if runs_in_spark(spark, messages.size):
+                    sent = _send(session_of(spark), messages, opened, target, left, before, rate)
+                else:
+                    bounds = {queue.queue: _bounds(queue, before) for queue in left}
+                    work = Resending(uuid.uuid4().hex, opened.directory, target, None if rate is None else [rate])
+                    sent = work.send(in_order(messages, bounds))
         return Summary(str(source), topic, queues, opened.acks().reached, sent)
 
 
-def _count(
-    spark: Spark, source: str | Path, selection: Selection, options: Mapping[str, str]
-) -> tuple[QueueToReplay, ...]:
-    messages = messages_of(spark, source, selection, {**options, "includeBody": "false"})
+def _send(
+    session: SparkSession,
+    messages: Messages,
+    ledger: Ledger,
+    target: SinkOptions,
+    left: Sequence[QueueToReplay],
+    before: Mapping[SourceQueue, Reached],
+    rate: float | None,
+) -> int:
+    """Send what is left of these queues, in as many tasks as Spark runs at a time, and return how much that was."""
+    lanes = deal(left, before, session.sparkContext.defaultParallelism)
+    work = Resending(uuid.uuid4().hex, ledger.directory, target, None if rate is None else _rates(lanes, before, rate))
+    rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
     with plainly():
-        rows = queues_of(messages).collect()
+        waiting = in_lanes(
+            messages.frame(session, resending.COLUMNS), session.createDataFrame(rows, _LANES), len(lanes)
+        )
+        return sum(row.sent for row in waiting.mapInArrow(work, "sent bigint").collect())
+
+
+def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tuple[int, int]:
+    """Return the physical offset that a queue has reached, and that of its last message."""
+    return before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset
+
+
+def _count(spark: Spark, messages: Messages) -> tuple[QueueToReplay, ...]:
+    names = (*_QUEUE, "storeSize", "commitLogOffset")
+    rows: Iterable[Any]
+    if runs_in_spark(spark, messages.size):
+        with plainly():
+            rows = queues_of(messages.frame(session_of(spark), names)).collect()
+    else:
+        rows = counted(messages.batches(names))
     return tuple(sorted((QueueToReplay(*row) for row in rows), key=lambda each: each.queue))
 
 
-def _settled(
-    ledger: Ledger,
-    spark: Spark,
-    source: str | Path,
-    selection: Selection,
-    options: Mapping[str, str],
-    target: SinkOptions,
-) -> tuple[QueueToReplay, ...]:
-    """Return what the ledger says is to be replayed; where it is new, after writing that down."""
+def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
+    """Return what the ledger says is to be replayed; if it is new, after writing that down."""
     asked = {
-        "source": str(Path(source).absolute()),
+        "source": str(messages.source),
         "nameServer": target.name_server,
         "topic": target.topic,
-        "selection": selection.to_json(),
+        "selection": messages.selection.to_json(),
     }
     settled = ledger.read()
     if settled is None:
-        queues = _count(spark, source, selection, options)
+        queues = _count(spark, messages)
         ledger.settle({**asked, "queues": [asdict(queue) for queue in queues]})
         return queues
     for name, value in asked.items():
