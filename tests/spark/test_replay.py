@@ -145,7 +145,10 @@ def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, t
 
 
 @pytest.mark.spark
-def test_a_replay_that_was_killed_goes_on(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--spark", "--no-spark"])
+def test_a_replay_that_was_killed_goes_on(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path, option: str
+) -> None:
     """kill -9 of the command in the middle: the next run sends the rest. Nothing is missing, and all is in order."""
     fill(small_store, 900)
     ledger = tmp_path / "ledger"
@@ -153,7 +156,7 @@ def test_a_replay_that_was_killed_goes_on(spark: SparkSession, small_store: Smal
     with server("standalone", "--store", tmp_path / "broker", *ports, log=tmp_path / "log") as running:
         namesrv, _ = running.addresses()
         arguments = ["pipeline", "replay", "--from", str(small_store.path), "--to", "Copy"]
-        arguments += ["-n", namesrv, "--ledger", str(ledger)]
+        arguments += ["-n", namesrv, "--ledger", str(ledger), option]
         first = subprocess.Popen([*RUCOLA, *arguments, "--rate", "40"], stdout=subprocess.PIPE)
         try:
             acks = Acks(ledger)
