@@ -10,8 +10,8 @@ to make it and to plan, each of which imports PySpark from its zip file.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark import lake_rows, reader
 from rucola.spark.arrays import mask
 from rucola.spark.lake import read_lake
-from rucola.spark.options import Options, is_store, parse
+from rucola.spark.options import Narrowing, Options, is_store, parse
 from rucola.spark.planning import StoreSource, Stretch
 from rucola.spark.schema import COLUMNS, ddl
 from rucola.spark.selection import Selection
@@ -51,13 +51,14 @@ def check_source(source: str | Path, selection: Selection) -> None:
 class Messages:
     """What a selection takes of one store directory or lake.
 
-    `options` are further ones of the data source; they apply to a store. The constructor raises what `check_source`
-    does. A store's end is frozen when it is first asked for.
+    `options` and `narrowing` are further ones of the data source; they apply to a store. The constructor raises what
+    `check_source` does. A store's end is frozen when it is first asked for.
     """
 
     source: Path
     selection: Selection = field(default_factory=Selection)
     options: Mapping[str, str] = field(default_factory=dict)
+    narrowing: Narrowing = field(default_factory=Narrowing)
 
     def __post_init__(self) -> None:
         check_source(self.source, self.selection)
@@ -76,7 +77,12 @@ class Messages:
     def _store(self) -> tuple[Options, Sequence[InputPartition]]:
         """The options of the read of a store, and its partitions."""
         options = parse({"storePath": str(self.source), **self.selection.read_options(), **self.options})
+        options = replace(options, narrowing=self.narrowing)
         return options, reader.plan(options)
+
+    def of_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> Messages:
+        """Return the messages with which a store holds these topics and queues; those of a lake are not narrowed."""
+        return replace(self, narrowing=self.narrowing.within(topics=topics, queue_ids=queue_ids))
 
     def size(self) -> int:
         """Return about how many bytes of records there are to read."""

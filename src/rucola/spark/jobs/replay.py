@@ -3,9 +3,9 @@
     select      which messages: a filter (see `rucola.spark.selection`)
     queues_of   what there is to send of each queue of the source, and its last message, which freezes the end: what is
                 stored later, be it by the replay itself, is not part of it
-    lanes       queues are dealt out to partitions of near-equal count; the rows of a partition are in the order of
-                their logs, and so in that of each queue
-    send        each partition is sent at its share of the rate (see `rucola.spark.resending`)
+    lanes       queues are dealt out to tasks of near-equal count, each with its share of the rate. The task of a store
+                reads its queues in the order of their log; the rows of a lake are put in that order by Spark
+    send        messages are sent as they come (see `rucola.spark.resending`)
 
 Every message is sent at least once, under its own unique key, so that consumers can drop repeats. What brokers have
 acknowledged stands in the ledger (see `rucola.spark.ledger`); a run that was killed is started again with the same
@@ -16,12 +16,14 @@ to its queue at once.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +46,9 @@ from rucola.spark.session import Spark, runs_in_spark, session_of
 GROUP: Final = "rucola_replay"
 
 _QUEUE: Final = ["brokerName", "topic", "queueId"]
-_LANES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
+_QUEUES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
+_LANE: Final = "lane int, bounds binary"
+_SENT: Final = "sent bigint"
 
 
 @dataclass(frozen=True)
@@ -156,20 +160,32 @@ def counted(batches: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
     return list(zip(*(found[name].to_pylist() for name in (*_QUEUE, *map("_".join, all_parts))), strict=True))
 
 
-def in_order(messages: Messages, queues: Mapping[SourceQueue, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of these queues behind one physical offset and up to another, in the order of their logs."""
+Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
+"""The physical offset behind which a queue is to be sent, and that of the last message to be sent."""
+
+
+def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """Yield the messages between the bounds of their queues, in the order of their logs."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
         found, codes = resending.queues_in(batch)
-        after, upto = np.array([queues.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
+        after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
 
-    batches = map(between, messages.batches(resending.COLUMNS))
+    left = messages.of_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
+    batches = map(between, left.batches(resending.COLUMNS))
     if not messages.is_lake:
         return batches
     rows = pa.Table.from_batches(list(batches), columns.schema_of(resending.COLUMNS))
     return iter(rows.sort_by([("brokerName", "ascending"), ("commitLogOffset", "ascending")]).to_batches())
+
+
+def _send_lanes(work: Resending, messages: Messages, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read and send the lanes of a store whose bounds these rows hold."""
+    for batch in tasks:
+        for pickled in batch["bounds"].to_pylist():
+            yield from work(in_order(messages, pickle.loads(pickled)))
 
 
 def run(
@@ -231,13 +247,18 @@ def _send(
 ) -> int:
     """Send what is left of these queues, in as many tasks as Spark runs at a time, and return how much that was."""
     lanes = deal(left, before, session.sparkContext.defaultParallelism)
-    work = Resending(uuid.uuid4().hex, ledger.directory, target, None if rate is None else _rates(lanes, before, rate))
-    rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
+    rates = None if rate is None else _rates(lanes, before, rate)
+    work = Resending(uuid.uuid4().hex, ledger.directory, target, rates)
+    if messages.is_lake:  # whose files Spark has to put in order
+        rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
+        queues = session.createDataFrame(rows, _QUEUES)
+        sent = in_lanes(messages.frame(session, resending.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
+    else:
+        bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in dealt}) for dealt in lanes]
+        tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
+        sent = tasks.mapInArrow(partial(_send_lanes, work, replace(messages)), _SENT)
     with plainly():
-        waiting = in_lanes(
-            messages.frame(session, resending.COLUMNS), session.createDataFrame(rows, _LANES), len(lanes)
-        )
-        return sum(row.sent for row in waiting.mapInArrow(work, "sent bigint").collect())
+        return sum(row.sent for row in sent.collect())
 
 
 def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tuple[int, int]:
