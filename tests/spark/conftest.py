@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.spark.session import local_session
+from rucola.spark.session import LaterSession, Spark, local_session
 from spark.small_store import SmallStore
 
 
@@ -15,6 +15,15 @@ from spark.small_store import SmallStore
 def spark() -> SparkSession:
     """The session of this process; a new one where a test, such as the demonstration's, has stopped it."""
     return local_session("tests", cores=2, is_short=True)
+
+
+@pytest.fixture(params=["in Spark", "in this process"])
+def jobs(request: pytest.FixtureRequest) -> Spark:
+    """What jobs are given, so that a test sees them run in Spark as well as in this process."""
+    if request.param == "in Spark":
+        session: SparkSession = request.getfixturevalue("spark")
+        return session
+    return LaterSession("tests", is_wanted=False)
 
 
 @pytest.fixture

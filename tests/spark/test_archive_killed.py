@@ -30,7 +30,7 @@ DEADLINE_S = 300
 DYING_WORKER = """
 import os, signal, sys
 
-if "pyspark.daemon" in sys.orig_argv:
+if "rucola.spark.daemon" in sys.orig_argv:
     from rucola.spark import reading
 
     def read(*arguments, whole=reading.read):

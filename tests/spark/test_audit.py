@@ -20,6 +20,7 @@ from rucola.fastjson import loads as load_fastjson
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive, audit
 from rucola.spark.selection import Selection
+from rucola.spark.session import Spark
 from spark.small_store import SmallStore
 
 HOUR_MS = 3_600_000
@@ -33,11 +34,11 @@ def rows(audited: audit.Audit, table: str, *columns: str) -> list[Any]:
 
 
 @pytest.mark.spark
-def test_a_golden_store_is_counted(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
+def test_a_golden_store_is_counted(jobs: Spark, golden: Path, tmp_path: Path) -> None:
     store = golden / "g1-clean" / "store"
     lines = (golden / "g1-clean" / "expected.jsonl").read_text().splitlines()
     messages = [row for row in map(json.loads, lines) if not is_system_topic(row["topic"])]
-    found = audit.run(spark, [store], tmp_path / "out", delay_levels="1s")
+    found = audit.run(jobs, [store], tmp_path / "out", delay_levels="1s")
     by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for message in messages:
         by_topic[message["topic"]].append(message)
@@ -96,7 +97,9 @@ def test_a_golden_store_is_counted(spark: SparkSession, golden: Path, tmp_path: 
 
 
 @pytest.mark.spark
-def test_repeats_traces_and_lag_of_a_small_store(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_repeats_traces_and_lag_of_a_small_store(
+    spark: SparkSession, jobs: Spark, small_store: SmallStore, tmp_path: Path
+) -> None:
     def put(topic: str, at_ms: int, **given: Any) -> int:
         return small_store.put(topic, at_ms=MIDNIGHT_MS + at_ms, **given)
 
@@ -113,7 +116,7 @@ def test_repeats_traces_and_lag_of_a_small_store(spark: SparkSession, small_stor
     (small_store.path / "config" / "consumerOffset.json").write_text(dumps_pretty({"offsetTable": offsets}))
     archive.run(spark, small_store.path, tmp_path / "lake")
 
-    found = audit.run(spark, [small_store.path])
+    found = audit.run(jobs, [small_store.path])
     assert rows(found, "topics", "topic", "messages", "repeatedIds", "repeatedBodies") == [
         ("%RETRY%g", 2, 0, 0),
         ("T", 3, 1, 1),
@@ -132,11 +135,11 @@ def test_repeats_traces_and_lag_of_a_small_store(spark: SparkSession, small_stor
         ("g", "Gone", 7, 7, 0, 0),
         ("g", "T", 1, 3, 2, HOUR_MS + 18_000),
     ]
-    of_lake = audit.run(spark, [tmp_path / "lake"])
+    of_lake = audit.run(jobs, [tmp_path / "lake"])
     for table in ("topics", "hours", "failures", "sizes", "hot_keys"):
         assert of_lake.tables[table].to_pylist() == found.tables[table].to_pylist()
     assert of_lake.tables["lags"].num_rows == 0
-    first = audit.run(spark, [small_store.path], selection=Selection(("T",), ending_timestamp=MIDNIGHT_MS + 1))
+    first = audit.run(jobs, [small_store.path], selection=Selection(("T",), ending_timestamp=MIDNIGHT_MS + 1))
     assert first.messages == 1
 
 

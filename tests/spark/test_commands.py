@@ -117,7 +117,7 @@ def test_what_a_worker_finds_is_one_sentence(small_store: SmallStore, tmp_path: 
     place = small_store.put("T")
     small_store.overwrite(place + 88, b"X")
     command = ["pipeline", "archive", "--store", str(small_store.path), "--out", str(tmp_path / "lake")]
-    done = subprocess.run([*RUCOLA, *command], stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*RUCOLA, *command, "--spark"], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     said = not_of_java(done.stderr)
     assert len(said) == 1
@@ -261,7 +261,8 @@ def test_an_archive_outlives_its_brokers_and_ends_when_it_is_told(tmp_path: Path
 
 
 @pytest.mark.spark
-def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--spark", "--no-spark"])
+def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_path: Path, option: str) -> None:
     for n in range(40):
         small_store.put("T", n % 2, UNIQ_KEY=f"U{n}")
     acks = Acks(tmp_path / "ledger")
@@ -271,7 +272,8 @@ def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_pat
         return acks.count > 0
 
     with broker(tmp_path / "broker", "T") as namesrv:
-        given = ["--from", str(small_store.path), "-n", namesrv, "--ledger", str(tmp_path / "ledger"), "--rate", "1"]
+        given = ["--from", str(small_store.path), "-n", namesrv, "--ledger", str(tmp_path / "ledger")]
+        given += ["--rate", "1", option]
         with subprocess.Popen(
             [*RUCOLA, "pipeline", "replay", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:

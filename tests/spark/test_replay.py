@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from rucola.spark.jobs import archive, replay
 from rucola.spark.ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
 from rucola.spark.resending import Pace
 from rucola.spark.selection import Selection
+from rucola.spark.session import Spark
 from servers import RUCOLA, server
 from spark.small_store import SmallStore
 from spark.test_live import Row, read
@@ -52,7 +54,9 @@ def by_queue(rows: list[Row]) -> list[list[Row]]:
 
 
 @pytest.mark.spark
-def test_a_store_and_its_lake_are_replayed_alike(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_store_and_its_lake_are_replayed_alike(
+    spark: SparkSession, jobs: Spark, small_store: SmallStore, tmp_path: Path
+) -> None:
     fill(small_store, 30)
     fill(small_store, 10, "Other")
     lake = tmp_path / "lake"
@@ -66,7 +70,7 @@ def test_a_store_and_its_lake_are_replayed_alike(spark: SparkSession, small_stor
     }
     for selection, wanted in ((Selection(("T",)), 30), (Selection(("T",), **everything), 2)):
         for source in (small_store.path, lake):
-            summary = replay.run(spark, source, selection=selection, topic="Copy")
+            summary = replay.run(jobs, source, selection=selection, topic="Copy")
             assert summary.is_dry
             assert (summary.rows, summary.sent, summary.missing) == (wanted, 0, 0)
             assert {queue.topic for queue in summary.queues} == {"T"}
@@ -74,7 +78,7 @@ def test_a_store_and_its_lake_are_replayed_alike(spark: SparkSession, small_stor
     with broker(tmp_path / "broker", "Copy", "Other") as namesrv:
         for number, source in enumerate((small_store.path, lake)):
             summary = replay.run(
-                spark,
+                jobs,
                 source,
                 name_server=namesrv,
                 ledger=tmp_path / f"ledger-{number}",
@@ -93,18 +97,16 @@ def test_a_store_and_its_lake_are_replayed_alike(spark: SparkSession, small_stor
         assert (row["tags"], row["keys"]) == ("A", ["k4", "é4"])
         # Without a topic each message goes to its own; once all is acknowledged, nothing is sent again.
         given = {"name_server": namesrv, "ledger": tmp_path / "own", "selection": Selection(topics=("Other",))}
-        assert replay.run(spark, small_store.path, **given).sent == 10
+        assert replay.run(jobs, small_store.path, **given).sent == 10
         fill(small_store, 5, "Other")  # no part of it, since its end was settled
-        again = replay.run(spark, small_store.path, **given)
+        again = replay.run(jobs, small_store.path, **given)
         assert (again.sent, again.rows, again.acknowledged) == (0, 10, 10)
         assert sorted(numbers(read(namesrv, subscribe="Other"))) == list(range(10))
     assert all(0 <= done <= total == 30 for done, total in told)
 
 
 @pytest.mark.spark
-def test_a_message_that_no_broker_takes_ends_the_run(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path
-) -> None:
+def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: SmallStore, tmp_path: Path) -> None:
     """What was acknowledged before it is not sent again by the next run."""
     fill(small_store, 400, queues=1)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
@@ -112,21 +114,21 @@ def test_a_message_that_no_broker_takes_ends_the_run(
     with broker(tmp_path / "broker", "T") as namesrv:
         for _ in range(2):
             with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
-                replay.run(spark, small_store.path, name_server=namesrv, ledger=ledger)
+                replay.run(jobs, small_store.path, name_server=namesrv, ledger=ledger)
             reached = Acks(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
-            assert reached.count == len(read(namesrv, subscribe="T")) == 384  # three whole requests of 128
+            assert reached.count == len(read(namesrv, subscribe="T")) == 400
 
 
 @pytest.mark.spark
-def test_what_cannot_be_replayed_is_said(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, tmp_path: Path) -> None:
     small_store.put("T")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="neither a store directory nor a lake"):
-        replay.run(spark, tmp_path / "empty")
+        replay.run(jobs, tmp_path / "empty")
     with pytest.raises(ConfigError, match="needs both a name server and the directory of its ledger"):
-        replay.run(spark, small_store.path, ledger=tmp_path / "ledger")
+        replay.run(jobs, small_store.path, ledger=tmp_path / "ledger")
     with pytest.raises(ConfigError, match="topic 'Nope' is not in"):
-        replay.run(spark, small_store.path, selection=Selection(topics=("Nope",)))
+        replay.run(jobs, small_store.path, selection=Selection(topics=("Nope",)))
     with pytest.raises(InvalidExpression, match="price >"):
         Selection(expression="price >")
     with pytest.raises(ConfigError, match=r"no tag; write TagA"):
@@ -135,15 +137,18 @@ def test_what_cannot_be_replayed_is_said(spark: SparkSession, small_store: Small
         Selection(starting_timestamp=2, ending_timestamp=1)
     with broker(tmp_path / "broker", "T") as namesrv:
         given: dict[str, Any] = {"name_server": namesrv, "ledger": tmp_path / "ledger"}
-        assert replay.run(spark, small_store.path, **given).sent == 1
+        assert replay.run(jobs, small_store.path, **given).sent == 1
         with pytest.raises(ConfigError, match="ledger of another replay, whose topic is None and not 'U'"):
-            replay.run(spark, small_store.path, topic="U", **given)
+            replay.run(jobs, small_store.path, topic="U", **given)
         with pytest.raises(ConfigError, match="holds other things than the ledger"):
-            replay.run(spark, small_store.path, name_server=namesrv, ledger=small_store.path)
+            replay.run(jobs, small_store.path, name_server=namesrv, ledger=small_store.path)
 
 
 @pytest.mark.spark
-def test_a_replay_that_was_killed_goes_on(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--spark", "--no-spark"])
+def test_a_replay_that_was_killed_goes_on(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path, option: str
+) -> None:
     """kill -9 of the command in the middle: the next run sends the rest. Nothing is missing, and all is in order."""
     fill(small_store, 900)
     ledger = tmp_path / "ledger"
@@ -151,7 +156,7 @@ def test_a_replay_that_was_killed_goes_on(spark: SparkSession, small_store: Smal
     with server("standalone", "--store", tmp_path / "broker", *ports, log=tmp_path / "log") as running:
         namesrv, _ = running.addresses()
         arguments = ["pipeline", "replay", "--from", str(small_store.path), "--to", "Copy"]
-        arguments += ["-n", namesrv, "--ledger", str(ledger)]
+        arguments += ["-n", namesrv, "--ledger", str(ledger), option]
         first = subprocess.Popen([*RUCOLA, *arguments, "--rate", "40"], stdout=subprocess.PIPE)
         try:
             acks = Acks(ledger)
@@ -249,22 +254,25 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
 def test_a_pace_is_never_made_up_for() -> None:
     now, waited = [0.0], []
 
-    def sleep(seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         waited.append(round(seconds, 6))
         now[0] += seconds
 
-    pace = Pace(50, clock=lambda: now[0], sleep=sleep)
-    assert pace.chunk_rows == 5
-    for _ in range(3):
-        pace.let(5)
-    assert waited == [0.1, 0.1]
-    now[0] += 10  # brokers were slow
-    pace.let(5)
-    pace.let(5)
-    assert waited == [0.1, 0.1, 0.1]
-    unlimited = Pace(None, sleep=sleep)
-    unlimited.let(1_000_000)
-    assert waited == [0.1, 0.1, 0.1]
+    async def run() -> None:
+        pace = Pace(50, clock=lambda: now[0], sleep=sleep)
+        assert pace.chunk_rows == 5
+        for _ in range(3):
+            await pace.let(5)
+        assert waited == [0.1, 0.1]
+        now[0] += 10  # brokers were slow
+        await pace.let(5)
+        await pace.let(5)
+        assert waited == [0.1, 0.1, 0.1]
+        unlimited = Pace(None, sleep=sleep)
+        await unlimited.let(1_000_000)
+        assert waited == [0.1, 0.1, 0.1]
+
+    asyncio.run(run())
     assert Pace(0.5).chunk_rows == 1
 
 

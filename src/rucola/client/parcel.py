@@ -8,6 +8,7 @@ A parcel belongs to no queue; the same one is sent to another broker when the fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -134,7 +135,7 @@ def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_mess
 
     def close_parcel() -> None:
         joined = properties.join({properties.WAIT: wait} if wait else {}).decode()
-        parcels.append(Parcel(RequestCode.SEND_BATCH_MESSAGE, first.topic, b"".join(bodies), 0, 0, joined, tuple(keys)))
+        parcels.append(encoded_batch(first.topic, b"".join(bodies), keys, joined))
 
     for message in messages:
         _check_batched(message, first, wait)
@@ -153,6 +154,11 @@ def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_mess
         size += len(encoded)
     close_parcel()
     return parcels
+
+
+def encoded_batch(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> Parcel:
+    """The request for messages that are encoded already; `joined` are the properties of the batch itself."""
+    return Parcel(RequestCode.SEND_BATCH_MESSAGE, topic, body, 0, 0, joined, tuple(unique_keys))
 
 
 def _prepare(message: Message, chosen: MessageQueue | None, max_message_size: int) -> str:

@@ -36,7 +36,15 @@ from rucola.client.clock import clock_ms, now_ms
 from rucola.client.faults import BrokerFaults, Turns
 from rucola.client.in_flight import InFlight, Posted
 from rucola.client.instance import ClientInstance, GroupClient
-from rucola.client.parcel import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, Parcel, SendResult, pack, pack_batch
+from rucola.client.parcel import (
+    COMPRESS_THRESHOLD,
+    MAX_MESSAGE_SIZE,
+    Parcel,
+    SendResult,
+    encoded_batch,
+    pack,
+    pack_batch,
+)
 from rucola.client.replies import reply_message, request_message
 from rucola.client.selectors import MessageQueueSelector
 from rucola.client.stats import ProducerStats, SendCounts
@@ -219,6 +227,17 @@ class Producer(GroupClient):
             for parcel in pack_batch(batch, chosen, max_message_size=self.max_message_size):
                 results += await self._deliver(parcel, chosen, deadline)
             return results
+
+    async def send_encoded(
+        self, body: bytes, unique_keys: Sequence[str], queue: MessageQueue, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> list[SendResult]:
+        """Send a batch that the caller has encoded, see `rucola.message.batch`; one result a message, in order.
+
+        Its messages, which have these unique keys, go to the queue's topic in one request. They are not checked
+        here. The errors are those of `send` with a chosen queue.
+        """
+        with self._call():
+            return await self._deliver(encoded_batch(queue.topic, body, unique_keys), queue, Deadline(timeout_ms))
 
     async def send_many(
         self,

@@ -38,8 +38,21 @@ def strings(values: Sequence[bytes], kind: pa.DataType | None = None) -> pa.Arra
     return pa.Array.from_buffers(kind or pa.string(), len(values), buffers)
 
 
-def ints(array: pa.Array) -> Array:
-    """Return integers without nulls as numpy has them; they borrow the array's."""
+def ints(array: pa.Array | pa.ChunkedArray) -> Array:
+    """Return integers without nulls as numpy has them; they borrow the array's, unless that is of several chunks."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
     _, data = array.buffers()
     kind = np.dtype(str(array.type))
     return np.frombuffer(data, kind, len(array), array.offset * kind.itemsize) if len(array) else np.empty(0, kind)
+
+
+def bools(array: pa.BooleanArray) -> Array:
+    """Return truth values as numpy has them; null counts as false."""
+    if array.null_count:
+        array = array.fill_null(False)
+    _, data = array.buffers()
+    if not len(array):
+        return np.empty(0, np.bool_)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=array.offset + len(array), bitorder="little")
+    return bits[array.offset :].view(np.bool_)

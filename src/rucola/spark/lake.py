@@ -63,8 +63,10 @@ PARTITION_COLUMNS: Final = ("topic", "date")
 _COLUMNS: Final = (*COLUMNS, "date")
 _DDL: Final = f"{ddl(tuple(COLUMNS))}, date date"
 
-ROW_OPTIONS: Final = {"parquet.block.size": str(4 << 20)}
-"""How Spark writes rows: row groups of 4 MiB, since a search by key reads one of them for each message it finds."""
+ROW_GROUP_SIZE: Final = 4 << 20
+"""Bytes in a row group, about, since a search by key reads one of them for each message it finds."""
+ROW_OPTIONS: Final = {"parquet.block.size": str(ROW_GROUP_SIZE)}
+"""The options with which Spark writes rows."""
 
 KEEP_REPLACED_MS: Final = 60 * 60 * 1000
 """For how long files stay that compaction has replaced."""

@@ -1,13 +1,14 @@
-"""A few messages out of the lake, by key or by address, without Spark: what a session takes seconds to begin with.
+"""Lookup of messages in a lake without Spark, whose runtime takes seconds to start.
 
     key          the key index says in which topics and days, and at which physical offsets, messages with its hash are
     offsetMsgId  the physical offset is part of it, and the snapshot knows which files have such offsets
+    conditions   the columns they are about are read of all files of the topics and days asked for (`newest`)
 
-Of the files that may hold these offsets the row groups are read whose statistics agree, first offsets and times alone.
-What stands there is compared with what was asked for, for a hash is only a hash. Days are read from the newest back,
-and of a day the newest messages, until there are enough.
+By key or offset the row groups are read whose statistics agree, first offsets and times alone. What stands there is
+compared with what was asked for, for a hash is only a hash. Days are read from the newest back, and of a day the newest
+messages, until there are enough.
 
-The job `rucola.spark.jobs.search` asks the same through Spark, and scans, which this does not.
+The job `rucola.spark.jobs.search` asks the same through Spark if much is to be read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rucola.message.host import encode_host
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.properties import KEY_SEPARATOR
 from rucola.message.record import body_crc
+from rucola.spark import lake_rows
 from rucola.spark.arrays import Array, arrow, ints, strings
 from rucola.spark.key_index import key_hash
 from rucola.spark.lake import row_group_bounds, topic_and_date
@@ -78,7 +80,7 @@ def by_key(
         for (topic, day), offsets in found.items()
         if (topics is None or topic in topics) and days[0] <= day <= days[1]
     }
-    return _newest(root, snapshot, chosen, lambda each: has_key(each, asked, unique) and matches(each), most)
+    return _at(root, snapshot, chosen, lambda each: has_key(each, asked, unique) and matches(each), most)
 
 
 def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> Archived | None:
@@ -91,7 +93,7 @@ def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> Archived | None:
     offsets = np.array([physical_offset])
     everywhere = {(file.topic, file.date): offsets for file in snapshot.rows}
     asked = offset_msg_id.upper()
-    found = _newest(root, snapshot, everywhere, lambda message: message.offset_msg_id == asked, 1)
+    found = _at(root, snapshot, everywhere, lambda message: message.offset_msg_id == asked, 1)
     return found.messages[0] if found.messages else None
 
 
@@ -121,7 +123,11 @@ def files_at(files: Iterable[RowFile], places: Places) -> list[RowFile]:
     """Return the files that may hold what is at these places, newest day first."""
     nowhere = np.empty(0, np.int64)
     kept = [file for file in files if _holds_one(places.get((file.topic, file.date), nowhere), file.least, file.most)]
-    return sorted(kept, key=lambda file: (file.date, file.topic, file.path), reverse=True)
+    return _from_the_last_day(kept)
+
+
+def _from_the_last_day(files: Iterable[RowFile]) -> list[RowFile]:
+    return sorted(files, key=lambda file: (file.date, file.topic, file.path), reverse=True)
 
 
 def messages_of(rows: pa.Table) -> list[Archived]:
@@ -135,15 +141,53 @@ def messages_of(rows: pa.Table) -> list[Archived]:
     return [_archived(row) for row in rows.to_pylist(maps_as_pydicts="lossy")]
 
 
-def _newest(root: Path, snapshot: Snapshot, places: Places, matches: Callable[[MessageExt], bool], most: int) -> Found:
+def _at(root: Path, snapshot: Snapshot, places: Places, matches: Callable[[MessageExt], bool], most: int) -> Found:
     """Return the newest messages at these places that match."""
+
+    def spots(file: RowFile) -> Iterator[_Spot]:
+        return _spots(root / file.path, places[file.topic, file.date])
+
+    return _newest(files_at(snapshot.rows, places), spots, matches, most)
+
+
+def newest(
+    root: Path,
+    files: Iterable[RowFile],
+    names: Sequence[str],
+    matches: Callable[[pa.RecordBatch], Array],
+    most: int,
+) -> Found:
+    """Return the newest messages of some files whose rows match, by these columns of theirs."""
+
+    def spots(file: RowFile) -> Iterator[_Spot]:
+        path = root / file.path
+        asked = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
+        for group, batch in enumerate(lake_rows.read_file(path, asked)):
+            rows = np.flatnonzero(matches(batch))
+            if len(rows):
+                stored = ints(batch["storeTimestamp"].view(pa.int64()))
+                yield _Spot(path, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
+
+    return _newest(_from_the_last_day(files), spots, lambda _: True, most)
+
+
+def _newest(
+    files: Iterable[RowFile],
+    spots_in: Callable[[RowFile], Iterable[_Spot]],
+    matches: Callable[[MessageExt], bool],
+    most: int,
+) -> Found:
+    """Return the newest messages at the spots in these files that match. The files come from the last day back."""
     found: list[Archived] = []
-    for _, files in groupby(files_at(snapshot.rows, places), key=lambda file: file.date):
-        spots = [spot for file in files for spot in _spots(root / file.path, places[file.topic, file.date])]
-        stored = np.concatenate([np.empty(0, np.int64), *(spot.stored for spot in spots)])
+    for _, of_day in groupby(files, key=lambda file: file.date):
+        spots = [spot for file in of_day for spot in spots_in(file)]
+        if not spots:
+            continue
+        stored, offsets, row_of = (
+            np.concatenate(each) for each in zip(*((s.stored, s.offsets, s.rows) for s in spots), strict=True)
+        )
         spot_of = np.repeat(np.arange(len(spots)), [len(spot.rows) for spot in spots])
-        row_of = np.concatenate([np.empty(0, np.int64), *(spot.rows for spot in spots)])
-        newest_first = np.argsort(-stored, kind="stable")
+        newest_first = np.lexsort((-offsets, -stored))
         begin, count = 0, most + 1
         while begin < len(newest_first) and len(found) <= most:
             chosen = newest_first[begin : begin + count]
@@ -159,12 +203,13 @@ def _newest(root: Path, snapshot: Snapshot, places: Places, matches: Callable[[M
 
 @dataclass(frozen=True)
 class _Spot:
-    """Rows of one row group of a file, and when their messages were stored, in microseconds."""
+    """Rows of one row group of a file, when their messages were stored, in microseconds, and their physical offsets."""
 
     path: Path
     group: int
     rows: Array
     stored: Array
+    offsets: Array
 
     def read(self, rows: Array) -> pa.Table:
         """Return some of them, with the topic that the path of the file says."""
@@ -176,8 +221,9 @@ class _Spot:
 
 def _spots(path: Path, offsets: Array) -> Iterator[_Spot]:
     """Find the rows of a file that have one of these physical offsets."""
-    for group, rows, table in _groups_with(path, "commitLogOffset", offsets, ["storeTimestamp"]):
-        yield _Spot(path, group, rows, _ints_of(_in_microseconds(table["storeTimestamp"])))
+    for group, rows, table in _groups_with(path, "commitLogOffset", offsets, ["storeTimestamp", "commitLogOffset"]):
+        stored = ints(_in_microseconds(table["storeTimestamp"]))
+        yield _Spot(path, group, rows, stored, ints(table["commitLogOffset"]))
 
 
 def _groups_with(path: Path, column: str, wanted: Array, names: Sequence[str]) -> Iterator[tuple[int, Array, pa.Table]]:
@@ -188,7 +234,7 @@ def _groups_with(path: Path, column: str, wanted: Array, names: Sequence[str]) -
     with pq.ParquetFile(path) as file:
         for group, (least, most) in enumerate(row_group_bounds(file.metadata, column)):
             if _holds_one(wanted, least, most):
-                numbers = _ints_of(file.read_row_group(group, [column])[column])
+                numbers = ints(file.read_row_group(group, [column])[column])
                 rows = np.flatnonzero(np.isin(numbers, wanted))
                 if len(rows):
                     yield group, rows, file.read_row_group(group, list(names)).take(arrow(rows))
@@ -202,10 +248,6 @@ def _holds_one(wanted: Array, least: int, most: int) -> bool:
 
 def _in_microseconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-
-
-def _ints_of(column: pa.ChunkedArray) -> Array:
-    return np.concatenate([np.empty(0, np.int64), *map(ints, column.chunks)])
 
 
 def _archived(row: Mapping[str, Any]) -> Archived:

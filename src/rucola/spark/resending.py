@@ -1,39 +1,47 @@
-"""What a task of a replay does: send the messages of its rows, queue by queue in order, at a pace, and write down acks.
+"""Resending of a partition's rows: queue by queue in order, at a pace, with a ledger of what was acknowledged.
 
-Rows come in the order of their log, of several queues in turn. A chunk of them is split by queue; the queues of a
-chunk are sent side by side, the messages of each in requests one after the other, so that a queue stays in order
-whatever fails. Small messages share a request (SEND_BATCH_MESSAGE), large ones go alone, compressed.
+Rows come in the order of their log, of several queues in turn. A chunk of them is ordered by queue and encoded in
+columns (see `encoding`). The queues of a chunk are sent concurrently, the messages of each in requests one after the
+other, so that a queue stays in order whatever fails. While a chunk is sent, the next rows are read or decoded in a
+thread. Small messages share a request (SEND_BATCH_MESSAGE), large ones go alone, compressed.
 
-All messages of a source queue go to one queue of the target topic: to the one of the same broker and id where there is
-such, else to the one its id leads to. A request that fails is tried again for half a minute, since replays are long
-and brokers are restarted meanwhile. A message may so be stored twice; its unique key tells.
+All messages of a source queue go to one queue of the target topic: to the one of the same broker and id if there is
+such a queue, else to the one its id leads to. A request that fails is tried again for half a minute, since replays are
+long and brokers are restarted meanwhile. A message may so be stored twice; its unique key tells.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
-from rucola.client.parcel import COMPRESS_THRESHOLD
+from rucola.client import MessageQueue, Producer, SendResult, SendStatus
+from rucola.client.parcel import MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
-from rucola.spark.ledger import Ack, Reached, SourceQueue, open_for_sending
+from rucola.spark.arrays import Array, arrow, ints
+from rucola.spark.encoding import Encoded, encode
+from rucola.spark.ledger import Ack, AckWriter, Reached, SourceQueue, open_for_sending
 from rucola.spark.options import SinkOptions
 from rucola.spark.sink import message_of
+
+T = TypeVar("T")
 
 COLUMNS: Final = ("brokerName", "topic", "queueId", "commitLogOffset", "body", "properties", "flag", "msgId")
 """What is sent of a message, and where it was."""
 
-CHUNK_ROWS: Final = 512
+CHUNK_ROWS: Final = 4096
 MESSAGES_A_REQUEST: Final = 128
 
 _TRIES: Final = 9
@@ -41,13 +49,13 @@ _FIRST_PAUSE_S: Final = 0.1
 
 
 class Pace:
-    """Lets through at most `per_second` messages a second, all that come without one."""
+    """Limit of messages a second; without one, none wait."""
 
     def __init__(
         self,
         per_second: float | None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._per_second = per_second
         self._clock = clock
@@ -59,19 +67,19 @@ class Pace:
         """How many rows to send at once: a tenth of a second's."""
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
-    def let(self, count: int) -> None:
+    async def let(self, count: int) -> None:
         """Wait until `count` more messages may go. Time in which nothing was sent is not made up for."""
         if self._per_second is None:
             return
         now = self._clock()
         if now < self._due:
-            self._sleep(self._due - now)
+            await self._sleep(self._due - now)
         self._due = max(self._due, now) + count / self._per_second
 
 
 @dataclass(frozen=True)
 class Resending:
-    """The work of the tasks of one run; made on the driver, and pickled to the workers.
+    """The work of one run's partitions, pickled to Spark's tasks or done in this process.
 
     `rates` are the messages a second of each partition, if limited.
     """
@@ -82,66 +90,133 @@ class Resending:
     rates: Sequence[float] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send the rows of a partition, without those that were acknowledged before. Returns how many that were."""
+        """Send the rows of a partition in a task of Spark. Yields how many were sent."""
         task = TaskContext.get()
         assert task is not None, "this runs in a task"
-        partition = task.partitionId()
-        sent = 0
-        pace = Pace(None if self.rates is None else self.rates[partition])
-        # Attempts are counted anew where Spark repeats a stage, these numbers are not.
-        attempt = f"{self.run}-{partition:05d}-{task.taskAttemptId()}"
-        with asyncio.Runner() as runner, open_for_sending(self.ledger, attempt) as (writer, acks):
-            producer = runner.run(Producer(self.target.producer_group, self.target.name_server).__aenter__())
-            try:
-                sender = _Sender(producer, self.target.topic, partition)
-                for batch in batches:
-                    for begin in range(0, batch.num_rows, pace.chunk_rows):
-                        rows = batch.slice(begin, pace.chunk_rows).to_pylist(maps_as_pydicts="lossy")
-                        left = [row for row in rows if _is_left(row, acks.reached)]
-                        pace.let(len(left))
-                        found, errors = runner.run(sender.send(left))
-                        writer.write(found)
-                        sent += sum(ack.count for ack in found)
-                        if errors:
-                            raise RemotingError(f"{errors[0]}. What was acknowledged stands in {self.ledger}")
-            finally:
-                runner.run(producer.close())
+        # Attempts are counted anew if Spark repeats a stage, these numbers are not.
+        sent = self.send(batches, task.partitionId(), task.taskAttemptId())
         yield pa.RecordBatch.from_pydict({"sent": [sent]})
+
+    def send(self, batches: Iterator[pa.RecordBatch], partition: int = 0, attempt: int = 0) -> int:
+        """Send the rows of a partition that were not acknowledged before, and return how many these are.
+
+        Raises RemotingError if a message was not taken; what was acknowledged until then is in the ledger.
+        """
+        with open_for_sending(self.ledger, f"{self.run}-{partition:05d}-{attempt}") as (writer, acks):
+            pace = Pace(None if self.rates is None else self.rates[partition])
+            return asyncio.run(self._send(batches, partition, pace, writer, acks.reached))
+
+    async def _send(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        partition: int,
+        pace: Pace,
+        writer: AckWriter,
+        reached: Mapping[SourceQueue, Reached],
+    ) -> int:
+        sent = 0
+        async with Producer(self.target.producer_group, self.target.name_server) as producer:
+            sender = _Sender(producer, self.target.topic, partition)
+            async with aclosing(_ahead(_chunks(batches, pace.chunk_rows, reached))) as chunks:
+                async for chunk in chunks:
+                    await pace.let(chunk.rows.num_rows)
+                    found, errors = await sender.send(chunk)
+                    writer.write(found)
+                    sent += sum(ack.count for ack in found)
+                    if errors:
+                        raise RemotingError(f"{errors[0]}. What was acknowledged stands in {self.ledger}")
+        return sent
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that are sent together, ordered by queue and then as they came, with the bounds of each queue."""
+
+    rows: pa.RecordBatch
+    encoded: Encoded
+    bounds: Mapping[SourceQueue, tuple[int, int]]
+
+
+def chunk_of(rows: pa.RecordBatch, reached: Mapping[SourceQueue, Reached]) -> Chunk:
+    """Return those rows as a chunk that no broker has acknowledged yet."""
+    queues, codes = queues_in(rows)
+    begins = np.array([reached.get(queue, Reached()).physical_offset for queue in queues], np.int64)
+    left = np.flatnonzero(ints(rows["commitLogOffset"]) > begins[codes])
+    order = left[np.argsort(codes[left], kind="stable")]
+    rows = rows.take(arrow(order))
+    edges = np.searchsorted(codes[order], np.arange(len(queues) + 1)).tolist()
+    bounds = {queue: bound for queue, bound in zip(queues, pairwise(edges), strict=True) if bound[0] < bound[1]}
+    return Chunk(rows, encode(rows), bounds)
+
+
+def queues_in(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
+    """Return the queues of these rows, and for each row the index of its queue there."""
+    names, topics = rows["brokerName"].dictionary_encode(), rows["topic"].dictionary_encode()
+    ids = ints(rows["queueId"]).astype(np.int64)
+    both = ints(names.indices).astype(np.int64) * max(len(topics.dictionary), 1) + ints(topics.indices)
+    found, first, codes = np.unique(both << 32 | ids, return_index=True, return_inverse=True)
+    del found
+    some = rows.select(["brokerName", "topic", "queueId"]).take(arrow(first)).to_pylist()
+    return [SourceQueue(row["brokerName"], row["topic"], row["queueId"]) for row in some], codes
+
+
+def _chunks(
+    batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, Reached]
+) -> Iterator[Chunk]:
+    for batch in batches:
+        for begin in range(0, batch.num_rows, chunk_rows):
+            yield chunk_of(batch.slice(begin, chunk_rows), reached)
+
+
+async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
+    """Yield items, of which the next is made in a thread meanwhile."""
+    upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
+    try:
+        while (item := await upcoming) is not None:
+            upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
+            yield item
+    finally:
+        await asyncio.wait([upcoming])  # its thread cannot be interrupted
 
 
 class _Sender:
-    """Sends rows, those of each source queue in order."""
+    """Sends chunks, the rows of each source queue in order."""
 
     def __init__(self, producer: Producer, topic: str | None, partition: int) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
 
-    async def send(self, rows: Sequence[dict[str, Any]]) -> tuple[list[Ack], list[MQError]]:
+    async def send(self, chunk: Chunk) -> tuple[list[Ack], list[MQError]]:
         """Send rows; return what was acknowledged of each queue, and what ended the others before their last row."""
-        by_queue: dict[SourceQueue, list[dict[str, Any]]] = {}
-        for row in rows:
-            by_queue.setdefault(_queue_of(row), []).append(row)
-        done = await asyncio.gather(*(self._send_in_order(queue, each) for queue, each in by_queue.items()))
+        done = await asyncio.gather(*(self._send_in_order(chunk, queue) for queue in chunk.bounds))
         return [ack for ack, _ in done if ack.count], [error for _, error in done if error is not None]
 
-    async def _send_in_order(self, queue: SourceQueue, rows: list[dict[str, Any]]) -> tuple[Ack, MQError | None]:
+    async def _send_in_order(self, chunk: Chunk, queue: SourceQueue) -> tuple[Ack, MQError | None]:
         reached, count, unsafe, target = -1, 0, 0, None
+        topic = self._topic or queue.topic
+        first, last = chunk.bounds[queue]
+        offsets = chunk.rows["commitLogOffset"]
         try:
-            target = _target(queue, await self._producer.queues(self._topic or queue.topic))
-            messages = [message_of(row, self._topic, number, self._partition) for number, row in enumerate(rows)]
-            for begin, end in _requests(messages):
-                results = await _persist(partial(self._request, messages[begin:end], target))
-                reached, count = rows[end - 1]["commitLogOffset"], end
+            target = _target(queue, await self._producer.queues(topic))
+            may_share = not topic.startswith(RETRY_PREFIX)
+            for begin, end, is_batched in _requests(chunk.encoded, first, last, may_share):
+                send = self._batch if is_batched else self._alone
+                results = await _persist(partial(send, chunk, begin, end, target))
+                reached, count = offsets[end - 1].as_py(), end - first
                 unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
         except MQError as error:
             return Ack(queue, reached, count, unsafe, str(target)), error
         return Ack(queue, reached, count, unsafe, str(target)), None
 
-    async def _request(self, messages: list[Message], target: MessageQueue | None) -> list[SendResult]:
-        if len(messages) == 1:
-            return [await self._producer.send(messages[0], target)]
-        return await self._producer.send_batch(messages, target)
+    async def _batch(self, chunk: Chunk, begin: int, end: int, target: MessageQueue) -> list[SendResult]:
+        encoded = chunk.encoded
+        body = bytes(encoded.data[encoded.offsets[begin] : encoded.offsets[end]])
+        return await self._producer.send_encoded(body, encoded.unique_keys[begin:end], target)
+
+    async def _alone(self, chunk: Chunk, begin: int, end: int, target: MessageQueue) -> list[SendResult]:
+        (row,) = chunk.rows.slice(begin, 1).to_pylist(maps_as_pydicts="lossy")
+        return [await self._producer.send(message_of(row, target.topic, begin, self._partition), target)]
 
 
 async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
@@ -154,19 +229,18 @@ async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[S
     return await request()
 
 
-def _requests(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """Cut messages of one topic into requests, each from begin to end."""
-    begin = 0
-    while begin < len(messages):
-        end = begin
-        while end < len(messages) and end - begin < MESSAGES_A_REQUEST and _may_share(messages[end]):
-            end += 1
-        yield begin, max(end, begin + 1)
-        begin = max(end, begin + 1)
-
-
-def _may_share(message: Message) -> bool:
-    return len(message.body) < COMPRESS_THRESHOLD and not message.topic.startswith(RETRY_PREFIX)
+def _requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
+    """Cut the rows from `begin` to `end`, which are of one queue, into requests; say which of these are batches."""
+    edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
+    for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
+        is_batched = may_share and bool(encoded.is_batched[first])
+        while first < last:
+            upto = min(first + MESSAGES_A_REQUEST, last) if is_batched else first + 1
+            # Properties may be as large as bodies; one message always fits.
+            while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
+                upto = (first + upto) // 2
+            yield first, upto, is_batched
+            first = upto
 
 
 def _target(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
@@ -174,11 +248,3 @@ def _target(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue
         if (target.broker_name, target.queue_id) == (queue.broker_name, queue.queue_id):
             return target
     return targets[queue.queue_id % len(targets)]
-
-
-def _queue_of(row: dict[str, Any]) -> SourceQueue:
-    return SourceQueue(row["brokerName"], row["topic"], row["queueId"])
-
-
-def _is_left(row: dict[str, Any], reached: dict[SourceQueue, Reached]) -> bool:
-    return bool(row["commitLogOffset"] > reached.get(_queue_of(row), Reached()).physical_offset)

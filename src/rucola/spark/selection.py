@@ -1,32 +1,31 @@
-"""Which messages a job takes: the same question for a store and for a lake.
+"""Selection of the messages that a job takes, from a store or a lake.
 
-A `Selection` is a filter over the columns of `schema.COLUMNS`, so it holds wherever the rows come from. What the data
-source can leave out by itself it is told besides (`read_options`), and of a lake only the days that matter are read.
+A `Selection` is a filter over the columns of `schema.COLUMNS`. It applies to a DataFrame (`of`), to a record batch
+(`matches`) and, before anything is read, to the options of the data source (`read_options`) and the files of a lake
+(`files_of`).
 
 Every condition that is given must be met; of several topics, tags or keys, one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from pyspark.sql.pandas.functions import arrow_udf
 
-from rucola.errors import ConfigError, StoreError
+from rucola.errors import ConfigError
 from rucola.message import properties
-from rucola.spark.lake import read_lake
-from rucola.spark.options import is_store, matching, parse, parse_tags
-from rucola.spark.planning import StoreSource
-from rucola.spark.session import Spark, session_of
-from rucola.spark.snapshot import is_lake
-from rucola.spark.source import FORMAT
+from rucola.spark.arrays import Array, bools, ints, mask
+from rucola.spark.options import matching, parse_tags
+from rucola.spark.snapshot import RowFile
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,44 @@ class Selection:
             messages = messages.where(condition)
         return messages
 
+    def files_of(self, files: Iterable[RowFile]) -> list[RowFile]:
+        """Return the files of a lake that may hold messages that are asked for: those of their topics and days."""
+        first, last = self.days
+        return [
+            file for file in files if first <= file.date <= last and (self.topics is None or file.topic in self.topics)
+        ]
+
+    @property
+    def days(self) -> tuple[str, str]:
+        """The first and the last day, as a lake has them, of the messages that are asked for."""
+        begin, end = self.starting_timestamp, self.ending_timestamp
+        return "" if begin is None else _day(begin).isoformat(), "9999" if end is None else _day(end).isoformat()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `matches` looks at."""
+        given = {name for name, value in vars(self).items() if value is not None}
+        return tuple(name for name, conditions in _ASKED.items() if given & conditions)
+
+    def matches(self, rows: pa.RecordBatch) -> Array:
+        """Tell of each row whether it is asked for, as `of` does, but for its topic."""
+        found = np.ones(rows.num_rows, np.bool_)
+        if (tags := self._wanted_tags()) is not None:
+            found &= _is_in(rows["tags"], tags)
+        if self.keys is not None:
+            found &= _with_keys(rows, self.keys)
+        if self.expression is not None and found.any():
+            is_wanted = matching(self.expression)
+            maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
+            found[found] = [is_wanted(each) for each in maps]
+        if self.starting_timestamp is not None:
+            begin = pa.scalar(self.starting_timestamp * 1000, pa.int64()).cast(rows["storeTimestamp"].type)
+            found &= bools(pc.greater_equal(rows["storeTimestamp"], begin))
+        if self.ending_timestamp is not None:
+            end = pa.scalar(self.ending_timestamp * 1000, pa.int64()).cast(rows["storeTimestamp"].type)
+            found &= bools(pc.less(rows["storeTimestamp"], end))
+        return found
+
     def _conditions(self, *, by_date: bool) -> Iterator[Column]:
         if self.topics is not None:
             yield F.col("topic").isin(*self.topics)
@@ -108,6 +145,27 @@ class Selection:
                 yield F.col("date") <= _day(self.ending_timestamp)
 
 
+_ASKED: Final = {
+    "tags": {"tags"},
+    "keys": {"keys"},
+    "properties": {"keys", "expression"},
+    "storeTimestamp": {"starting_timestamp", "ending_timestamp"},
+}
+"""The conditions that each column is asked for."""
+
+
+def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
+    return bools(pc.is_in(values, pa.array(sorted(wanted), pa.string())))
+
+
+def _with_keys(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
+    """Tell which rows have one of these as a key or as their unique key."""
+    found = _is_in(pc.map_lookup(rows["properties"], properties.UNIQ_KEY, "first"), wanted)
+    hits = pc.list_parent_indices(rows["keys"]).filter(pc.is_in(rows["keys"].flatten(), pa.array(sorted(wanted))))
+    found[ints(hits)] = True
+    return found
+
+
 def _matches(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:
     """Return the function of Spark that asks this about properties."""
 
@@ -121,29 +179,3 @@ def _matches(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column
 
 def _day(timestamp_ms: int) -> date:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).date()
-
-
-def check_source(source: str | Path, selection: Selection) -> None:
-    """Raise StoreError for what is neither a store directory nor a lake, ConfigError for topics that a store lacks."""
-    directory = Path(source).absolute()
-    if is_lake(directory):
-        return
-    if not is_store(directory):
-        raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
-    if selection.topics is not None:
-        StoreSource(parse({"storePath": str(directory), **selection.read_options()})).bounds()
-
-
-def messages_of(
-    spark: Spark, source: str | Path, selection: Selection, options: Mapping[str, str] | None = None
-) -> DataFrame:
-    """Return what is asked for of a store directory or a lake, whichever `source` is.
-
-    `options` are further ones for the data source, heeded for a store. Raises what `check_source` does.
-    """
-    check_source(source, selection)
-    directory, session = Path(source).absolute(), session_of(spark)
-    if is_lake(directory):
-        return selection.of(read_lake(session, directory))
-    given = {"storePath": str(directory), **selection.read_options(), **(options or {})}
-    return selection.of(session.read.format(FORMAT).options(**given).load())

@@ -14,21 +14,27 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from rucola.errors import ConfigError
+from rucola.spark import class_archive
 
 LEAST_JAVA: Final = 17
+SMALL_SIZE: Final = 128 * 1024 * 1024
+"""Bytes of records below which a job runs without Spark: what one task of Spark reads (`planning.TARGET_SIZE`)."""
 _JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """What spark-submit leaves in the environment of the Python program that it starts."""
-_SHORT: Final = " -XX:TieredStopAtLevel=1"
-"""Code is compiled by the quick compiler only. Over a short life the thorough one costs more than it gains."""
+_SHORT: Final = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
+"""Code is compiled by the quick compiler only; over a short life the thorough one costs more than it gains. The room
+for code is that of both, since a session of many queries fills the 48 MiB that a runtime reserves for one of them."""
+_DAEMON: Final = "rucola.spark.daemon"
 _MASTER: Final = re.compile(
     r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*|k8s://\S+|yarn"
 )
@@ -67,15 +73,13 @@ def local_session(
     is_near = _NEAR.match(master) is not None
     if not is_submitted:
         builder = builder.master(master)
+    runtime_options = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"] + _SHORT * is_short
     if not is_submitted and SparkSession.getActiveSession() is None:
-        os.environ["JAVA_HOME"] = str(java_home())
-        # The processes that look for data sources and plan reads know no other way to this interpreter.
-        if is_near or "PYSPARK_PYTHON" not in os.environ:
-            os.environ["PYSPARK_PYTHON"] = sys.executable
-        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        if is_near:
-            # Spares Spark asking the name service who this machine is.
-            os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = "127.0.0.1"
+        home = java_home()
+        _set_environment(home, is_near=is_near)
+        # A runtime that is there already has its archive, and an archive is for one class path.
+        if SparkContext._gateway is None and "spark.driver.extraClassPath" not in (configuration or {}):
+            runtime_options += class_archive.java_options(home)
     near = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     settings = {
         **(near if is_near else {}),
@@ -88,7 +92,8 @@ def local_session(
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.adaptive.enabled": "true",
         "spark.log.level": "ERROR",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}{_SHORT * is_short}",
+        **({"spark.python.daemon.module": _DAEMON} if is_near else {}),
+        "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in runtime_options),
         **(configuration or {}),
     }
     for name, value in settings.items():
@@ -99,6 +104,18 @@ def local_session(
     except Py4JJavaError as error:
         why = str(error.java_exception.getMessage()).splitlines()[0]
         raise ConfigError(f"Spark could not begin on {master}: {why}") from error
+
+
+def _set_environment(home: Path, *, is_near: bool) -> None:
+    """Tell the runtime that is about to start, and the processes it starts, which Java, Python and host to use."""
+    os.environ["JAVA_HOME"] = str(home)
+    # The processes that look for data sources and plan reads know no other way to this interpreter.
+    if is_near or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if is_near:
+        # Spares Spark asking the name service who this machine is.
+        os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = "127.0.0.1"
 
 
 def _check_is_there(master: str) -> None:
@@ -117,16 +134,28 @@ def _check_is_there(master: str) -> None:
 
 
 class LaterSession:
-    """The session of this process, made when a job first needs it.
+    """A session that is made when a job first needs one, if it needs one at all.
 
-    A runtime takes seconds to start. Until then a job has found out whether there is anything to do, and said what is
-    wrong.
+    A runtime takes seconds to start. Before that a job validates its arguments and finds out whether there is anything
+    to do. Jobs over less than `SMALL_SIZE` bytes of messages run in this process and need no session; `is_wanted`
+    overrides that: True asks for Spark, False for none. With a `master`, or under spark-submit, every job runs in Spark
+    that has anything to read. Raises ConfigError for a master of a job that is to run without.
     """
 
-    def __init__(self, app_name: str, master: str | None = None) -> None:
+    def __init__(self, app_name: str, master: str | None = None, *, is_wanted: bool | None = None) -> None:
+        if master is not None and is_wanted is False:
+            raise ConfigError(f"a job without Spark has no master; leave out the master {master}, or allow Spark")
         self._app_name = app_name
         self._master = master
+        self._is_wanted = is_wanted
         self.made: SparkSession | None = None
+
+    def is_needed(self, size: Callable[[], int]) -> bool:
+        """Tell whether a job over messages of `size()` bytes runs in Spark."""
+        if self._is_wanted is not None:
+            return self._is_wanted
+        least = 1 if self._master is not None or _SUBMITTED in os.environ else SMALL_SIZE
+        return size() >= least
 
     def get(self) -> SparkSession:
         """Return the session; raises what `local_session` does."""
@@ -150,7 +179,12 @@ def _end(number: int, _: object) -> None:
 
 
 Spark: TypeAlias = SparkSession | LaterSession
-"""What a job is given."""
+"""What a job is given: a session, in which it runs, or one that is made if it is needed."""
+
+
+def runs_in_spark(spark: Spark, size: Callable[[], int]) -> bool:
+    """Tell whether a job over messages of `size()` bytes runs in Spark; otherwise it runs in this process."""
+    return not isinstance(spark, LaterSession) or spark.is_needed(size)
 
 
 def session_of(spark: Spark) -> SparkSession:

@@ -58,7 +58,7 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "msgId": ("string",),
 }
 
-_TAKEN_OVER: Final = frozenset({properties.KEYS, properties.TAGS, properties.UNIQ_KEY})
+TAKEN_OVER: Final = frozenset({properties.KEYS, properties.TAGS, properties.UNIQ_KEY})
 """Properties of the system that a row may bring along."""
 
 
@@ -125,7 +125,7 @@ def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition
     own = {
         name: value
         for name, value in (row.get("properties") or {}).items()
-        if value is not None and (name not in properties.RESERVED or name in _TAKEN_OVER)
+        if value is not None and (name not in properties.RESERVED or name in TAKEN_OVER)
     }
     message = Message(
         topic,

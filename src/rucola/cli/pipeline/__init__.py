@@ -1,4 +1,4 @@
-"""`rucola pipeline`: the Spark jobs of `rucola.spark.jobs`, started on this machine.
+"""`rucola pipeline`: the jobs of `rucola.spark.jobs`, started on this machine.
 
 `archiving` holds the commands that write to the archive lake, `searching` what finds messages in it, `auditing` what
 counts messages, `replaying` what sends them again, `rebuilding` what makes queues and index anew; `command` and
@@ -6,6 +6,9 @@ counts messages, `replaying` what sends them again, `rebuilding` what makes queu
 """
 
 from __future__ import annotations
+
+import signal
+from typing import Any
 
 import click
 
@@ -16,9 +19,19 @@ from rucola.cli.pipeline.replaying import replay
 from rucola.cli.pipeline.searching import search
 
 
-@click.group()
+class Jobs(click.Group):
+    """Commands that an interrupt ends silently; what a job has completed stays."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(128 + signal.SIGINT)
+
+
+@click.group(cls=Jobs)
 def pipeline() -> None:
-    """Spark jobs over store directories, live brokers and the archive lake."""
+    """Jobs over store directories, live brokers and the archive lake, in Spark if there is much to read."""
 
 
 for command in (archive, compact, search, audit, replay, rebuild):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rucola.cli.output import print_json, print_table
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
 from rucola.errors import RemotingError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ lake_option = click.option(
 )
 @click.option("--every", "interval_s", type=click.FloatRange(0), help="Go on for ever, so many seconds apart.")
 @master_option
+@spark_option
 @json_option
 def archive(
     stores: Sequence[Path],
@@ -62,6 +63,7 @@ def archive(
     required: Sequence[str],
     interval_s: float | None,
     master: str | None,
+    use_spark: bool | None,
     as_json: bool,
 ) -> None:
     """Write what is new in stores, or on live brokers, to Parquet, by topic and date, with an index of all keys.
@@ -90,7 +92,7 @@ def archive(
         from rucola.spark.jobs import compact as compaction
         from rucola.spark.lake import LakeInUse
         from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline archive", master)
+    session = LaterSession("rucola pipeline archive", master, is_wanted=use_spark)
     said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
     missing = _MissingBrokers()
     for store in stores:
@@ -173,8 +175,9 @@ def _show(summary: Summary, as_json: bool, *, by_topic: bool) -> None:
 @lake_option
 @click.option("--at-least", "least_files", type=click.IntRange(2), default=2, show_default=True, help="Small files.")
 @master_option
+@spark_option
 @json_option
-def compact(lake: Path, least_files: int, master: str | None, as_json: bool) -> None:
+def compact(lake: Path, least_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
     """Make the small files of a lake into few, of each topic and day, and of the index of keys.
 
     A search sees every message once meanwhile. Files that were replaced stay an hour for who reads them, and go with
@@ -187,7 +190,7 @@ def compact(lake: Path, least_files: int, master: str | None, as_json: bool) -> 
     with spark_needed():
         from rucola.spark.jobs.compact import run
         from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline compact", master)
+    session = LaterSession("rucola pipeline compact", master, is_wanted=use_spark)
     with tasks_shown(session, "compact"):
         summary = run(session, lake, least_files=least_files)
     if as_json:

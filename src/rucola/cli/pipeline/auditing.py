@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.cli.output import print_json, print_table
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
 from rucola.cli.pipeline.selecting import selected, selecting
 
 
@@ -30,6 +30,7 @@ from rucola.cli.pipeline.selecting import selected, selecting
 @click.option("--delay-levels", metavar="LEVELS", help="The brokers' messageDelayLevel, if it was changed.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
 @master_option
+@spark_option
 @json_option
 def audit(
     sources: Sequence[Path],
@@ -44,6 +45,7 @@ def audit(
     delay_levels: str | None,
     skip_corrupt: bool,
     master: str | None,
+    use_spark: bool | None,
     as_json: bool,
 ) -> None:
     """Count what went through stores and lakes: traffic, lag, retries, dead letters, repeats, latency, hot keys, sizes.
@@ -57,7 +59,7 @@ def audit(
         from rucola.spark.jobs.audit import run
         from rucola.spark.selection import Selection
         from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline audit", master)
+    session = LaterSession("rucola pipeline audit", master, is_wanted=use_spark)
     with tasks_shown(session, "audit"):
         audited = run(
             session,

@@ -15,12 +15,19 @@ from rucola.spark.progress import tasks_told
 if TYPE_CHECKING:
     from rucola.spark.session import LaterSession
 
-__all__ = ["json_option", "master_option", "spark_needed", "tasks_shown"]
+__all__ = ["json_option", "master_option", "spark_needed", "spark_option", "tasks_shown"]
 
 master_option = click.option(
     "--master",
     metavar="URL",
     help="Where Spark works: local[4], spark://HOST:PORT, ...; by default on all cores of this machine.",
+)
+
+spark_option = click.option(
+    "--spark/--no-spark",
+    "use_spark",
+    default=None,
+    help="Always, or never, in Spark; by default if 128 MiB of messages or more are to be read.",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="What was done or found, as JSON.")

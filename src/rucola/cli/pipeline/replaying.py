@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.cli.output import print_json, print_table, progress_bar
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option
 from rucola.cli.pipeline.selecting import selected, selecting
 
 
@@ -33,6 +33,7 @@ from rucola.cli.pipeline.selecting import selected, selecting
 @click.option("--dry-run", is_flag=True, help="Only count what would be sent.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
 @master_option
+@spark_option
 @json_option
 @click.pass_context
 def replay(
@@ -51,6 +52,7 @@ def replay(
     dry_run: bool,
     skip_corrupt: bool,
     master: str | None,
+    use_spark: bool | None,
     as_json: bool,
 ) -> None:
     """Send messages of a store or a lake again, to live brokers.
@@ -73,7 +75,7 @@ def replay(
         from rucola.spark.session import LaterSession
     with progress_bar("replay") as progress:
         summary = run(
-            LaterSession("rucola pipeline replay", master),
+            LaterSession("rucola pipeline replay", master, is_wanted=use_spark),
             source,
             name_server=None if dry_run else name_server,
             ledger=None if dry_run else ledger,

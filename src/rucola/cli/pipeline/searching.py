@@ -10,7 +10,7 @@ import click
 from rucola.cli.message_view import message_json
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.cli.pipeline.archiving import lake_option
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
 from rucola.cli.pipeline.selecting import selected, selecting
 
 
@@ -20,6 +20,7 @@ from rucola.cli.pipeline.selecting import selected, selecting
 @click.option("-i", "--msgId", "offset_msg_id", help="Only the message to which the broker gave this offsetMsgId.")
 @click.option("-m", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True, help="At most.")
 @master_option
+@spark_option
 @json_option
 def search(
     lake: Path,
@@ -32,12 +33,13 @@ def search(
     offset_msg_id: str | None,
     most: int,
     master: str | None,
+    use_spark: bool | None,
     as_json: bool,
 ) -> None:
     """Archived messages, newest first, that meet every condition given.
 
-    By key, unique key or offsetMsgId it reads the few parts of the lake that the index names, at once; anything else
-    is looked for by Spark, in the topics and days asked for.
+    By key, unique key or offsetMsgId it reads the few parts of the lake that the index names, at once; for anything
+    else all messages of the topics and days asked for, in Spark if they are many.
 
     \b
     Examples:
@@ -45,15 +47,13 @@ def search(
       rucola pipeline search --lake lake -t Flights -g 'UA || AA' -b 2013-01-01T05:00 -e 2013-01-01T06:00 --json
     """
     with spark_needed():
-        from rucola.spark.jobs.search import run, run_without_spark
+        from rucola.spark.jobs.search import run
         from rucola.spark.selection import Selection
         from rucola.spark.session import LaterSession
     selection = Selection(**selected(topics, tags, keys, sql, begin, end))
-    found = run_without_spark(lake, selection, offset_msg_id, most=most)
-    if found is None:
-        session = LaterSession("rucola pipeline search", master)
-        with tasks_shown(session, "search"):
-            found = run(session, lake, selection, most=most)
+    session = LaterSession("rucola pipeline search", master, is_wanted=use_spark)
+    with tasks_shown(session, "search"):
+        found = run(session, lake, selection, offset_msg_id, most=most)
     if as_json:
         messages = [{"brokerName": each.broker_name} | message_json(each.message) for each in found.messages]
         print_json({"messages": messages, "cut": found.is_cut})

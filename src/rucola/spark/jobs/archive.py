@@ -19,25 +19,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
+from rucola.spark import lake_rows, reader
 from rucola.spark.failure import plainly
 from rucola.spark.key_index import key_entries, write_keys
 from rucola.spark.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
 from rucola.spark.live import LiveSource
+from rucola.spark.messages import frame_of
 from rucola.spark.options import Options, is_store, parse
 from rucola.spark.places import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
 from rucola.spark.planning import log_end
-from rucola.spark.session import Spark, session_of
+from rucola.spark.schema import COLUMNS
+from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.spark.snapshot import Progress
-from rucola.spark.source import FORMAT
 from rucola.store.reader import StoreReader
 
 _log = logging.getLogger(__name__)
@@ -45,6 +49,8 @@ _log = logging.getLogger(__name__)
 _REMEDY = "allow missing brokers"
 
 _MICROSECONDS_A_DAY = 86_400_000_000
+_MESSAGE_SIZE = 1024
+"""What a message of a live broker is taken for, whose size only its broker knows."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ def run(
             "corruptRecords": corrupt_records,
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        staged = stage(target, session_of(spark).read.format(FORMAT).options(**options).load())
+        staged = _stage(spark, target, options, end - begin)
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
         progress = _advanced(replace(known or Progress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
@@ -221,7 +227,8 @@ def run_live(
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
             return summary
-        staged = stage(target, session_of(spark).read.format(FORMAT).options(**_read_options(parsed, ranges)).load())
+        messages = sum(end - begin for begin, end in ranges.values())
+        staged = _stage(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
         progress = {}
         for name, archived in known.items():
             upto = {
@@ -290,8 +297,47 @@ def stage(lake: Lake, messages: DataFrame) -> Staged:
         QueueSummary(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
         for row in counted
     ]
-    queues.sort(key=lambda queue: (queue.broker_name, queue.topic, queue.queue_id))
+    queues.sort(key=_place_of)
     return Staged(tuple(queues), max(row.commitLogOffset for row in counted))
+
+
+def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
+    """Do what `stage` does in this process, with messages of all columns as record batches."""
+    lake_rows.write(batches, lake.staged_rows)
+    paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
+    if not paths:
+        return Staged()
+    names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
+    written = pa.Table.from_batches([batch for path in paths for batch in lake_rows.read_file(path, names)])
+    counts = [("storeSize", "count"), ("storeSize", "sum"), ("queueOffset", "min"), ("queueOffset", "max")]
+    counted = written.group_by(["brokerName", "topic", "queueId"]).aggregate(counts)
+    lake_rows.write_entries(lake_rows.entries(paths), lake.staged_keys)
+    queues = [
+        QueueSummary(
+            broker_name=row["brokerName"],
+            topic=row["topic"],
+            queue_id=row["queueId"],
+            rows=row["storeSize_count"],
+            size=row["storeSize_sum"],
+            begin_queue_offset=row["queueOffset_min"],
+            end_queue_offset=row["queueOffset_max"] + 1,
+        )
+        for row in counted.to_pylist()
+    ]
+    return Staged(tuple(sorted(queues, key=_place_of)), pc.max(written["commitLogOffset"]).as_py())
+
+
+def _stage(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> Staged:
+    """Read messages of about `size` bytes by the options of the data source, and stage them."""
+    read = parse(options)
+    partitions = reader.plan(read)
+    if runs_in_spark(spark, lambda: size):
+        return stage(lake, frame_of(session_of(spark), partitions, read, tuple(COLUMNS)))
+    return stage_directly(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
+
+
+def _place_of(queue: QueueSummary) -> tuple[str, str, int]:
+    return queue.broker_name, queue.topic, queue.queue_id
 
 
 def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str, Progress]) -> Summary:

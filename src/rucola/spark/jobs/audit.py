@@ -25,10 +25,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -38,17 +40,18 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
-from rucola.spark import report
+from rucola.spark import audit_tables, report
+from rucola.spark.audit_tables import HOUR_MS, PERCENTILES
+from rucola.spark.columns import schema_of
 from rucola.spark.failure import plainly
+from rucola.spark.messages import Messages
 from rucola.spark.options import is_store
-from rucola.spark.selection import Selection, check_source, messages_of
-from rucola.spark.session import Spark, session_of
+from rucola.spark.selection import Selection
+from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.store.reader import StoreReader
 
 HOT_KEYS: Final = 10
 
-_HOUR_MS: Final = 3_600_000
-_PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _PROGRESS: Final = "brokerName string, `group` string, topic string, queueId int, committed bigint"
 
 
@@ -75,7 +78,7 @@ def facts(messages: DataFrame) -> DataFrame:
         .alias("group"),
         F.element_at("properties", properties.RETRY_TOPIC).alias("originTopic"),
         F.element_at("properties", properties.ORIGIN_MESSAGE_ID).alias("originId"),
-        F.element_at("properties", properties.DELAY).cast("int").alias("delayLevel"),
+        F.element_at("properties", properties.DELAY).try_cast("int").alias("delayLevel"),
     )
 
 
@@ -103,7 +106,7 @@ def hours(facts: DataFrame) -> DataFrame:
     rows = facts.groupBy("topic", hour).agg(
         F.count("*").alias("messages"),
         F.sum("size").alias("bytes"),
-        (F.count("*") / (_HOUR_MS / 1000)).alias("perSecond"),
+        (F.count("*") / (HOUR_MS / 1000)).alias("perSecond"),
         *_percentiles(_born_to_store()),
     )
     seconds = facts.groupBy("topic", hour, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
@@ -140,7 +143,7 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
     """
     plain = facts.where("kind = 'message'").select("topic", "msgId", "offsetMsgId", "storedMs")
     delays = parse_delay_levels(delay_levels)
-    level = F.least("delayLevel", F.lit(len(delays)))
+    level = F.least(F.coalesce("delayLevel", F.lit(0)), F.lit(len(delays)))
     delay = F.when(level > 0, F.element_at(F.array(*map(F.lit, delays)), level)).otherwise(0)
     given_back = facts.where("kind = 'retry' AND reconsumeTimes = 1").select(
         "group", F.col("originId").alias("offsetMsgId"), (F.col("storedMs") - delay).alias("at")
@@ -149,7 +152,8 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
         traces.select(F.explode(F.split(F.col("body").cast("string"), "\x02")).alias("line"))
         .select(F.split("line", "\x01").alias("f"))
         .where("size(f) > 6 AND f[0] = 'SubBefore' AND f[6] = '0'")
-        .selectExpr("f[3] AS `group`", "f[5] AS msgId", "CAST(f[1] AS bigint) AS at")
+        .selectExpr("f[3] AS `group`", "f[5] AS msgId", "TRY_CAST(f[1] AS bigint) AS at")
+        .where("at IS NOT NULL")
     )
     ways = {"given back": plain.join(given_back, "offsetMsgId"), "trace": plain.join(traced, "msgId")}
     known = united(
@@ -183,7 +187,7 @@ def lags(facts: DataFrame, progress: DataFrame) -> DataFrame:
 
 
 def _hour() -> Column:
-    return F.timestamp_millis(F.expr(f"(storedMs DIV {_HOUR_MS}) * {_HOUR_MS}")).alias("hour")
+    return F.timestamp_millis(F.expr(f"(storedMs DIV {HOUR_MS}) * {HOUR_MS}")).alias("hour")
 
 
 def _born_to_store() -> Column:
@@ -193,7 +197,7 @@ def _born_to_store() -> Column:
 
 def _percentiles(value: Column) -> list[Column]:
     """Return percentiles of milliseconds, to within a ten-thousandth of the rank, and the largest value."""
-    found = [F.percentile_approx(value, share).alias(name) for name, share in _PERCENTILES.items()]
+    found = [F.percentile_approx(value, share).alias(name) for name, share in PERCENTILES.items()]
     return [*found, F.max(value).alias("most")]
 
 
@@ -258,33 +262,81 @@ def run(
     """
     if not sources:
         raise ConfigError("nothing to audit is given: name a store directory or a lake")
-    selection = selection or Selection()
-    options = {"corruptRecords": corrupt_records}
-    for source in sources:
-        check_source(source, selection)
-    session = session_of(spark)
-    found = [facts(messages_of(session, source, selection, options)) for source in sources]
-    traces = [_traces(session, Path(source), options) for source in sources]
-    counted = united(found).persist(StorageLevel.MEMORY_AND_DISK)
-    progress = [row for source in sources for row in _progress(Path(source), selection)]
-    try:
-        frames = {
-            "topics": topics(counted),
-            "hours": hours(counted),
-            "failures": failures(counted),
-            "sizes": sizes(counted),
-            "hot_keys": hot_keys(counted, hottest),
-            "consumption": consumption(counted, united(traces), delay_levels or DEFAULT_DELAY_LEVELS),
-            "lags": lags(counted, session.createDataFrame(progress, _PROGRESS)),
-        }
-        with plainly():
-            tables = {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
-    finally:
-        counted.unpersist()
+    chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
+    found = [Messages(Path(source).absolute(), chosen, options) for source in sources]
+    traces = [each for source in sources if (each := _traces(Path(source).absolute(), options))]
+    progress = [row for source in sources for row in _progress(Path(source), chosen)]
+    levels = delay_levels or DEFAULT_DELAY_LEVELS
+    if runs_in_spark(spark, lambda: sum(each.size() for each in found)):
+        tables = _in_spark(session_of(spark), found, traces, progress, hottest, levels)
+    else:
+        tables = _in_this_process(found, traces, progress, hottest, levels)
     audit = Audit(tuple(map(str, sources)), tables)
     if out is not None:
         audit.write(Path(out))
     return audit
+
+
+def _in_spark(
+    session: SparkSession,
+    messages: Sequence[Messages],
+    traces: Sequence[Messages],
+    progress: Sequence[tuple[Any, ...]],
+    hottest: int,
+    delay_levels: str,
+) -> dict[str, pa.Table]:
+    bodies = [each.frame(session, ["body"]).select("body") for each in traces]
+    with plainly():
+        counted = united([facts(each.frame(session, audit_tables.COLUMNS)) for each in messages])
+        counted = counted.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            frames = {
+                "topics": topics(counted),
+                "hours": hours(counted),
+                "failures": failures(counted),
+                "sizes": sizes(counted),
+                "hot_keys": hot_keys(counted, hottest),
+                "consumption": consumption(
+                    counted, united([session.createDataFrame([], "body binary"), *bodies]), delay_levels
+                ),
+                "lags": lags(counted, session.createDataFrame(progress, _PROGRESS)),
+            }
+            return {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
+        finally:
+            counted.unpersist()
+
+
+def _in_this_process(
+    messages: Sequence[Messages],
+    traces: Sequence[Messages],
+    progress: Sequence[tuple[Any, ...]],
+    hottest: int,
+    delay_levels: str,
+) -> dict[str, pa.Table]:
+    nothing = pa.RecordBatch.from_pylist([], schema_of(audit_tables.COLUMNS))
+    batches = chain([nothing], *(each.batches(audit_tables.COLUMNS) for each in messages))
+    counted = pa.concat_tables(map(audit_tables.facts, batches)).combine_chunks()
+    bodies = (body for each in traces for batch in each.batches(["body"]) for body in batch["body"].to_pylist())
+    found = {
+        "topics": audit_tables.topics(counted),
+        "hours": audit_tables.hours(counted),
+        "failures": audit_tables.failures(counted),
+        "sizes": audit_tables.sizes(counted),
+        "hot_keys": audit_tables.hot_keys(counted, hottest),
+        "consumption": audit_tables.consumption(counted, bodies, delay_levels),
+        "lags": audit_tables.lags(counted, progress),
+    }
+    return {name: _ordered(found[name], order) for name, order in TABLES.items()}
+
+
+def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the rows of a table as Spark orders them by these columns, null first."""
+    keys = {
+        f"{column} {name}": made
+        for name in names
+        for column, made in (("is", table[name].is_valid()), ("as", table[name]))
+    }
+    return table.take(pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys]))
 
 
 def united(frames: Sequence[DataFrame]) -> DataFrame:
@@ -292,13 +344,13 @@ def united(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _traces(spark: SparkSession, source: Path, options: Mapping[str, str]) -> DataFrame:
-    """Return the bodies of the trace topic, none where there is no such topic."""
+def _traces(source: Path, options: Mapping[str, str]) -> Messages | None:
+    """Return the messages of the trace topic, None for a store without such a topic."""
     if is_store(source):
-        with StoreReader(source) as reader:
-            if all(topic != TRACE_TOPIC for topic, _ in reader.queues()):
-                return spark.createDataFrame([], "body binary")
-    return messages_of(spark, source, Selection(topics=(TRACE_TOPIC,)), options).select("body")
+        with StoreReader(source) as store:
+            if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
+                return None
+    return Messages(source, Selection(topics=(TRACE_TOPIC,)), options)
 
 
 def _progress(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:

@@ -13,19 +13,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from rucola.spark import lake_rows
 from rucola.spark.failure import plainly
 from rucola.spark.key_index import read_keys, runs_to_merge, write_keys
-from rucola.spark.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, open_lake, read_lake
-from rucola.spark.session import Spark, session_of
-from rucola.spark.snapshot import RowFile, read_snapshot
+from rucola.spark.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
+from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.snapshot import KeyFile, RowFile, read_snapshot
 
 SMALL_SIZE: Final = 16 << 20
 TARGET_SIZE: Final = 128 << 20
+
+_ENTRY_SIZE: Final = 64
+"""Bytes that an entry of the key index takes in memory, about."""
 
 LEAST_FILES: Final = 8
 """So many small files of a topic and day, or runs of a size, are merged when nobody asks for more."""
@@ -85,22 +90,36 @@ def run(
         rows = small_files(before.rows, least_files)
         merged = runs_to_merge(before.keys, least_files)
         keys = [file for file in before.keys if file.run in merged]
-        if rows:
-            # As many rows to a file as make the target at the size that they have now.
-            most_rows = math.ceil(sum(file.rows for file in rows) / sum(file.size for file in rows) * TARGET_SIZE)
-            places = {(file.topic, file.date) for file in rows}
-            session = session_of(spark)
-            ordered = compact(
-                read_lake(session, target.root, rows), min(len(places), session.sparkContext.defaultParallelism)
+        if (rows or keys) and runs_in_spark(spark, partial(_size_of, target.root, rows, keys)):
+            _merge(session_of(spark), target, rows, keys)
+        elif rows or keys:
+            lake_rows.merge(target.root, rows, target.staged_rows)
+            lake_rows.write_entries(
+                lake_rows.read_entries(target.root, (file.path for file in keys)), target.staged_keys
             )
-            options = {**ROW_OPTIONS, "maxRecordsPerFile": str(most_rows)}
-            ordered.write.options(**options).partitionBy(*PARTITION_COLUMNS).parquet(str(target.staged_rows))
-        if keys:
-            entries = read_keys(session_of(spark), target.root, keys)
-            write_keys(entries, sum(file.entries for file in keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)
             counts = len(rows), len(commit.rows), len(keys), len(commit.keys)
             return Summary(str(target.root), sum(file.rows for file in rows), *counts)
         return Summary(str(target.root))
+
+
+def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
+    """Return about how many bytes are to be merged."""
+    return lake_rows.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
+
+
+def _merge(session: SparkSession, lake: Lake, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
+    """Merge files of rows by topic and day, and files of keys into one run, in Spark."""
+    if rows:
+        # As many rows to a file as make the target at the size that they have now.
+        most_rows = math.ceil(sum(file.rows for file in rows) / sum(file.size for file in rows) * TARGET_SIZE)
+        places = {(file.topic, file.date) for file in rows}
+        ordered = compact(
+            read_lake(session, lake.root, rows), min(len(places), session.sparkContext.defaultParallelism)
+        )
+        options = {**ROW_OPTIONS, "maxRecordsPerFile": str(most_rows)}
+        ordered.write.options(**options).partitionBy(*PARTITION_COLUMNS).parquet(str(lake.staged_rows))
+    if keys:
+        write_keys(read_keys(session, lake.root, keys), sum(file.entries for file in keys), lake.staged_keys)

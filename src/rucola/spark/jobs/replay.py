@@ -3,9 +3,9 @@
     select      which messages: a filter (see `rucola.spark.selection`)
     queues_of   what there is to send of each queue of the source, and its last message, which freezes the end: what is
                 stored later, be it by the replay itself, is not part of it
-    lanes       queues are dealt out to partitions of near-equal count; the rows of a partition are in the order of
-                their logs, and so in that of each queue
-    send        each partition is sent at its share of the rate (see `rucola.spark.resending`)
+    lanes       queues are dealt out to tasks of near-equal count, each with its share of the rate. The task of a store
+                reads its queues in the order of their log; the rows of a lake are put in that order by Spark
+    send        messages are sent as they come (see `rucola.spark.resending`)
 
 Every message is sent at least once, under its own unique key, so that consumers can drop repeats. What brokers have
 acknowledged stands in the ledger (see `rucola.spark.ledger`); a run that was killed is started again with the same
@@ -16,31 +16,39 @@ to its queue at once.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from pyspark.sql import DataFrame
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.spark import resending
+from rucola.spark import columns, resending
+from rucola.spark.arrays import ints, mask
 from rucola.spark.failure import plainly
 from rucola.spark.ledger import Ledger, Reached, SourceQueue, open_ledger
+from rucola.spark.messages import Messages
 from rucola.spark.options import SinkOptions, parse_sink
 from rucola.spark.progress import Progress, looking
 from rucola.spark.resending import Resending
-from rucola.spark.selection import Selection, check_source, messages_of
-from rucola.spark.session import Spark, session_of
+from rucola.spark.selection import Selection
+from rucola.spark.session import Spark, runs_in_spark, session_of
 
 GROUP: Final = "rucola_replay"
 
-_QUEUE: Final = ("brokerName", "topic", "queueId")
-_LANES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
+_QUEUE: Final = ["brokerName", "topic", "queueId"]
+_QUEUES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
+_LANE: Final = "lane int, bounds binary"
+_SENT: Final = "sent bigint"
 
 
 @dataclass(frozen=True)
@@ -133,12 +141,51 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     to `upto`.
     """
     return (
-        messages.join(F.broadcast(lanes), list(_QUEUE))
+        messages.join(F.broadcast(lanes), _QUEUE)
         .where("commitLogOffset > after AND commitLogOffset <= upto")
         .repartitionById(count, F.col("lane"))
         .sortWithinPartitions("brokerName", "commitLogOffset")
         .select(*resending.COLUMNS)
     )
+
+
+def counted(batches: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    """Return the rows of `queues_of` for record batches."""
+    each = [("storeSize", "count"), ("storeSize", "sum"), ("commitLogOffset", "max")]
+    parts = [pa.table(batch).group_by(_QUEUE).aggregate(each) for batch in batches]
+    if not parts:
+        return []
+    all_parts = [("storeSize_count", "sum"), ("storeSize_sum", "sum"), ("commitLogOffset_max", "max")]
+    found = pa.concat_tables(parts).group_by(_QUEUE).aggregate(all_parts)
+    return list(zip(*(found[name].to_pylist() for name in (*_QUEUE, *map("_".join, all_parts))), strict=True))
+
+
+Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
+"""The physical offset behind which a queue is to be sent, and that of the last message to be sent."""
+
+
+def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """Yield the messages between the bounds of their queues, in the order of their logs."""
+
+    def between(batch: pa.RecordBatch) -> pa.RecordBatch:
+        found, codes = resending.queues_in(batch)
+        after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
+        offsets = ints(batch["commitLogOffset"])
+        return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
+
+    left = messages.of_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
+    batches = map(between, left.batches(resending.COLUMNS))
+    if not messages.is_lake:
+        return batches
+    rows = pa.Table.from_batches(list(batches), columns.schema_of(resending.COLUMNS))
+    return iter(rows.sort_by([("brokerName", "ascending"), ("commitLogOffset", "ascending")]).to_batches())
+
+
+def _send_lanes(work: Resending, messages: Messages, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read and send the lanes of a store whose bounds these rows hold."""
+    for batch in tasks:
+        for pickled in batch["bounds"].to_pylist():
+            yield from work(in_order(messages, pickle.loads(pickled)))
 
 
 def run(
@@ -161,67 +208,86 @@ def run(
     ConfigError where the ledger is that of another replay; RemotingError when brokers did not take a message, after
     which the same call goes on.
     """
-    selection = selection or Selection()
-    options = {"corruptRecords": corrupt_records}
+    messages = Messages(Path(source).absolute(), selection or Selection(), {"corruptRecords": corrupt_records})
     if name_server is None or ledger is None:
         if name_server is not ledger:
             raise ConfigError("a replay needs both a name server and the directory of its ledger; a dry run neither")
-        return Summary(str(source), topic, _count(spark, source, selection, options), {}, is_dry=True)
+        queues = _count(spark, messages)
+        return Summary(str(source), topic, queues, {}, is_dry=True)
     given = {"nameServer": name_server, "producerGroup": producer_group}
     target = parse_sink(given if topic is None else {**given, "topic": topic})
-    check_source(source, selection)
     with open_ledger(ledger) as opened:
         if topic is not None:
             asyncio.run(_check_topics({topic}, target))
-        queues = _settled(opened, spark, source, selection, options, target)
+        queues = _settled(opened, spark, messages, target)
         before = dict(opened.acks().reached)
         left = [queue for queue in queues if _rows_left(queue, before)]
         sent = 0
         if left:
             asyncio.run(_check_topics({topic or queue.topic for queue in left}, target))
-            session = session_of(spark)
-            lanes = deal(left, before, session.sparkContext.defaultParallelism)
-            rates = None if rate is None else _rates(lanes, before, rate)
-            work = Resending(uuid.uuid4().hex, opened.directory, target, rates)
-            rows = [
-                (*queue.queue, lane, before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset)
-                for lane, dealt in enumerate(lanes)
-                for queue in dealt
-            ]
-            messages = messages_of(session, source, selection, options)
-            waiting = in_lanes(messages, session.createDataFrame(rows, _LANES), len(lanes))
-            with plainly(), _watched(opened, sum(queue.rows for queue in queues), progress):
-                sent = sum(row.sent for row in waiting.mapInArrow(work, "sent bigint").collect())
+            messages = replace(messages)  # as the source is now, of which messages may have been deleted
+            with _watched(opened, sum(queue.rows for queue in queues), progress):
+                if runs_in_spark(spark, messages.size):
+                    sent = _send(session_of(spark), messages, opened, target, left, before, rate)
+                else:
+                    bounds = {queue.queue: _bounds(queue, before) for queue in left}
+                    work = Resending(uuid.uuid4().hex, opened.directory, target, None if rate is None else [rate])
+                    sent = work.send(in_order(messages, bounds))
         return Summary(str(source), topic, queues, opened.acks().reached, sent)
 
 
-def _count(
-    spark: Spark, source: str | Path, selection: Selection, options: Mapping[str, str]
-) -> tuple[QueueToReplay, ...]:
-    messages = messages_of(spark, source, selection, {**options, "includeBody": "false"})
+def _send(
+    session: SparkSession,
+    messages: Messages,
+    ledger: Ledger,
+    target: SinkOptions,
+    left: Sequence[QueueToReplay],
+    before: Mapping[SourceQueue, Reached],
+    rate: float | None,
+) -> int:
+    """Send what is left of these queues, in as many tasks as Spark runs at a time, and return how much that was."""
+    lanes = deal(left, before, session.sparkContext.defaultParallelism)
+    rates = None if rate is None else _rates(lanes, before, rate)
+    work = Resending(uuid.uuid4().hex, ledger.directory, target, rates)
+    if messages.is_lake:  # whose files Spark has to put in order
+        rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
+        queues = session.createDataFrame(rows, _QUEUES)
+        sent = in_lanes(messages.frame(session, resending.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
+    else:
+        bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in dealt}) for dealt in lanes]
+        tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
+        sent = tasks.mapInArrow(partial(_send_lanes, work, replace(messages)), _SENT)
     with plainly():
-        rows = queues_of(messages).collect()
+        return sum(row.sent for row in sent.collect())
+
+
+def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tuple[int, int]:
+    """Return the physical offset that a queue has reached, and that of its last message."""
+    return before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset
+
+
+def _count(spark: Spark, messages: Messages) -> tuple[QueueToReplay, ...]:
+    names = (*_QUEUE, "storeSize", "commitLogOffset")
+    rows: Iterable[Any]
+    if runs_in_spark(spark, messages.size):
+        with plainly():
+            rows = queues_of(messages.frame(session_of(spark), names)).collect()
+    else:
+        rows = counted(messages.batches(names))
     return tuple(sorted((QueueToReplay(*row) for row in rows), key=lambda each: each.queue))
 
 
-def _settled(
-    ledger: Ledger,
-    spark: Spark,
-    source: str | Path,
-    selection: Selection,
-    options: Mapping[str, str],
-    target: SinkOptions,
-) -> tuple[QueueToReplay, ...]:
-    """Return what the ledger says is to be replayed; where it is new, after writing that down."""
+def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
+    """Return what the ledger says is to be replayed; if it is new, after writing that down."""
     asked = {
-        "source": str(Path(source).absolute()),
+        "source": str(messages.source),
         "nameServer": target.name_server,
         "topic": target.topic,
-        "selection": selection.to_json(),
+        "selection": messages.selection.to_json(),
     }
     settled = ledger.read()
     if settled is None:
-        queues = _count(spark, source, selection, options)
+        queues = _count(spark, messages)
         ledger.settle({**asked, "queues": [asdict(queue) for queue in queues]})
         return queues
     for name, value in asked.items():

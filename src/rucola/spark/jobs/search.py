@@ -7,14 +7,14 @@ What the snapshot and the key index tell is left out before Spark begins:
                          physical offsets that the index gives, and passes over row groups and pages without them
     offsetMsgId          files without its physical offset
 
-Everything is then compared row by row, so a search finds the same with the index as without. A few messages are found
-faster by `rucola.spark.lookup`, without a session.
+Everything is then compared row by row, so a search finds the same with the index as without. By key or offsetMsgId, and
+in few or small files, `rucola.spark.lookup` finds the same without a session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
+from rucola.spark import lake_rows
 from rucola.spark.failure import plainly
 from rucola.spark.lake import read_lake
-from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id, files_at, has_key, messages_of, places
+from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id, files_at, has_key, messages_of, newest, places
 from rucola.spark.options import matching, parse_tags
 from rucola.spark.selection import Selection
-from rucola.spark.session import Spark, session_of
-from rucola.spark.snapshot import read_snapshot
+from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.snapshot import RowFile, read_snapshot
 
 _MOST_OFFSETS: Final = 1000
 """Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""
@@ -41,30 +42,36 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
     return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
 
 
-def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
-    """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must.
+@dataclass(frozen=True)
+class Parts:
+    """Files of a lake that may hold what is asked for, and the physical offsets to look at there, None for all."""
 
-    Raises StoreError where there is no lake, InvalidMessage for what is no offsetMsgId.
-    """
-    root, snapshot = Path(lake).absolute(), read_snapshot(lake)
-    first, last = days_of(selection)
-    files = [
-        file
-        for file in snapshot.rows
-        if first <= file.date <= last and (selection.topics is None or file.topic in selection.topics)
-    ]
-    offsets = None
+    files: Sequence[RowFile]
+    offsets: Sequence[int] | None = None
+
+
+def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Parts:
+    """Return the parts of a lake that a search reads. Raises what `run` does."""
+    snapshot = read_snapshot(lake)
+    files, offsets = selection.files_of(snapshot.rows), None
     if selection.keys is not None:
-        where = places(root, snapshot, selection.keys)
+        where = places(lake, snapshot, selection.keys)
         files = files_at(files, where)
         offsets = sorted({offset for file in files for offset in where[file.topic, file.date].tolist()})
     if offset_msg_id is not None:
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         files = [file for file in files if file.least <= physical_offset <= file.most]
         offsets = [physical_offset]
-    rows = read_lake(session_of(spark), root, files)
-    if offsets is not None and len(offsets) <= _MOST_OFFSETS:
-        rows = rows.where(F.col("commitLogOffset").isin(offsets))
+    return Parts(files, offsets)
+
+
+def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+    """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must."""
+    root = Path(lake).absolute()
+    parts = parts_of(root, selection, offset_msg_id)
+    rows = read_lake(session_of(spark), root, parts.files)
+    if parts.offsets is not None and len(parts.offsets) <= _MOST_OFFSETS:
+        rows = rows.where(F.col("commitLogOffset").isin(*parts.offsets))
     return search(rows, selection, offset_msg_id)
 
 
@@ -76,36 +83,35 @@ def run(
     *,
     most: int = MOST,
 ) -> Found:
-    """Return the newest `most` messages of a lake that are asked for. Raises what `find` does."""
+    """Return the newest `most` messages of a lake that are asked for.
+
+    Raises StoreError if there is no lake, InvalidMessage for what is no offsetMsgId.
+    """
+    root = Path(lake).absolute()
+    if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
+        return _run_directly(root, selection, offset_msg_id, most)
     with plainly():
-        rows = find(spark, lake, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
+        rows = find(spark, root, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
         messages = messages_of(rows.limit(most + 1).toArrow())
     return Found(messages[:most], is_cut=len(messages) > most)
 
 
-def run_without_spark(
-    lake: str | Path, selection: Selection, offset_msg_id: str | None = None, *, most: int = MOST
-) -> Found | None:
-    """Return what `run` does where keys or an offsetMsgId are asked for, and None otherwise."""
+def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int:
+    """Return about how many bytes are read; next to nothing of what the key index or the snapshot points at."""
+    if offset_msg_id is not None or selection.keys is not None:
+        return 0
+    return lake_rows.size_of(lake, selection.files_of(read_snapshot(lake).rows))
+
+
+def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> Found:
     if offset_msg_id is not None:
         found = by_offset_msg_id(lake, offset_msg_id)
         return Found([found] if found is not None and _takes(selection)(found.message) else [])
-    if selection.keys is None:
-        return None
-    return by_key(
-        lake,
-        selection.keys,
-        most=most,
-        topics=selection.topics,
-        days=days_of(selection),
-        matches=_takes(selection),
-    )
-
-
-def days_of(selection: Selection) -> tuple[str, str]:
-    """Return the first and the last day, as the lake has them, of the messages that are asked for."""
-    begin, end = selection.starting_timestamp, selection.ending_timestamp
-    return "" if begin is None else _day(begin), "9999" if end is None else _day(end)
+    if selection.keys is not None:
+        keys, topics = selection.keys, selection.topics
+        return by_key(lake, keys, most=most, topics=topics, days=selection.days, matches=_takes(selection))
+    files = selection.files_of(read_snapshot(lake).rows)
+    return newest(lake, files, selection.columns, selection.matches, most)
 
 
 def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
@@ -125,7 +131,3 @@ def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
         )
 
     return takes
-
-
-def _day(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).date().isoformat()

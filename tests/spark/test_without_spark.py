@@ -1,0 +1,254 @@
+"""Jobs in this process: the same results as in Spark, from the same input, and when which of both is chosen."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from rucola.cli.main import main
+from rucola.errors import ConfigError, StoreCorrupt
+from rucola.spark import session
+from rucola.spark.jobs import archive, audit, compact, replay, search
+from rucola.spark.key_index import read_keys
+from rucola.spark.lake import read_lake
+from rucola.spark.messages import Messages
+from rucola.spark.schema import COLUMNS
+from rucola.spark.selection import Selection
+from rucola.spark.session import SMALL_SIZE, LaterSession, Spark
+from rucola.spark.snapshot import Snapshot, read_snapshot
+from spark.small_store import SmallStore
+
+MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
+HERE = LaterSession("tests", is_wanted=False)
+
+
+def fill(store: SmallStore, count: int, seed: int = 2013) -> None:
+    """Messages of all sorts: retries, dead letters, traces, several days, keys twice, no properties at all."""
+    pick = random.Random(seed)
+    for n in range(count):
+        topic = pick.choice(["T", "T", "a#b=c", "é", "%RETRY%g", "%DLQ%g", "RMQ_SYS_TRACE_TOPIC"])
+        at_ms = MIDNIGHT_MS - 50_000_000 + n * pick.choice([0, 1000, 400_000])
+        body = f"body {pick.randrange(5)}".encode()
+        if topic == "RMQ_SYS_TRACE_TOPIC":
+            fields = ["SubBefore", str(at_ms + 7), "region", "gé", "request", f"U{pick.randrange(count)}", "0", "é"]
+            body = "\x01".join(fields).encode() + b"\x02junk\x02"
+        given = {
+            "UNIQ_KEY": f"U{pick.randrange(count)}",
+            "KEYS": pick.choice(["k1 k1 k2", "é", f"k{n}"]),
+            "TAGS": pick.choice("AB"),
+            "n": str(n),
+            "RETRY_TOPIC": "T",
+            "DELAY": pick.choice(["3", "18", "99", "junk"]),
+        }
+        given = {name: value for name, value in given.items() if pick.random() < 0.7}
+        store.put(topic, pick.randrange(3), body, at_ms=at_ms, **given)
+
+
+def rows_of(spark: SparkSession, lake: Path) -> list[Any]:
+    return sorted(read_lake(spark, lake).collect(), key=lambda row: row.commitLogOffset)
+
+
+def entries_of(spark: SparkSession, lake: Path) -> list[Any]:
+    return sorted(read_keys(spark, lake, read_snapshot(lake).keys).collect())
+
+
+def places_of(snapshot: Snapshot) -> set[tuple[str, str, int, int]]:
+    """Where rows are, by topic and day, whatever files they are in."""
+    places = {(file.topic, file.date) for file in snapshot.rows}
+    return {
+        (
+            *place,
+            sum(file.rows for file in snapshot.rows if (file.topic, file.date) == place),
+            min(file.least for file in snapshot.rows if (file.topic, file.date) == place),
+        )
+        for place in places
+    }
+
+
+@pytest.mark.spark
+def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    both: tuple[tuple[Spark, Path], ...] = ((spark, tmp_path / "in-spark"), (HERE, tmp_path / "here"))
+    summaries = []
+    for part in range(3):
+        fill(small_store, 60, seed=part)
+        summaries = [archive.run(jobs, small_store.path, lake) for jobs, lake in both]
+        one, other = (replace(summary, lake="", file_count=0, file_size=0, key_size=0) for summary in summaries)
+        assert one == other
+    in_spark, here = (lake for _, lake in both)
+    rows = rows_of(spark, in_spark)
+    assert rows_of(spark, here) == rows
+    entries = entries_of(spark, in_spark)
+    assert entries_of(spark, here) == entries
+    snapshots = [read_snapshot(lake) for _, lake in both]
+    assert places_of(snapshots[0]) == places_of(snapshots[1])
+    assert snapshots[0].progress == snapshots[1].progress
+    assert {(file.entries, file.least, file.most) for file in snapshots[0].keys} == {
+        (file.entries, file.least, file.most) for file in snapshots[1].keys
+    }
+    # Each way compacts what the other one has written.
+    for jobs, lake in ((HERE, in_spark), (spark, here)):
+        summary = compact.run(jobs, lake, least_files=2)
+        assert (summary.rows, summary.replaced_key_files, summary.key_files) == (len(rows), 3, 1)
+        assert rows_of(spark, lake) == rows
+        assert entries_of(spark, lake) == entries
+        assert all(file.path.startswith(f"topic={file.path[6:].split('/')[0]}") for file in read_snapshot(lake).rows)
+    compacted = [{(file.topic, file.date): file.rows for file in read_snapshot(lake).rows} for lake in (in_spark, here)]
+    assert compacted[0] == compacted[1]
+
+
+@pytest.mark.spark
+def test_both_ways_audit_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    fill(small_store, 400)
+    (small_store.path / "config").mkdir()
+    offsets = {"T@g": {"0": 1, "1": 900}, "é@done": {"0": 3}, "Gone@g": {"0": 7}}
+    text = json.dumps({"offsetTable": offsets})
+    (small_store.path / "config" / "consumerOffset.json").write_text(text)
+    archive.run(HERE, small_store.path, tmp_path / "lake")
+    other = SmallStore(tmp_path / "other")
+    for sources in ([small_store.path], [tmp_path / "lake"], [small_store.path, tmp_path / "lake"], [other.path]):
+        for given in ({}, {"selection": Selection(tags="A", expression="n > 30"), "hottest": 2, "delay_levels": "1s"}):
+            one, here = (audit.run(jobs, sources, **given) for jobs in (spark, HERE))  # type: ignore[arg-type]
+            for name, table in one.tables.items():
+                found = here.tables[name]
+                assert [(each.name, each.type) for each in found.schema] == [
+                    (each.name, each.type) for each in table.schema
+                ]
+                assert found.to_pylist() == table.to_pylist(), name
+    assert len(here.tables["topics"]) == 0
+
+
+@pytest.mark.spark
+def test_both_ways_count_and_read_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    fill(small_store, 300)
+    archive.run(HERE, small_store.path, tmp_path / "lake")
+    selections = (
+        Selection(),
+        Selection(("T", "é"), tags="A", expression="n > 100"),
+        Selection(keys=("k1", "é", "U7"), starting_timestamp=MIDNIGHT_MS - 49_000_000),
+        Selection(ending_timestamp=MIDNIGHT_MS, expression="n IS NULL"),
+    )
+    for source in (small_store.path, tmp_path / "lake"):
+        for selection in selections:
+            messages = Messages(source, selection)
+            names = tuple(COLUMNS)
+            here = [row for batch in messages.batches(names) for row in batch.to_pylist(maps_as_pydicts="strict")]
+            there = messages.frame(spark, names).select(*names).toArrow().to_pylist(maps_as_pydicts="strict")
+            assert sorted(here, key=lambda row: row["commitLogOffset"]) == sorted(
+                there, key=lambda row: row["commitLogOffset"]
+            )
+            assert 0 < len(here) <= messages.size()
+            counts = [replay.run(jobs, source, selection=selection).queues for jobs in (spark, HERE)]
+            assert counts[0] == counts[1]
+
+
+def test_damage_is_met_in_this_process_as_well(small_store: SmallStore, tmp_path: Path) -> None:
+    places = [small_store.put() for _ in range(3)]
+    small_store.overwrite(places[1] + 88, b"X")
+    for job in (
+        lambda: archive.run(HERE, small_store.path, tmp_path / "lake"),
+        lambda: audit.run(HERE, [small_store.path]),
+    ):
+        with pytest.raises(StoreCorrupt, match="the body does not match its CRC"):
+            job()
+    assert not list((tmp_path / "lake").glob("topic=*"))
+    assert archive.run(HERE, small_store.path, tmp_path / "lake", corrupt_records="skip").rows == 2
+
+
+def test_many_rows_are_written_in_several_files(
+    small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is buffered is bounded; keys are cut by their hash."""
+    from rucola.spark import lake_rows
+
+    monkeypatch.setattr(lake_rows, "_MOST_BUFFERED", 1)
+    monkeypatch.setattr(lake_rows, "ENTRIES_PER_FILE", 100)
+    monkeypatch.setattr("rucola.spark.columns.BATCH_ROWS", 40)
+    fill(small_store, 200)
+    first = archive.run(HERE, small_store.path, tmp_path / "lake")
+    snapshot = read_snapshot(tmp_path / "lake")
+    assert sum(file.rows for file in snapshot.rows) == first.rows
+    per_place = [(file.topic, file.date) for file in snapshot.rows]
+    assert len(per_place) > len(set(per_place))
+    assert len(snapshot.keys) > 1
+    ordered = sorted(snapshot.keys, key=lambda file: file.least)
+    assert all(one.most < other.least for one, other in pairwise(ordered))
+    assert first.key_count == sum(file.entries for file in snapshot.keys)
+    found = search.run(HERE, tmp_path / "lake", Selection(keys=("k1",)), most=1000)
+    assert len(found.messages) == len(
+        [
+            each
+            for each in search.run(HERE, tmp_path / "lake", Selection(), most=1000).messages
+            if "k1" in (each.message.keys or "").split()
+        ]
+    )
+
+
+# -- which of both is chosen ------------------------------------------------------------------------------------------
+
+
+class Asked(Exception):
+    """A session was asked for."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> SparkSession:
+        raise Asked
+
+    monkeypatch.setattr(session, "local_session", refuse)
+
+
+@pytest.mark.parametrize("command", ["archive", "compact", "audit", "replay", "search"])
+def test_options_decide_where_a_job_runs(
+    asked: None, small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """By default the size does; --spark and --no-spark do in any case, and a master asks for Spark."""
+    fill(small_store, 20)
+    lakes = tmp_path / "given", tmp_path / "new"
+    for _ in range(2):
+        fill(small_store, 20)
+        archive.run(HERE, small_store.path, lakes[0])
+    arguments = {
+        "archive": ["--store", str(small_store.path), "--out", str(lakes[1])],
+        "compact": ["--lake", str(lakes[0])],
+        "audit": ["--from", str(small_store.path)],
+        "replay": ["--from", str(lakes[0]), "--dry-run"],
+        "search": ["--lake", str(lakes[0])],
+    }[command]
+
+    def result(*options: str) -> Any:
+        return CliRunner().invoke(main, ["pipeline", command, *arguments, *options])
+
+    for options in (["--spark"], ["--master", "local[1]"]):
+        assert isinstance(result(*options).exception, Asked)
+    monkeypatch.setattr(session, "SMALL_SIZE", 1000)
+    monkeypatch.setattr("rucola.spark.lake_rows.SMALL_SIZE", 1000)
+    assert isinstance(result().exception, Asked)
+    assert result("--no-spark", "--master", "local[1]").exit_code == 1
+    assert result("--no-spark").exit_code == 0
+    if command in ("archive", "compact"):
+        return  # it is done
+    monkeypatch.setattr(session, "SMALL_SIZE", SMALL_SIZE)
+    assert result().exit_code == 0
+
+
+def test_a_master_without_spark_is_a_contradiction() -> None:
+    with pytest.raises(ConfigError, match=r"leave out the master local\[1\]"):
+        LaterSession("tests", "local[1]", is_wanted=False)
+
+
+def test_under_spark_submit_a_job_runs_in_spark(
+    asked: None, small_store: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_store.put("T")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(Asked):
+        audit.run(LaterSession("tests"), [small_store.path])
