@@ -23,6 +23,8 @@
     session     a local Spark session
     lake        archived messages as Parquet, and how commits are made to it
     snapshot    which files a lake holds, and how far each store is archived
+    inventory   the files of a lake as they are, damaged ones included
+    restoration the plan of a repair: what a damaged lake can be restored to
     key_index   where in a lake the messages with a key are
     lookup      a few messages out of a lake, without Spark
     jobs/       one file a job: a pure DataFrame function, and what runs it

@@ -25,7 +25,7 @@ from rucola.spark.lake import read_lake
 from rucola.spark.options import is_store, matching, parse, parse_tags
 from rucola.spark.planning import StoreSource
 from rucola.spark.session import Spark, session_of
-from rucola.spark.snapshot import is_lake
+from rucola.spark.snapshot import check_files, is_lake, read_snapshot
 from rucola.spark.source import FORMAT
 
 
@@ -124,9 +124,10 @@ def _day(timestamp_ms: int) -> date:
 
 
 def check_source(source: str | Path, selection: Selection) -> None:
-    """Raise StoreError for what is neither a store directory nor a lake, ConfigError for topics that a store lacks."""
+    """Raise StoreError unless this is a sound store directory or lake, ConfigError for topics that a store lacks."""
     directory = Path(source).absolute()
     if is_lake(directory):
+        check_files(directory, read_snapshot(directory).rows)
         return
     if not is_store(directory):
         raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
