@@ -21,6 +21,7 @@
     report      the page of an audit, from its tables
     charts      charts as SVG
     session     a local Spark session
+    daemon      the process that forks its Python workers
     lake        archived messages as Parquet, and how commits are made to it
     snapshot    which files a lake holds, and how far each store is archived
     inventory   the files of a lake as they are, damaged ones included

@@ -31,7 +31,7 @@ which messages:
 
 and how:
 
-    columns                  columns to make, separated by commas; default all
+    columns                  columns to make, separated by commas, or nothing, to count messages; default all
     includeBody              false leaves out the column body; default true
     corruptRecords           fail; skip, which leaves damaged records out with a warning; or column, which makes a row
                              of each, with NULL in all columns but brokerName, commitLogOffset and the further column
@@ -284,7 +284,7 @@ def parse(options: Mapping[str, str]) -> Options:
         tags=None if is_sql else take("subExpression", parse_tags, None),
         expression=take("subExpression", _expression, None) if is_sql else None,
         keys=take("keys", lambda text: frozenset(_words(text)), None),
-        columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None), corrupt_records),
+        columns=_columns(take("columns", _names, None), take("includeBody", _boolean, None), corrupt_records),
         corrupt_records=corrupt_records,
         fail_on_data_loss=take("failOnDataLoss", _boolean, True),
         max_offsets_per_trigger=take("maxOffsetsPerTrigger", _count, None),
@@ -379,6 +379,10 @@ def _words(text: str) -> list[str]:
     if not words:
         raise ValueError("it names nothing")
     return words
+
+
+def _names(text: str) -> list[str]:
+    return _words(text) if text.strip() else []
 
 
 def _number(text: str) -> int:

@@ -87,6 +87,7 @@ def local_session(
         "spark.sql.maxConcurrentOutputFileWriters": "64",
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.adaptive.enabled": "true",
+        "spark.python.daemon.module": "rucola.spark.daemon",
         "spark.log.level": "ERROR",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}{_SHORT * is_short}",
         **(configuration or {}),

@@ -42,6 +42,7 @@ from rucola.client import Message, SendStatus
 from rucola.client.sync import Producer
 from rucola.errors import ConfigError, InvalidMessage, MQError, RemotingError
 from rucola.message import properties
+from rucola.spark.failure import sentences
 from rucola.spark.options import SinkOptions
 from rucola.spark.schema import COLUMNS
 
@@ -141,6 +142,7 @@ def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition
     return message
 
 
+@sentences
 class RocketMQWriter(DataSourceArrowWriter):
     """Sends the rows of a batch."""
 
@@ -157,6 +159,7 @@ class RocketMQWriter(DataSourceArrowWriter):
         _account("batch that failed", messages)
 
 
+@sentences
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     """Sends the rows of one batch of a stream after the other."""
 

@@ -38,6 +38,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError
+from rucola.spark.failure import sentences
 from rucola.spark.options import Options, check_for_batch, check_for_stream, parse, parse_sink
 from rucola.spark.schema import TYPES, ddl
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 FORMAT = "rocketmq"
 
 
+@sentences
 class RocketMQSource(DataSource):
     """The data source. Spark makes one from the options of each read."""
 
@@ -65,8 +67,8 @@ class RocketMQSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
-        return ddl(self._parsed.columns)
+    def schema(self) -> str | StructType:
+        return ddl(self._parsed.columns) if self._parsed.columns else StructType()
 
     def reader(self, schema: StructType) -> RocketMQReader:
         from rucola.spark.reader import NarrowedRocketMQReader, RocketMQReader  # here, since it takes Arrow

@@ -25,10 +25,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from rucola.errors import StoreError
 from rucola.spark import reader
+from rucola.spark.failure import sentences
 from rucola.spark.options import Options
 from rucola.spark.places import Offsets, Place, at_offsets, from_json, initial_offsets, settled, to_json
 
 
+@sentences
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the batches of one query, and on the workers, which get a pickled copy, reads their partitions."""
 

@@ -136,6 +136,7 @@ def check_store(store: str | Path) -> None:
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
 
 
+@plainly()
 def run(
     spark: Spark,
     store: str | Path,
@@ -180,6 +181,7 @@ def run(
         return _publish(target, summary, staged, {name: progress})
 
 
+@plainly()
 def run_live(
     spark: Spark,
     name_server: str,
@@ -234,26 +236,25 @@ class Staged:
 
 def stage(lake: Lake, messages: DataFrame) -> Staged:
     """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
-    with plainly():
-        rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
-        rows.parquet(str(lake.staged_rows))
-        paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
-        if not paths:
-            return Staged()
-        written = read_rows(messages.sparkSession, lake.staged_rows, paths)
-        counted = (
-            written.groupBy("brokerName", "topic", "queueId")
-            .agg(
-                F.count("*").alias("rows"),
-                F.sum("storeSize").alias("size"),
-                F.min("queueOffset").alias("first"),
-                F.max("queueOffset").alias("last"),
-                F.max("commitLogOffset").alias("commitLogOffset"),
-                F.sum(F.coalesce(F.array_size("keys"), F.lit(0)) + 1).alias("keys"),
-            )
-            .collect()
+    rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
+    rows.parquet(str(lake.staged_rows))
+    paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
+    if not paths:
+        return Staged()
+    written = read_rows(messages.sparkSession, lake.staged_rows, paths)
+    counted = (
+        written.groupBy("brokerName", "topic", "queueId")
+        .agg(
+            F.count("*").alias("rows"),
+            F.sum("storeSize").alias("size"),
+            F.min("queueOffset").alias("first"),
+            F.max("queueOffset").alias("last"),
+            F.max("commitLogOffset").alias("commitLogOffset"),
+            F.sum(F.coalesce(F.array_size("keys"), F.lit(0)) + 1).alias("keys"),
         )
-        write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
+        .collect()
+    )
+    write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
     queues = [
         QueueSummary(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
         for row in counted

@@ -240,6 +240,7 @@ class Audit:
         (out / "report.html").write_text(report.page(self.sources, {n: t.to_pylist() for n, t in self.tables.items()}))
 
 
+@plainly()
 def run(
     spark: Spark,
     sources: Sequence[str | Path],
@@ -277,8 +278,7 @@ def run(
             "consumption": consumption(counted, united(traces), delay_levels or DEFAULT_DELAY_LEVELS),
             "lags": lags(counted, session.createDataFrame(progress, _PROGRESS)),
         }
-        with plainly():
-            tables = {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
+        tables = {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
     finally:
         counted.unpersist()
     audit = Audit(tuple(map(str, sources)), tables)

@@ -67,6 +67,7 @@ def small_files(files: Sequence[RowFile], least_files: int) -> list[RowFile]:
     return [file for group in by_place.values() if len(group) >= least_files for file in group]
 
 
+@plainly()
 def run(
     spark: Spark,
     lake: str | Path,
@@ -80,7 +81,7 @@ def run(
     there is no lake, or another run is writing to it.
     """
     read_snapshot(lake)  # so that none is made where there is none
-    with open_lake(lake) as target, plainly():
+    with open_lake(lake) as target:
         before = target.snapshot()
         rows = small_files(before.rows, least_files)
         merged = runs_to_merge(before.keys, least_files)

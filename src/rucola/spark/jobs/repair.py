@@ -72,6 +72,7 @@ class Summary:
         }
 
 
+@plainly()
 def run(
     spark: Spark,
     lake: str | Path,
@@ -93,7 +94,7 @@ def run(
         raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
     if not dry_run:
         make_directory(own)
-    with locked(root) if own.is_dir() else nullcontext(), plainly():
+    with locked(root) if own.is_dir() else nullcontext():
         target = Lake(root)
         found = take_inventory(root)
         if _is_interrupted(found) and not dry_run:

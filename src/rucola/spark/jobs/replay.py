@@ -141,6 +141,7 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     )
 
 
+@plainly()
 def run(
     spark: Spark,
     source: str | Path,
@@ -190,7 +191,7 @@ def run(
             ]
             messages = messages_of(session, source, selection, options)
             waiting = in_lanes(messages, session.createDataFrame(rows, _LANES), len(lanes))
-            with plainly(), _watched(opened, sum(queue.rows for queue in queues), progress):
+            with _watched(opened, sum(queue.rows for queue in queues), progress):
                 sent = sum(row.sent for row in waiting.mapInArrow(work, "sent bigint").collect())
         return Summary(str(source), topic, queues, opened.acks().reached, sent)
 
@@ -199,8 +200,7 @@ def _count(
     spark: Spark, source: str | Path, selection: Selection, options: Mapping[str, str]
 ) -> tuple[QueueToReplay, ...]:
     messages = messages_of(spark, source, selection, {**options, "includeBody": "false"})
-    with plainly():
-        rows = queues_of(messages).collect()
+    rows = queues_of(messages).collect()
     return tuple(sorted((QueueToReplay(*row) for row in rows), key=lambda each: each.queue))
 
 

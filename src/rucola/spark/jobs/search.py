@@ -41,6 +41,7 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
     return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
 
 
+@plainly()
 def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must.
 
@@ -68,6 +69,7 @@ def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: st
     return search(rows, selection, offset_msg_id)
 
 
+@plainly()
 def run(
     spark: Spark,
     lake: str | Path,
@@ -77,9 +79,8 @@ def run(
     most: int = MOST,
 ) -> Found:
     """Return the newest `most` messages of a lake that are asked for. Raises what `find` does."""
-    with plainly():
-        rows = find(spark, lake, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
-        messages = messages_of(rows.limit(most + 1).toArrow())
+    rows = find(spark, lake, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
+    messages = messages_of(rows.limit(most + 1).toArrow())
     return Found(messages[:most], is_cut=len(messages) > most)
 
 
