@@ -3,6 +3,7 @@
     schema      the columns, in Spark's words
     options     what a read and a write may be told
     source      the data source itself, which Spark asks for the following
+    tables      tables of Spark's catalog, which keep their options
     reader      a batch: from options to partitions to rows
     streaming   a stream of batches
     sink        rows sent as messages

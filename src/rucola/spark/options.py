@@ -9,7 +9,10 @@ messages are, one of the two:
 which messages:
 
     brokerName               a name for each store, in the same order; by default a store's path is its name
+    path                     one store directory; what load(path) and a table's LOCATION give
+    paths                    several, as JSON; what load([path, path]) gives
     subscribe                topics, separated by commas
+    topic                    one topic; what a write calls it, so that a table can be both read and written
     subscribePattern         a regular expression that the whole name of a topic must match
     assign                   queues, {"topic":[0,1]} on every broker or {"topic":{"broker":[0,1]}}
     includeSystemTopics      true also reads the system's own topics, unless topics are named; default false
@@ -185,7 +188,10 @@ NAMES: Final = (
     "storePath",
     "nameServer",
     "brokerName",
+    "path",
+    "paths",
     "subscribe",
+    "topic",
     "subscribePattern",
     "assign",
     "includeSystemTopics",
@@ -257,19 +263,20 @@ def parse(options: Mapping[str, str]) -> Options:
     """
     given = _Given(options, NAMES, "a read")
     take, exclude = given.take, given.exclude
-    exclude("subscribe", "subscribePattern", "assign")
-    exclude("storePath", "nameServer")
+    exclude("subscribe", "topic", "subscribePattern", "assign")
+    exclude("storePath", "path", "paths", "nameServer")
     exclude("startingOffsets", "startingOffsetsByTimestamp")
     exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
         exclude("nameServer", name)
     name_server = take("nameServer", _name_server, None)
+    paths: list[str] = take("storePath", _words, []) or take("path", _path, []) or take("paths", _paths, [])
     corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
     is_sql = take("expressionType", _is_sql, False)
     parsed = Options(
-        stores={} if name_server else _stores(take("storePath", _words, []), take("brokerName", _words, None)),
+        stores={} if name_server else _stores(paths, take("brokerName", _words, None)),
         name_server=name_server,
-        topics=take("subscribe", lambda text: frozenset(_words(text)), None),
+        topics=take("subscribe", lambda text: frozenset(_words(text)), None) or take("topic", _one_topic, None),
         pattern=take("subscribePattern", _pattern, None),
         assigned=take("assign", lambda text: frozenset(_queues(text)), None),
         include_system_topics=take("includeSystemTopics", _boolean, False),
@@ -379,6 +386,25 @@ def _words(text: str) -> list[str]:
     if not words:
         raise ValueError("it names nothing")
     return words
+
+
+def _path(text: str) -> list[str]:
+    """Read a path as Spark gives it: for LOCATION, and for the path of a table, with the scheme file."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "file" and rest.startswith("/"):
+        return ["/" + rest.lstrip("/")]
+    if "://" in text:
+        raise ValueError("it is no path of this machine")
+    return [text]
+
+
+def _paths(text: str) -> list[str]:
+    """Read the paths of `load([...])`, which Spark hands on as JSON."""
+    return [path for each in json.loads(text) for path in _path(each)]
+
+
+def _one_topic(text: str) -> frozenset[str]:
+    return frozenset({_topic(text)})
 
 
 def _names(text: str) -> list[str]:
