@@ -7,6 +7,7 @@
     reader      a batch: from options to partitions to rows
     streaming   a stream of batches
     sink        rows sent as messages
+    delivery    which queue a message goes to, in which request, and how often that is tried
     places      logs and queues with offsets, and what a read takes of them
     pushdown    conditions of a query, as far as they spare reading
     planning    which stretches of a store's log a read has to touch

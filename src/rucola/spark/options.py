@@ -57,6 +57,9 @@ Of a write:
     nameServer               the name servers of the brokers to send to
     topic                    the topic of every message; without it each row names its own in the column topic
     producerGroup            as which group to send; default rucola_spark
+    deliveryTimeoutMs        how long a request that fails is tried again before its task fails; default 30000
+    invalidRows              what becomes of a row that no broker can take, such as one without a body: fail, or skip,
+                             which leaves it out with a warning that counts them; default fail
 """
 
 from __future__ import annotations
@@ -83,6 +86,7 @@ QueueOffsets = Mapping[tuple[str, str, int], int]
 T = TypeVar("T")
 
 GROUP: Final = "rucola_spark"
+DELIVERY_TIMEOUT_MS: Final = 30_000
 
 _CHECKPOINT: Final = "checkpointlocation"
 """An option of the query, which Spark hands to the sink as well."""
@@ -182,6 +186,8 @@ class SinkOptions:
     name_server: str
     topic: str | None = None
     producer_group: str = GROUP
+    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    skip_invalid_rows: bool = False
 
 
 NAMES: Final = (
@@ -215,7 +221,7 @@ NAMES: Final = (
     "consumerGroup",
     "pushFilters",
 )
-SINK_NAMES: Final = ("nameServer", "topic", "producerGroup")
+SINK_NAMES: Final = ("nameServer", "topic", "producerGroup", "deliveryTimeoutMs", "invalidRows")
 
 
 class _Given:
@@ -253,7 +259,13 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     name_server = given.take("nameServer", _name_server, "")
     if not name_server:
         raise ConfigError("option nameServer is missing; messages are written to live brokers, which it finds")
-    return SinkOptions(name_server, given.take("topic", _topic, None), given.take("producerGroup", _group, GROUP))
+    return SinkOptions(
+        name_server,
+        given.take("topic", _topic, None),
+        given.take("producerGroup", _group, GROUP),
+        given.take("deliveryTimeoutMs", _number, DELIVERY_TIMEOUT_MS),
+        given.take("invalidRows", _is_skip, False),
+    )
 
 
 def parse(options: Mapping[str, str]) -> Options:
@@ -474,6 +486,12 @@ def _corrupt_records(text: str) -> CorruptRecords:
         return CorruptRecords(text.lower())
     except ValueError:
         raise ValueError("it must be fail, skip or column") from None
+
+
+def _is_skip(text: str) -> bool:
+    if text.lower() not in ("fail", "skip"):
+        raise ValueError("it must be fail or skip")
+    return text.lower() == "skip"
 
 
 def _is_sql(text: str) -> bool:
