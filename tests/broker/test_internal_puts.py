@@ -449,6 +449,22 @@ def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.L
     store.close()
 
 
+def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as peer:
+            await peer.send()
+            (message,) = decode_many((await peer.pull()).body)
+            with next((tmp_path / "commitlog").iterdir()).open("r+b") as file:
+                file.seek(88)
+                file.write(b"B")
+            answer = await give_back(peer, message.physical_offset)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "the record at physical offset 0 is damaged" in str(answer.remark)
+            assert "the body's CRC" in str(answer.remark)
+
+    asyncio.run(run())
+
+
 def test_delayed_messages_that_leave_the_log_before_they_are_due_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -215,8 +215,18 @@ async def knows(running: Cluster, slave: Broker, topic: str) -> bool:
     return topic in await topics_of(running, slave)
 
 
+def test_a_slave_has_what_its_master_admitted_whatever_its_own_limit(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, slave={"max_message_size": 10}) as (running, master, slave):
+            await send(running, 3, size=1000)
+            await send(running, 1, size=1000, properties={"DELAY": "18"})
+            await caught_up(running, master, slave)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("is_checked", [False, True])
-def test_offsets_that_a_slave_does_not_have(tmp_path: Path, is_checked: bool) -> None:
+def test_offsets_that_a_slave_does_not_have(tmp_path: Path, is_checked: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with pair(tmp_path, slave={"offset_check_in_slave": is_checked}) as (running, master, slave):
             await running.create_topic(master, "T", queues=1)
@@ -227,6 +237,7 @@ def test_offsets_that_a_slave_does_not_have(tmp_path: Path, is_checked: bool) ->
             assert await places(await pulled(running, master, 9)) == (moved, 0, 3)
             await caught_up(running, master, slave)  # the master has noted that
             assert await places(await pulled(running, slave, 9)) == ((moved, 0, 3) if is_checked else (again, 0, 9))
+            assert "cannot be put" not in caplog.text, "a slave puts nothing"
             if is_checked:
                 return
             assert await places(await pulled(running, slave, 9, topic="T", queue_id=0, wait_ms=50)) == (again, 0, 9)

@@ -227,3 +227,55 @@ def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match="no local path"), open_lake("s3a://bucket/lake"):
         pass
+
+
+def test_a_commit_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
+    """A file that no commit names may hold the only copy of messages."""
+    first_commit(tmp_path)
+    other = tmp_path / "topic=T0" / "date=2023-11-15" / "0000000002-00000.parquet"
+    other.write_bytes(b"messages")
+    with pytest.raises(StoreCorrupt, match=r"0000000002-00000\.parquet .* has the place of a new one; .*repair"):
+        second_commit(tmp_path)
+    assert other.read_bytes() == b"messages"
+    assert seen(tmp_path) == BEFORE
+    # It is noticed as well if it came between the decision and the move.
+    other.unlink()
+    with pytest.MonkeyPatch.context() as patched, suppress(Killed):
+        patched.setattr(lake_module, "replace_file", Deadly(lake_module.replace_file, 2, after=True))
+        second_commit(tmp_path)
+    other.write_bytes(b"messages")
+    with pytest.raises(StoreCorrupt, match=r"0000000002-00000\.parquet .* has the place of "), open_lake(tmp_path):
+        pass
+    assert other.read_bytes() == b"messages"
+
+
+def test_a_reader_meets_the_first_commit_of_a_lake(tmp_path: Path) -> None:
+    """Until it is complete the lake is empty, and not damaged, though files of it are there."""
+    with pytest.MonkeyPatch.context() as patched, suppress(Killed):
+        patched.setattr(lake_module.Lake, "_sync_parents", Deadly(lake_module.Lake._sync_parents, 1, after=False))
+        first_commit(tmp_path)
+    assert len(list(tmp_path.glob("topic=*/*/*.parquet"))) == 2
+    assert read_snapshot(tmp_path).number == 0
+    with open_lake(tmp_path):
+        assert seen(tmp_path) == BEFORE
+
+
+@pytest.mark.parametrize("left", ["_rucola/progress.json", "_rucola/snapshot.json.bak", "_rucola/keys", "topic=T0"])
+def test_a_lake_without_its_snapshot_is_not_empty(tmp_path: Path, left: str) -> None:
+    """Whatever else is left of it. An archive would begin anew, and messages be lost for good."""
+    first_commit(tmp_path)
+    second_commit(tmp_path)
+    (tmp_path / "_rucola" / "snapshot.json").unlink()
+    for path in [*tmp_path.rglob("*")]:
+        name = str(path.relative_to(tmp_path))
+        if path.is_file() and not name.startswith(left):
+            path.unlink()
+    with pytest.raises(StoreCorrupt) as raised:
+        read_snapshot(tmp_path)
+    said = str(raised.value)
+    assert said.startswith(
+        f"{tmp_path}/_rucola/snapshot.json at byte 0: the file is missing, but the lake holds {left}"
+    )
+    assert said.endswith(f"or see what `rucola pipeline repair --lake {tmp_path} --dry-run` says")
+    with pytest.raises(StoreCorrupt, match="the file is missing, but the lake holds"), open_lake(tmp_path):
+        pass

@@ -246,6 +246,13 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
             ledger.wait_for_senders(timeout_s=0)
     with open_ledger(tmp_path / "ledger") as ledger:
         assert ledger.read() == {"source": "é"}
+        # Acknowledgements without what they are of: another replay would leave out messages that it never sent.
+        (ledger.directory / "replay.json").write_text('{"source": ')
+        with pytest.raises(StoreCorrupt, match=r"replay\.json at byte 0: this is no JSON: .*; put the file back"):
+            ledger.read()
+        (ledger.directory / "replay.json").unlink()
+        with pytest.raises(StoreCorrupt, match=r"is missing, but messages were acknowledged; put the file back"):
+            ledger.read()
     (tmp_path / "ledger" / "d.acks").write_text("no acknowledgement\n")
     with pytest.raises(StoreCorrupt, match="no acknowledgement of a replay"):
         Acks(tmp_path / "ledger").refresh()

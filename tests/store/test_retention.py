@@ -451,6 +451,7 @@ def archive_up_to(store: MessageStore, physical_offset: int, *, name: str | None
     entry: dict[str, Any] = {"physical_offset": physical_offset, "last_physical_offset": None, "last_msg_id": None}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({name or str(store.config.store_path_root_dir): entry | more, "other": entry}))
+    path.with_name("snapshot.json").write_text('{"number": 1, "rows": []}')
 
 
 @pytest.mark.parametrize("percent", [50, 80, 88, 95])
@@ -496,6 +497,38 @@ def test_an_archive_of_something_else_counts_for_nothing(open_store: OpenStore, 
         path.write_text(text)
         assert gone() == 0
     archive_up_to(store, end, last_physical_offset=0, last_msg_id=first.msg_id)
+    assert gone() == 5
+
+
+def test_a_damaged_lake_counts_for_nothing(
+    open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Progress outlives the files that it is about; deletion asks for these, too, as far as they matter."""
+    store = open_store(archiving(tmp_path))
+    fill(store, 6)
+    end = store.max_physical_offset
+    archive_up_to(store, end)
+    snapshot = tmp_path / "lake" / "_rucola" / "snapshot.json"
+    rows = snapshot.parent.parent / "rows.parquet"
+    rows.write_bytes(b"messages")
+    elsewhere = {"path": "gone", "size": 1, "least": end, "most": end + 9}
+
+    def gone(**file: Any) -> int:
+        entry = {"path": "rows.parquet", "size": 8, "least": 0, "most": end - 1} | file
+        snapshot.write_text(json.dumps({"number": 1, "rows": [elsewhere, entry]}))
+        return run_round(store, 999 * HOUR_MS, hour=DAY)
+
+    assert gone(size=9) == 0
+    assert f"{rows} has 8 bytes instead of 9" in caplog.text
+    assert gone(path="other.parquet") == 0
+    assert "other.parquet: No such file" in caplog.text
+    for content in (None, b"", b'{"number": 1, "rows": [{'):
+        snapshot.unlink(missing_ok=True)
+        if content is not None:
+            snapshot.write_bytes(content)
+        assert run_round(store, 999 * HOUR_MS, hour=DAY) == 0
+    assert "nothing counts as archived" in caplog.text
+    assert "repair" in caplog.text
     assert gone() == 5
 
 

@@ -67,7 +67,7 @@ class Commands(click.Group):
 
 def advice(error: StoreCorrupt) -> str:
     """What to run after damage was met; nothing more where the error says it already."""
-    if "rucola store" in error.why:
+    if "`rucola " in error.why:
         return ""
     if {"consumequeue", "index"} & set(Path(error.path).parts):
         return "`rucola store rebuild DIR` makes ConsumeQueues and index anew from the log, with the broker stopped."

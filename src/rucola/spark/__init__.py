@@ -4,9 +4,11 @@
     options     what a read and a write may be told
     offsets     queue offsets in options
     source      the data source itself, which Spark asks for the following
+    tables      tables of Spark's catalog, which keep their options
     reader      a batch: from options to partitions to rows
     streaming   a stream of batches
     sink        rows sent as messages
+    delivery    which queue a message goes to, in which request, and how often that is tried
     places      logs and queues with offsets, and the ranges of them that a batch reads
     pushdown    conditions of a query, as far as they spare reading
     planning    which stretches of a store's log a read has to touch
@@ -24,8 +26,11 @@
     report      the page of an audit, from its tables
     charts      charts as SVG
     session     a local Spark session
+    daemon      the process that forks its Python workers
     lake        archived messages as Parquet, and how commits are made to it
     snapshot    which files a lake holds, and how far each store is archived
+    inventory   the files of a lake as they are, damaged ones included
+    restoration the plan of a repair: what a damaged lake can be restored to
     key_index   where in a lake the messages with a key are
     lookup      a few messages out of a lake, without Spark
     jobs/       one file a job: a pure DataFrame function, and what runs it

@@ -396,7 +396,7 @@ def decode(
             damages += [Damage(at, why) for at, why in zip(addresses, broken.values(), strict=True)]
             records, bodies = records.where(~wrong), bodies.filter(mask(~wrong))
     arrays = [bodies if name == "body" else _column(name, records, broker_name) for name in columns]
-    yield pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns)), damages
+    yield _batch(arrays, columns, len(records)), damages
 
 
 def corrupt_rows(
@@ -414,7 +414,14 @@ def corrupt_rows(
         known["commitLogOffset"] = [damage.physical_offset for damage in damages]
     schema = schema_of(columns)
     arrays = [pa.array(known.get(field.name, [None] * len(damages)), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return _batch(arrays, columns, len(damages))
+
+
+def _batch(arrays: Sequence[pa.Array], columns: Sequence[str], count: int) -> pa.RecordBatch:
+    """Return a batch of these columns, which has `count` rows even if there are no columns."""
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:

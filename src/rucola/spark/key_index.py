@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rucola.spark.snapshot import KeyFile
+from rucola.spark.snapshot import KeyFile, check_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,8 +64,10 @@ def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
 
 
 def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -> DataFrame:
-    """Return the entries in some files of the index, of which there must be one."""
-    return spark.read.schema(_DDL).parquet(*(str(Path(root).absolute() / file.path) for file in files))
+    """Return the entries in files of the index, at least one. Raises StoreCorrupt if one is missing or truncated."""
+    root, chosen = Path(root).absolute(), list(files)
+    check_files(root, chosen)
+    return spark.read.schema(_DDL).parquet(*(str(root / file.path) for file in chosen))
 
 
 def key_entries(rows: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@
     <lake>/_rucola/progress.json    the latter alone, for the stores' deleteOnlyArchived
     <lake>/_rucola/pending.json     a commit that is being carried out
     <lake>/_rucola/staging/<run>/   files of a run that is not committed yet
+    <lake>/_rucola/aside/<commit>/  files that a repair could not account for, under their old paths
     <lake>/_rucola/lock             held by the one run that writes
 
 Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
@@ -21,6 +22,9 @@ the job `search`). Files that compaction replaced stay for `KEEP_REPLACED_MS`, w
 began before. Tools that list the directory for themselves see a commit file by file, and after a compaction what was
 replaced beside what replaced it, until a later commit has removed it.
 
+**Damage is refused, never read around.** A writer checks that every file of the snapshot is there in its size, and no
+commit overwrites a file. The job `repair` restores a damaged lake; its commit is a whole snapshot of its own.
+
 The lake must be on a file system of this machine that renames atomically.
 """
 
@@ -31,26 +35,32 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rucola.errors import ConfigError, StoreError
+from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.files import replace_file, sync_directory
 from rucola.spark.schema import COLUMNS, ddl
 from rucola.spark.snapshot import (
     OWN,
     KeyFile,
+    Pending,
     Progress,
-    Replaced,
     RowFile,
     Snapshot,
+    check_file,
+    check_files,
+    damage,
+    further,
+    pending_path,
+    progress_path,
     read_json,
     read_snapshot,
     snapshot_path,
@@ -72,43 +82,16 @@ KEEP_REPLACED_MS: Final = 60 * 60 * 1000
 """For how long files stay that compaction has replaced."""
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A commit: staged files and their places, the entries of the new files, what they replace, what is removed."""
-
-    number: int
-    at_ms: int
-    moves: Mapping[str, str]
-    rows: tuple[RowFile, ...]
-    keys: tuple[KeyFile, ...]
-    progress: Mapping[str, Progress] = field(default_factory=dict)
-    replaces: frozenset[str] = frozenset()
-    removes: frozenset[str] = frozenset()
-
-    def after(self, before: Snapshot) -> Snapshot:
-        """Return the snapshot that this commit makes of the one before."""
-        taken_out = tuple(Replaced(path, self.at_ms) for path in sorted(self.replaces))
-        return Snapshot(
-            self.number,
-            tuple(file for file in before.rows if file.path not in self.replaces) + self.rows,
-            tuple(file for file in before.keys if file.path not in self.replaces) + self.keys,
-            {**before.progress, **self.progress},
-            tuple(each for each in before.replaced if each.path not in self.removes) + taken_out,
-        )
-
-
 class LakeInUse(StoreError):
     """Another run is writing to the lake."""
 
 
 class Lake:
-    """The lake in one directory, for the one who writes to it. Made by `open_lake`."""
+    """The lake in one directory, as its writer sees it. Made by `open_lake`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._own = root / OWN
-        self._pending_path = self._own / "pending.json"
-        self._staging = self._own / "staging"
+        self._staging = root / OWN / "staging"
         run = self._staging / uuid.uuid4().hex
         self.staged_rows = run / "rows"
         """Where this run writes messages, partitioned by `PARTITION_COLUMNS`."""
@@ -136,77 +119,146 @@ class Lake:
         """
         before, now_ms = self.snapshot(), time.time_ns() // 1_000_000
         number = before.number + 1
-        moves: dict[str, str] = {}
-        rows: list[RowFile] = []
-        keys: list[KeyFile] = []
-        for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
-            place = f"{path.parent.relative_to(self.staged_rows)}/{number:010d}-{count:05d}.parquet"
-            rows.append(_row_file(path, place))
-            moves[str(path.relative_to(self._staging))] = place
-        for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
-            place = f"{OWN}/keys/{number:010d}-{count:05d}.parquet"
-            keys.append(_key_file(path, place, number))
-            moves[str(path.relative_to(self._staging))] = place
-        for staged in moves:
-            _sync(self._staging / staged)
+        rows, row_moves = self.staged_row_files(number)
+        keys, key_moves = self.staged_key_files(number)
         removes = frozenset(each.path for each in before.replaced if each.at_ms + keep_replaced_ms <= now_ms)
-        commit = Pending(number, now_ms, moves, tuple(rows), tuple(keys), progress or {}, frozenset(replaces), removes)
-        replace_file(self._pending_path, msgspec.json.encode(commit))
-        self.finish()
+        moves = row_moves | key_moves
+        commit = Pending(number, now_ms, moves, rows, keys, progress or {}, frozenset(replaces), removes)
+        self.commit(commit)
         return commit
 
+    def staged_row_files(self, number: int) -> tuple[tuple[RowFile, ...], dict[str, str]]:
+        """Return the staged files of messages as commit `number` has them, and where each goes."""
+        rows, moves = [], {}
+        for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
+            place = f"{path.parent.relative_to(self.staged_rows)}/{number:010d}-{count:05d}.parquet"
+            rows.append(row_file(path, place))
+            moves[str(path.relative_to(self._staging))] = place
+        return tuple(rows), moves
+
+    def staged_key_files(self, number: int) -> tuple[tuple[KeyFile, ...], dict[str, str]]:
+        """Return the staged files of the key index as commit `number` has them, and where each goes."""
+        keys, moves = [], {}
+        for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
+            place = f"{OWN}/keys/{number:010d}-{count:05d}.parquet"
+            keys.append(key_file(path, place, number))
+            moves[str(path.relative_to(self._staging))] = place
+        return tuple(keys), moves
+
+    def commit(self, commit: Pending) -> None:
+        """Make a commit of staged files durable and carry it out. Raises StoreCorrupt if it would overwrite a file."""
+        for staged, place in commit.moves.items():
+            if (self.root / place).exists() and (self._staging / staged).exists():
+                raise damage(self.root, self.root / place, 0, "a file that no commit names has the place of a new one")
+            _sync(self._staging / staged if (self._staging / staged).exists() else self.root / place)
+        replace_file(pending_path(self.root), msgspec.json.encode(commit))
+        self.finish()
+
     def finish(self) -> None:
-        """Carry out what is pending, and leave nothing in staging."""
-        commit = read_json(self._pending_path, Pending)
-        if commit is not None:
-            snapshot = self.snapshot()
-            if snapshot.number < commit.number:
-                self._move(commit.moves)
-                snapshot = commit.after(snapshot)
-                replace_file(snapshot_path(self.root), msgspec.json.encode(snapshot))
+        """Carry out a pending commit, publish the progress, and leave nothing in staging.
+
+        Raises StoreCorrupt if the pending commit does not follow the snapshot, or its files are damaged.
+        """
+        path = pending_path(self.root)
+        commit = read_json(path, Pending)
+        snapshot = Snapshot() if commit is not None and commit.is_repair else self.snapshot()
+        if commit is not None and snapshot.number != commit.number:
+            if snapshot.number != commit.number - 1 and not commit.is_repair:
+                why = f"commit {commit.number} is pending, but the snapshot is that of commit {snapshot.number}"
+                raise damage(self.root, path, 0, why)
+            self._move(commit)
+            self._set_aside(commit.asides)
+            snapshot = commit.after(snapshot)
+            replace_file(snapshot_path(self.root), msgspec.json.encode(snapshot))
+        elif commit is None:
+            self._check_published(snapshot)
+        if snapshot.number:
             progress = msgspec.json.encode(snapshot.progress)
-            replace_file(self._own / "progress.json", msgspec.json.format(progress, indent=1))
-            for path in commit.removes:
-                (self.root / path).unlink(missing_ok=True)
-            self._pending_path.unlink()
+            replace_file(progress_path(self.root), msgspec.json.format(progress, indent=1))
+        if commit is not None:
+            for removed in commit.removes:
+                (self.root / removed).unlink(missing_ok=True)
+            path.unlink()
         shutil.rmtree(self._staging, ignore_errors=True)
 
-    def _move(self, moves: Mapping[str, str]) -> None:
-        """Move staged files to their places, those that are not there yet."""
-        for source, place in moves.items():
+    def _check_published(self, snapshot: Snapshot) -> None:
+        """Raise StoreCorrupt if more is published than is in the snapshot, which must be an old one then."""
+        try:
+            published = read_json(progress_path(self.root), dict[str, Progress]) or {}
+        except StoreCorrupt:
+            return  # it is written again, from the snapshot
+        for name, progress in published.items():
+            known = snapshot.progress.get(name)
+            if known is None or further(known, progress) != known:
+                why = f"the file is an old one: {OWN}/progress.json has more of {name}"
+                raise damage(self.root, snapshot_path(self.root), 0, why)
+
+    def _move(self, commit: Pending) -> None:
+        """Move staged files to their places, except those that are there already."""
+        files: tuple[RowFile | KeyFile, ...] = (*commit.rows, *commit.keys)
+        sizes = {file.path: file.size for file in files}
+        for source, place in commit.moves.items():
             path, target = self._staging / source, self.root / place
             if path.exists():
+                check_file(self.root, path, sizes[place])
+                if target.exists():
+                    raise damage(self.root, target, 0, f"the file has the place of {path}")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
-            elif not target.exists():
-                raise StoreError(f"{target} of an interrupted run is gone, and so is {path}; the lake is incomplete")
-        directories = {parent for place in moves.values() for parent in Path(place).parents}
+            else:
+                check_file(self.root, target, sizes[place])
+        self._sync_parents(commit.moves.values())
+
+    def _set_aside(self, asides: Mapping[str, str]) -> None:
+        """Move files out of the lake's way, except those that were moved already."""
+        for source, place in asides.items():
+            path, target = self.root / source, self.root / place
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+        self._sync_parents([*asides, *asides.values()])
+
+    def _sync_parents(self, places: Iterable[str]) -> None:
+        directories = {parent for place in places for parent in Path(place).parents}
         for directory in sorted(directories, reverse=True):
-            sync_directory(self.root / directory)
+            if (self.root / directory).is_dir():
+                sync_directory(self.root / directory)
 
 
 @contextmanager
 def open_lake(root: str | Path) -> Iterator[Lake]:
     """Open the lake in a directory for writing, make it if it is new, and finish what an earlier run left.
 
-    Raises ConfigError for what cannot hold a lake, LakeInUse when another run is writing to it.
+    Raises ConfigError for what cannot hold a lake, LakeInUse when another run is writing to it, StoreCorrupt for a lake
+    that is damaged: what is missing or cannot be read must not be taken for archived.
     """
     if "://" in str(root):
         raise ConfigError(f"{root} is no local path; the lake must lie on a file system of this machine")
     root = Path(root).absolute()
     own = root / OWN
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
+        if next(root.glob("topic=*"), None) is not None:
+            raise damage(root, own, 0, "the directory is missing, but there are messages of a lake")
         raise ConfigError(f"{root} holds other things than a lake; give an empty or a new directory")
     own.mkdir(parents=True, exist_ok=True)
-    lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with locked(root):
+        lake = Lake(root)
+        lake.finish()
+        snapshot = lake.snapshot()
+        check_files(root, (*snapshot.rows, *snapshot.keys))
+        yield lake
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Be the one run that writes to the lake in a directory. Raises LakeInUse when another run is."""
+    lock = os.open(root / OWN / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LakeInUse(f"another run is writing to {root}; wait until it has ended") from error
-        lake = Lake(root)
-        lake.finish()
-        yield lake
+        yield
     finally:
         os.close(lock)
 
@@ -215,10 +267,12 @@ def read_lake(spark: SparkSession, root: str | Path, files: Sequence[RowFile] | 
     """Return all archived messages, or those in some of the files, with the columns of `schema.COLUMNS` and `date`.
 
     What is archived or compacted later changes nothing about the rows of this DataFrame. Topics stay text: reading the
-    directory without a schema, Spark would take topics such as `007` for numbers.
+    directory without a schema, Spark would take topics such as `007` for numbers. Raises StoreCorrupt if a file is
+    missing or truncated.
     """
     root = Path(root).absolute()
     chosen = read_snapshot(root).rows if files is None else files
+    check_files(root, chosen)
     return read_rows(spark, root, [str(root / file.path) for file in chosen])
 
 
@@ -230,7 +284,8 @@ def read_rows(spark: SparkSession, directory: Path, paths: Sequence[str]) -> Dat
     return reader.parquet(*paths).select(*_COLUMNS)
 
 
-def _row_file(path: Path, place: str) -> RowFile:
+def row_file(path: Path, place: str) -> RowFile:
+    """Return the entry of a file of messages that is, or shall be, at `place`, counted from the lake."""
     topic, date = topic_and_date(Path(place))
     footer = pq.read_metadata(path)
     return RowFile(place, topic, date, footer.num_rows, path.stat().st_size, *bounds(footer, "commitLogOffset"))
@@ -242,9 +297,27 @@ def topic_and_date(path: Path) -> tuple[str, str]:
     return topic, date
 
 
-def _key_file(path: Path, place: str, run: int) -> KeyFile:
+def key_file(path: Path, place: str, run: int) -> KeyFile:
+    """Return the entry of a file of the key index that is, or shall be, at `place`."""
     footer = pq.read_metadata(path)
     return KeyFile(place, run, footer.num_rows, path.stat().st_size, *bounds(footer, "hash"))
+
+
+@contextmanager
+def open_parquet(root: Path, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile]:
+    """Open a file of the lake in a directory. What cannot be read of it raises StoreCorrupt."""
+    path = root / file.path
+    check_file(root, path, file.size)
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as opened:
+            yield opened
+    except (pa.ArrowException, OSError) as error:
+        raise damage(root, path, 0, f"the file cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, without a full stop."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int]:

@@ -26,9 +26,9 @@ from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark import columns
 from rucola.spark.arrays import arrow, ints, mask, strings
 from rucola.spark.key_index import ENTRIES_PER_FILE, HASH_BITS
-from rucola.spark.lake import PARTITION_COLUMNS, ROW_GROUP_SIZE, topic_and_date
+from rucola.spark.lake import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
 from rucola.spark.session import SMALL_SIZE
-from rucola.spark.snapshot import RowFile
+from rucola.spark.snapshot import KeyFile, RowFile
 
 _MICROSECONDS_A_DAY: Final = 86_400_000_000
 _MOST_BUFFERED: Final = 64 * 1024 * 1024
@@ -54,22 +54,32 @@ _ENTRIES_A_ROW_GROUP: Final = 128 * 1024
 
 def read(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield these columns of the rows in some files of a lake, file by file, a batch for each row group."""
+    wanted = tuple(names)
     for file in files:
-        yield from read_file(root / file.path, names)
+        yield from read_file(root, file, wanted)
 
 
-def read_file(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the rows in one file; its path says the topic."""
+def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the rows in one file of a lake. Raises StoreCorrupt if it is damaged."""
+    with open_parquet(root, file) as opened:
+        yield from _row_groups(opened, file.topic, names)
+
+
+def read_staged(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the rows in one staged file; its path says the topic."""
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:
+        yield from _row_groups(opened, topic_and_date(path)[0], names)
+
+
+def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     schema = columns.schema_of(tuple(names))
-    topic = topic_and_date(path)[0].encode()
     stored = [name for name in schema.names if name != "topic"]
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, stored or ["queueId"])
-            arrays = {name: _as(table[name], schema.field(name).type) for name in stored}
-            if "topic" in schema.names:
-                arrays["topic"] = strings([topic]).take(arrow(np.zeros(len(table), np.int32)))
-            yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+    for group in range(opened.num_row_groups):
+        table = opened.read_row_group(group, stored or ["queueId"])
+        arrays = {name: _as(table[name], schema.field(name).type) for name in stored}
+        if "topic" in schema.names:
+            arrays["topic"] = strings([topic.encode()]).take(arrow(np.zeros(len(table), np.int32)))
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
 def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
@@ -88,7 +98,7 @@ def size_of(root: Path, files: Sequence[RowFile]) -> int:
         return max(least, SMALL_SIZE)
     stored = plain = 0
     for file in files:
-        with pq.ParquetFile(root / file.path) as opened:
+        with open_parquet(root, file) as opened:
             stored += pc.sum(opened.read(["storeSize"])["storeSize"]).as_py() or 0
             groups = range(opened.num_row_groups)
             plain += sum(opened.metadata.row_group(group).total_byte_size for group in groups)
@@ -176,7 +186,7 @@ def merge(root: Path, files: Iterable[RowFile], directory: Path) -> None:
 def entries(paths: Iterable[Path]) -> pa.Table:
     """Return the entries of the key index for the rows in staged files, in any order."""
     names = ("brokerName", "commitLogOffset", "msgId", "keys")
-    found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_file(path, names)]
+    found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_staged(path, names)]
     return pa.concat_tables([_ENTRY.empty_table(), *found])
 
 
@@ -200,9 +210,13 @@ def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
     )
 
 
-def read_entries(root: Path, paths: Iterable[str]) -> pa.Table:
-    """Return the entries in some files of the key index."""
-    return pa.concat_tables([_ENTRY.empty_table(), *(pq.read_table(root / path, schema=_ENTRY) for path in paths)])
+def read_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
+    """Return the entries in some files of the key index. Raises StoreCorrupt if one is damaged."""
+    found = [_ENTRY.empty_table()]
+    for file in files:
+        with open_parquet(root, file) as opened:
+            found.append(opened.read().select(_ENTRY.names).cast(_ENTRY))
+    return pa.concat_tables(found)
 
 
 def write_entries(found: pa.Table, directory: Path) -> None:

@@ -111,13 +111,21 @@ class Ledger:
         self._path = directory / "replay.json"
 
     def read(self) -> dict[str, Any] | None:
-        """Return what is replayed; None where that is not settled yet."""
+        """Return what is replayed; None if that is not settled yet.
+
+        Raises StoreCorrupt if the file is damaged, or missing although messages were acknowledged: another replay must
+        not take these for its own.
+        """
+        advice = "put the file back from a copy, or begin with a new directory"
         try:
             content: dict[str, Any] = json.loads(self._path.read_bytes())
         except FileNotFoundError:
+            if any(path.stat().st_size for path in self.directory.glob("*.acks")):
+                why = f"the file is missing, but messages were acknowledged; {advice}"
+                raise StoreCorrupt(self._path, 0, why) from None
             return None
         except ValueError as error:
-            raise StoreCorrupt(self._path, 0, f"this is no JSON: {error}") from error
+            raise StoreCorrupt(self._path, 0, f"this is no JSON: {error}; {advice}") from error
         return content
 
     def settle(self, replay: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rucola.message import MessageExt
 from rucola.message.host import encode_host
@@ -31,8 +30,8 @@ from rucola.message.record import body_crc
 from rucola.spark import lake_rows
 from rucola.spark.arrays import Array, arrow, ints, strings
 from rucola.spark.key_index import key_hash
-from rucola.spark.lake import row_group_bounds, topic_and_date
-from rucola.spark.snapshot import RowFile, Snapshot, read_snapshot
+from rucola.spark.lake import open_parquet, row_group_bounds
+from rucola.spark.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
 
 Places = Mapping[tuple[str, str], Array]
 """Physical offsets, ascending, by topic and day."""
@@ -69,8 +68,8 @@ def by_key(
 ) -> Found:
     """Return the newest `most` messages with one of these keys or unique keys; `unique` says of which of both alone.
 
-    They must be of one of the `topics`, where these are given, stored between two `days` (ISO, UTC, both included) and
-    such that `matches` says yes. Raises StoreError where there is no lake.
+    They must be of one of the `topics`, if these are given, stored between two `days` (ISO, UTC, both included) and
+    such that `matches` says yes. Raises StoreError if there is no lake, StoreCorrupt if a file of it is damaged.
     """
     asked = frozenset(keys)
     root, snapshot = Path(lake).absolute(), read_snapshot(lake)
@@ -86,7 +85,8 @@ def by_key(
 def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> Archived | None:
     """Return the message to which a broker gave this id, None where the lake has none.
 
-    Raises InvalidMessage for what is no offsetMsgId, StoreError where there is no lake.
+    Raises InvalidMessage for what is no offsetMsgId, StoreError if there is no lake, StoreCorrupt if a file of it is
+    damaged.
     """
     _, physical_offset = parse_offset_msg_id(offset_msg_id)
     root, snapshot = Path(lake).absolute(), read_snapshot(lake)
@@ -113,7 +113,7 @@ def places(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Places:
         wanted = [value for value in hashes if file.least <= value <= file.most]
         if wanted:
             names = ["topic", "date", "commitLogOffset"]
-            for _, _, entries in _groups_with(root / file.path, "hash", np.array(wanted), names):
+            for _, _, entries in _groups_with(root, file, "hash", np.array(wanted), names):
                 for entry in entries.to_pylist():
                     found.setdefault((entry["topic"], entry["date"].isoformat()), []).append(entry["commitLogOffset"])
     return {place: np.unique(offsets) for place, offsets in found.items()}
@@ -145,7 +145,7 @@ def _at(root: Path, snapshot: Snapshot, places: Places, matches: Callable[[Messa
     """Return the newest messages at these places that match."""
 
     def spots(file: RowFile) -> Iterator[_Spot]:
-        return _spots(root / file.path, places[file.topic, file.date])
+        return _spots(root, file, places[file.topic, file.date])
 
     return _newest(files_at(snapshot.rows, places), spots, matches, most)
 
@@ -160,13 +160,12 @@ def newest(
     """Return the newest messages of some files whose rows match, by these columns of theirs."""
 
     def spots(file: RowFile) -> Iterator[_Spot]:
-        path = root / file.path
         asked = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
-        for group, batch in enumerate(lake_rows.read_file(path, asked)):
+        for group, batch in enumerate(lake_rows.read_file(root, file, asked)):
             rows = np.flatnonzero(matches(batch))
             if len(rows):
                 stored = ints(batch["storeTimestamp"].view(pa.int64()))
-                yield _Spot(path, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
+                yield _Spot(root, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
 
     return _newest(_from_the_last_day(files), spots, lambda _: True, most)
 
@@ -205,7 +204,8 @@ def _newest(
 class _Spot:
     """Rows of one row group of a file, when their messages were stored, in microseconds, and their physical offsets."""
 
-    path: Path
+    root: Path
+    file: RowFile
     group: int
     rows: Array
     stored: Array
@@ -213,31 +213,33 @@ class _Spot:
 
     def read(self, rows: Array) -> pa.Table:
         """Return some of them, with the topic that the path of the file says."""
-        with pq.ParquetFile(self.path) as file:
-            table = file.read_row_group(self.group).take(arrow(rows))
-        topic = topic_and_date(self.path)[0].encode()
-        return table.append_column("topic", strings([topic] * len(table)))
+        with open_parquet(self.root, self.file) as opened:
+            table = opened.read_row_group(self.group).take(arrow(rows))
+        return table.append_column("topic", strings([self.file.topic.encode()] * len(table)))
 
 
-def _spots(path: Path, offsets: Array) -> Iterator[_Spot]:
+def _spots(root: Path, file: RowFile, offsets: Array) -> Iterator[_Spot]:
     """Find the rows of a file that have one of these physical offsets."""
-    for group, rows, table in _groups_with(path, "commitLogOffset", offsets, ["storeTimestamp", "commitLogOffset"]):
+    names = ["storeTimestamp", "commitLogOffset"]
+    for group, rows, table in _groups_with(root, file, "commitLogOffset", offsets, names):
         stored = ints(_in_microseconds(table["storeTimestamp"]))
-        yield _Spot(path, group, rows, stored, ints(table["commitLogOffset"]))
+        yield _Spot(root, file, group, rows, stored, ints(table["commitLogOffset"]))
 
 
-def _groups_with(path: Path, column: str, wanted: Array, names: Sequence[str]) -> Iterator[tuple[int, Array, pa.Table]]:
+def _groups_with(
+    root: Path, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
+) -> Iterator[tuple[int, Array, pa.Table]]:
     """Yield the row groups of a file that have one of some numbers, ascending, in a column.
 
     Each comes with its number, its rows that have one, and other columns of these rows.
     """
-    with pq.ParquetFile(path) as file:
-        for group, (least, most) in enumerate(row_group_bounds(file.metadata, column)):
+    with open_parquet(root, file) as opened:
+        for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):
             if _holds_one(wanted, least, most):
-                numbers = ints(file.read_row_group(group, [column])[column])
+                numbers = ints(opened.read_row_group(group, [column])[column])
                 rows = np.flatnonzero(np.isin(numbers, wanted))
                 if len(rows):
-                    yield group, rows, file.read_row_group(group, list(names)).take(arrow(rows))
+                    yield group, rows, opened.read_row_group(group, list(names)).take(arrow(rows))
 
 
 def _holds_one(wanted: Array, least: int, most: int) -> bool:

@@ -30,16 +30,17 @@ from rucola.spark.planning import StoreSource, Stretch
 from rucola.spark.schema import COLUMNS, ddl
 from rucola.spark.selection import Selection
 from rucola.spark.session import SMALL_SIZE
-from rucola.spark.snapshot import RowFile, is_lake, read_snapshot
+from rucola.spark.snapshot import RowFile, check_files, is_lake, read_snapshot
 from rucola.store.reader import StoreReader
 
 _PARTITION: Final = "number int, partition binary"
 
 
 def check_source(source: str | Path, selection: Selection) -> None:
-    """Raise StoreError for what is neither a store directory nor a lake, ConfigError for topics that a store lacks."""
+    """Raise StoreError unless this is a sound store directory or lake, ConfigError for topics that a store lacks."""
     directory = Path(source).absolute()
     if is_lake(directory):
+        check_files(directory, read_snapshot(directory).rows)
         return
     if not is_store(directory):
         raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")

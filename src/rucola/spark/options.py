@@ -9,7 +9,10 @@ messages are, one of the two:
 which messages:
 
     brokerName               a name for each store, in the same order; by default a store's path is its name
+    path                     one store directory; what load(path) and a table's LOCATION give
+    paths                    several, as JSON; what load([path, path]) gives
     subscribe                topics, separated by commas
+    topic                    one topic; what a write calls it, so that a table can be both read and written
     subscribePattern         a regular expression that the whole name of a topic must match
     assign                   queues, {"topic":[0,1]} on every broker or {"topic":{"broker":[0,1]}}
     includeSystemTopics      true also reads the system's own topics, unless topics are named; default false
@@ -32,7 +35,7 @@ which messages:
 
 and how:
 
-    columns                  columns to make, separated by commas; default all
+    columns                  columns to make, separated by commas, or nothing, to count messages; default all
     includeBody              false leaves out the column body; default true
     corruptRecords           fail; skip, which leaves damaged records out with a warning; or column, which makes a row
                              of each, with NULL in all columns but brokerName, commitLogOffset and the further column
@@ -63,10 +66,14 @@ Of a write:
     nameServer               the name servers of the brokers to send to
     topic                    the topic of every message; without it each row names its own in the column topic
     producerGroup            as which group to send; default rucola_spark
+    deliveryTimeoutMs        how long a request that fails is tried again before its task fails; default 30000
+    invalidRows              what becomes of a row that no broker can take, such as one without a body: fail, or skip,
+                             which leaves it out with a warning that counts them; default fail
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +97,7 @@ from rucola.spark.schema import COLUMNS, CORRUPT
 T = TypeVar("T")
 
 GROUP: Final = "rucola_spark"
+DELIVERY_TIMEOUT_MS: Final = 30_000
 
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 
@@ -198,13 +206,18 @@ class SinkOptions:
     name_server: str
     topic: str | None = None
     producer_group: str = GROUP
+    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    skip_invalid_rows: bool = False
 
 
 NAMES: Final = (
     "storePath",
     "nameServer",
     "brokerName",
+    "path",
+    "paths",
     "subscribe",
+    "topic",
     "subscribePattern",
     "assign",
     "includeSystemTopics",
@@ -233,7 +246,7 @@ NAMES: Final = (
     "consumerGroup",
     "pushFilters",
 )
-SINK_NAMES: Final = ("nameServer", "topic", "producerGroup")
+SINK_NAMES: Final = ("nameServer", "topic", "producerGroup", "deliveryTimeoutMs", "invalidRows")
 
 
 class _Given:
@@ -271,7 +284,13 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     name_server = given.take("nameServer", _name_server, "")
     if not name_server:
         raise ConfigError("option nameServer is missing; messages are written to live brokers, which it finds")
-    return SinkOptions(name_server, given.take("topic", _topic, None), given.take("producerGroup", _group, GROUP))
+    return SinkOptions(
+        name_server,
+        given.take("topic", _topic, None),
+        given.take("producerGroup", _group, GROUP),
+        given.take("deliveryTimeoutMs", _number, DELIVERY_TIMEOUT_MS),
+        given.take("invalidRows", _is_skip, False),
+    )
 
 
 def parse(options: Mapping[str, str]) -> Options:
@@ -281,8 +300,8 @@ def parse(options: Mapping[str, str]) -> Options:
     """
     given = _Given(options, NAMES, "a read")
     take, exclude = given.take, given.exclude
-    exclude("subscribe", "subscribePattern", "assign")
-    exclude("storePath", "nameServer")
+    exclude("subscribe", "topic", "subscribePattern", "assign")
+    exclude("storePath", "path", "paths", "nameServer")
     exclude("startingOffsets", "startingOffsetsByTimestamp")
     exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
@@ -290,12 +309,13 @@ def parse(options: Mapping[str, str]) -> Options:
     for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup"):
         exclude("storePath", name)
     name_server = take("nameServer", _name_server, None)
+    paths: list[str] = take("storePath", _words, []) or take("path", _path, []) or take("paths", _paths, [])
     corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
     is_sql = take("expressionType", _is_sql, False)
     parsed = Options(
-        stores={} if name_server else _stores(take("storePath", _words, []), take("brokerName", _words, None)),
+        stores={} if name_server else _stores(paths, take("brokerName", _words, None)),
         name_server=name_server,
-        topics=take("subscribe", lambda text: frozenset(_words(text)), None),
+        topics=take("subscribe", lambda text: frozenset(_words(text)), None) or take("topic", _one_topic, None),
         pattern=take("subscribePattern", _pattern, None),
         assigned=take("assign", lambda text: frozenset(parse_queues(text)), None),
         include_system_topics=take("includeSystemTopics", _boolean, False),
@@ -310,7 +330,7 @@ def parse(options: Mapping[str, str]) -> Options:
         tags=None if is_sql else take("subExpression", parse_tags, None),
         expression=take("subExpression", _expression, None) if is_sql else None,
         keys=take("keys", lambda text: frozenset(_words(text)), None),
-        columns=_columns(take("columns", _words, None), take("includeBody", _boolean, None), corrupt_records),
+        columns=_columns(take("columns", _names, None), take("includeBody", _boolean, None), corrupt_records),
         corrupt_records=corrupt_records,
         fail_on_data_loss=take("failOnDataLoss", _boolean, True),
         fail_on_missing_broker=take("failOnMissingBroker", _boolean, True),
@@ -421,6 +441,29 @@ def _words(text: str) -> list[str]:
     return words
 
 
+def _path(text: str) -> list[str]:
+    """Read a path as Spark gives it: for LOCATION, and for the path of a table, with the scheme file."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "file" and rest.startswith("/"):
+        return ["/" + rest.lstrip("/")]
+    if "://" in text:
+        raise ValueError("it is no path of this machine")
+    return [text]
+
+
+def _paths(text: str) -> list[str]:
+    """Read the paths of `load([...])`, which Spark hands on as JSON."""
+    return [path for each in json.loads(text) for path in _path(each)]
+
+
+def _one_topic(text: str) -> frozenset[str]:
+    return frozenset({_topic(text)})
+
+
+def _names(text: str) -> list[str]:
+    return _words(text) if text.strip() else []
+
+
 def _number(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -491,6 +534,12 @@ def _corrupt_records(text: str) -> CorruptRecords:
         return CorruptRecords(text.lower())
     except ValueError:
         raise ValueError("it must be fail, skip or column") from None
+
+
+def _is_skip(text: str) -> bool:
+    if text.lower() not in ("fail", "skip"):
+        raise ValueError("it must be fail or skip")
+    return text.lower() == "skip"
 
 
 def _is_sql(text: str) -> bool:

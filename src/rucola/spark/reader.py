@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from rucola.spark import pulls, reading
+from rucola.spark.failure import sentences
 from rucola.spark.live import LiveSource
 from rucola.spark.options import Options
 from rucola.spark.places import Source, at_offsets, batch_ranges, refuse_missing
@@ -49,6 +50,7 @@ def read(partition: InputPartition, options: Options, names: Sequence[str]) -> I
         yield from pulls.read(partition, options, names)
 
 
+@sentences
 class RocketMQReader(DataSourceReader):
     """Plans a read on the driver and carries it out on the workers, which get a pickled copy."""
 
@@ -63,6 +65,7 @@ class RocketMQReader(DataSourceReader):
         return read(partition, self._options, self._columns)
 
 
+@sentences
 class NarrowedRocketMQReader(RocketMQReader):
     """A reader that leaves out what the query does not ask for, as far as it can be told beforehand.
 

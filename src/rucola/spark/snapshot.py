@@ -1,21 +1,25 @@
 """The snapshot of a lake: which files it holds, and how far each store and broker is archived.
 
     <lake>/_rucola/snapshot.json    {"number": 7, "rows": [...], "keys": [...], "progress": {...}, "replaced": [...]}
+    <lake>/_rucola/pending.json     a commit that is being carried out
 
-It is replaced as a whole by every commit, so whoever reads it sees all of a commit or nothing. Files never change;
-a commit adds some and takes others out. Of each file stands here what tells a reader that it need not be opened: topic,
-date, the range of physical offsets, the range of hashes.
+Every commit replaces the snapshot as a whole, so a reader sees all of a commit or nothing. Files never change; a commit
+adds some and takes others out. Each entry has what lets a reader skip the file: topic, date, the range of physical
+offsets, the range of hashes; and its size, by which a missing or truncated file is detected without opening it.
 
-Some 250 bytes a file are rewritten by every commit, so a lake of 100,000 files costs 25 MB each time. Compaction keeps
-their number near that of topics times days.
+A new lake has no snapshot until its first commit. A lake without one in which anything else was ever committed is
+damaged: reading it as empty would lose its messages, so `read_snapshot` refuses it.
 
-Nothing here takes Spark.
+Each commit rewrites about 250 bytes per file, so a lake of 100,000 files costs 25 MB each time. Compaction keeps the
+number of files near that of topics times days.
+
+Nothing here needs Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,7 +28,7 @@ import msgspec
 from rucola.errors import StoreCorrupt, StoreError
 
 OWN: Final = "_rucola"
-"""The directory in a lake that is not rows. Spark and its like pass over names that begin so."""
+"""The directory in a lake that is not rows. Spark and similar tools skip names that begin with an underscore."""
 
 T = TypeVar("T")
 
@@ -96,29 +100,138 @@ class Snapshot:
     replaced: tuple[Replaced, ...] = ()
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A commit: staged files and their places, the entries of the new files, what they replace, what is removed.
+
+    The commit of a repair (`is_repair`) follows no snapshot: its rows, keys and progress are all there is. Only such a
+    commit sets files aside: `asides` has their new places.
+    """
+
+    number: int
+    at_ms: int
+    moves: Mapping[str, str]
+    rows: tuple[RowFile, ...]
+    keys: tuple[KeyFile, ...]
+    progress: Mapping[str, Progress] = field(default_factory=dict)
+    replaces: frozenset[str] = frozenset()
+    removes: frozenset[str] = frozenset()
+    is_repair: bool = False
+    asides: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, before: Snapshot) -> Snapshot:
+        """Return the snapshot that this commit makes of the one before."""
+        if self.is_repair:
+            before = Snapshot()
+        taken_out = tuple(Replaced(path, self.at_ms) for path in sorted(self.replaces))
+        return Snapshot(
+            self.number,
+            tuple(file for file in before.rows if file.path not in self.replaces) + self.rows,
+            tuple(file for file in before.keys if file.path not in self.replaces) + self.keys,
+            {**before.progress, **self.progress},
+            tuple(each for each in before.replaced if each.path not in self.removes) + taken_out,
+        )
+
+
+def further(one: Progress, other: Progress) -> Progress:
+    """Return the progress of a broker that is further, with the furthest offset of each queue."""
+    ahead, behind = (one, other) if one.physical_offset >= other.physical_offset else (other, one)
+    queues = {topic: dict(offsets) for topic, offsets in ahead.queues.items()}
+    for topic, offsets in behind.queues.items():
+        of_topic = queues.setdefault(topic, {})
+        for queue_id, offset in offsets.items():
+            of_topic[queue_id] = max(of_topic.get(queue_id, 0), offset)
+    return replace(ahead, queues=queues)
+
+
 def is_lake(directory: Path) -> bool:
     """Tell whether messages were archived into this directory."""
     return (directory / OWN).is_dir()
 
 
 def snapshot_path(root: Path) -> Path:
-    """Return where the snapshot of the lake in a directory stands."""
+    """Return the path of the snapshot of the lake in a directory."""
     return root / OWN / "snapshot.json"
 
 
+def pending_path(root: Path) -> Path:
+    """Return the path of the commit that is being carried out in the lake in a directory."""
+    return root / OWN / "pending.json"
+
+
+def progress_path(root: Path) -> Path:
+    """Return the path of the progress that brokers read from the lake in a directory."""
+    return root / OWN / "progress.json"
+
+
 def read_snapshot(root: str | Path) -> Snapshot:
-    """Return what the lake in a directory holds now. Raises StoreError where there is no lake."""
+    """Return what the lake in a directory holds now.
+
+    Raises StoreError if there is no lake, StoreCorrupt if its snapshot is missing or cannot be read.
+    """
     root = Path(root)
     if not is_lake(root):
         raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
-    return read_json(snapshot_path(root), Snapshot) or Snapshot()
+    path = snapshot_path(root)
+    found = read_json(path, Snapshot)
+    if found is None and (traces := committed_files(root)):
+        found = read_json(path, Snapshot)  # the first commit may have been completed meanwhile
+        if found is None:
+            named = ", ".join(traces[:3]) + (f" and {len(traces) - 3} more" if len(traces) > 3 else "")
+            raise damage(root, path, 0, f"the file is missing, but the lake holds {named}")
+    return found or Snapshot()
+
+
+def committed_files(root: Path) -> list[str]:
+    """Return what only a lake with a commit has: files of messages and keys, progress, a copy of an older snapshot.
+
+    The first commit of a lake may be under way; its files do not count.
+    """
+    own = ("snapshot.json.bak", "progress.json", "progress.json.bak")
+    small = [f"{OWN}/{name}" for name in own if (root / OWN / name).exists()]
+    files = data_files(root)
+    # Read after the files were listed: a commit that has moved one was pending before that.
+    pending = read_json(pending_path(root), Pending)
+    if pending is None:
+        return small + files
+    if pending.number > 1 or pending.is_repair:
+        return [*small, f"{OWN}/pending.json", *files]
+    return small + [path for path in files if path not in pending.moves.values()]
+
+
+def data_files(root: Path) -> list[str]:
+    """Return the files of messages and of the key index that are in their places, counted from the lake, in order."""
+    found = [*root.glob("topic=*/date=*/*.parquet"), *root.glob(f"{OWN}/keys/*.parquet")]
+    return sorted(str(path.relative_to(root)) for path in found)
+
+
+def check_files(root: Path, files: Iterable[RowFile | KeyFile]) -> None:
+    """Raise StoreCorrupt for the first of these files that is missing, or has not the size that the snapshot says."""
+    for file in files:
+        check_file(root, root / file.path, file.size)
+
+
+def check_file(root: Path, path: Path, size: int) -> None:
+    """Raise StoreCorrupt if a file of the lake is missing or is not of this size."""
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise damage(root, path, 0, "the file is missing") from None
+    if found != size:
+        raise damage(root, path, min(found, size), f"the file has {found} bytes instead of {size}")
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """Return the content of a JSON file of the lake; None where there is no such file. Raises StoreCorrupt."""
+    """Return the content of a JSON file of the lake; None if there is no such file. Raises StoreCorrupt."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        raise StoreCorrupt(path, 0, f"this cannot be read: {error}") from error
+        raise damage(path.parent.parent, path, 0, f"this cannot be read: {error}") from error
+
+
+def damage(root: Path, path: Path, position: int, why: str) -> StoreCorrupt:
+    """Return the error for a damaged file of a lake, which says what to do."""
+    advice = f"put the file back from a copy, or see what `rucola pipeline repair --lake {root} --dry-run` says"
+    return StoreCorrupt(path, position, f"{why}; {advice}")

@@ -30,7 +30,6 @@ methods that make a reader.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -38,8 +37,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError
-from rucola.spark.options import Options, check_for_batch, check_for_stream, parse, parse_sink
+from rucola.spark.failure import sentences
+from rucola.spark.options import Options, SinkOptions, check_for_batch, check_for_stream, parse, parse_sink
 from rucola.spark.schema import TYPES, ddl
+from rucola.spark.tables import options_in, options_of_new_table, readable, schema_of_table, writable
 
 if TYPE_CHECKING:
     from rucola.spark.reader import RocketMQReader
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 FORMAT = "rocketmq"
 
 
+@sentences
 class RocketMQSource(DataSource):
     """The data source. Spark makes one from the options of each read."""
 
@@ -56,42 +58,49 @@ class RocketMQSource(DataSource):
         super().__init__(options)
         self._given = dict(options)
 
-    @cached_property
-    def _parsed(self) -> Options:
-        """The options of a read; one of which a write knows nothing is wrong only there."""
-        return parse(self._given)
-
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
-        return ddl(self._parsed.columns)
+    def schema(self) -> str | StructType:
+        table = options_of_new_table(self._given, FORMAT)
+        if table is not None:
+            return schema_of_table(parse(readable(table)).columns, table)
+        columns = parse(self._given).columns
+        return ddl(columns) if columns else StructType()
 
     def reader(self, schema: StructType) -> RocketMQReader:
         from rucola.spark.reader import NarrowedRocketMQReader, RocketMQReader  # here, since it takes Arrow
 
-        check_for_batch(self._parsed)
-        kind = NarrowedRocketMQReader if self._parsed.push_filters else RocketMQReader
-        return kind(self._parsed, _columns_of(schema))
+        options = self._for_reading(schema)
+        check_for_batch(options)
+        kind = NarrowedRocketMQReader if options.push_filters else RocketMQReader
+        return kind(options, _columns_of(schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
         from rucola.spark.streaming import RocketMQStreamReader  # here, since it takes Arrow
 
-        check_for_stream(self._parsed)
-        return RocketMQStreamReader(self._parsed, _columns_of(schema))
+        options = self._for_reading(schema)
+        check_for_stream(options)
+        return RocketMQStreamReader(options, _columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         from rucola.spark.sink import RocketMQWriter  # here, since it takes a client
 
         _refuse_overwriting(overwrite)
-        return RocketMQWriter(parse_sink(self._given), schema)
+        return RocketMQWriter(self._for_writing(schema), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: N802 - Spark's name
         from rucola.spark.sink import RocketMQStreamWriter  # here, since it takes a client
 
         _refuse_overwriting(overwrite)
-        return RocketMQStreamWriter(parse_sink(self._given), schema)
+        return RocketMQStreamWriter(self._for_writing(schema), schema)
+
+    def _for_reading(self, schema: StructType) -> Options:
+        return parse(readable(options_in(schema, self._given)) | self._given)
+
+    def _for_writing(self, schema: StructType) -> SinkOptions:
+        return parse_sink(writable(options_in(schema, self._given)) | self._given)
 
 
 def register(session: SparkSession) -> None:

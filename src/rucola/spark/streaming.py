@@ -46,6 +46,7 @@ from pyspark.sql.streaming.datasource import (
 
 from rucola.errors import RemotingError
 from rucola.spark import reader
+from rucola.spark.failure import sentences
 from rucola.spark.live import commit
 from rucola.spark.offsets import EARLIEST
 from rucola.spark.options import MAX_TRIGGER_DELAY_MS, Options
@@ -68,6 +69,7 @@ from rucola.spark.places import (
 _log = logging.getLogger(__name__)
 
 
+@sentences
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the batches of one query, and on the workers, which get a pickled copy, reads their partitions."""
 

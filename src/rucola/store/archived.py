@@ -11,13 +11,24 @@ archiveName is by default the path of the store directory, as the archive job na
 for. An entry is believed only where it can be about this log: it does not reach beyond its end, and the last archived
 record, while the log still has it, is the one that it names. Otherwise nothing counts as archived. A file that is
 missing or cannot be read says nothing either, and is no reason to stop.
+
+The Spark archive also has `<lake>/_rucola/snapshot.json`, which lists its files of messages:
+
+    {"rows": [{"path": relative to the lake, "size": bytes, "least", "most": physical offsets}, ...], ...}
+
+Deletion cannot be undone, so an entry of the Spark archive is believed only while the lake still has what it claims:
+the snapshot can be read, and every file with messages of this part of the log is there in its size. This takes a `stat`
+for each of these files.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message.record import decode
@@ -26,6 +37,21 @@ from rucola.store.config import StoreConfig
 from rucola.store.config_files import read_config
 
 log = logging.getLogger(__name__)
+
+
+class _RowFile(msgspec.Struct):
+    """A file of messages in a lake."""
+
+    path: str
+    size: int
+    least: int
+    most: int
+
+
+class _Snapshot(msgspec.Struct):
+    """The part of a lake's snapshot that matters here."""
+
+    rows: list[_RowFile]
 
 
 def archived_end(config: StoreConfig, commit_log: CommitLog) -> int:
@@ -46,7 +72,30 @@ def archived_end(config: StoreConfig, commit_log: CommitLog) -> int:
     if type(end) is not int or end > commit_log.end or not _is_of_this_log(entry, commit_log):
         log.warning("%s: the entry %s is about another store; nothing counts as archived", path, name)
         return 0
+    damage = _damage_of_lake(Path(path), commit_log.begin, end)
+    if damage is not None:
+        log.warning("nothing counts as archived: %s; see `rucola pipeline repair`", damage)
+        return 0
     return end
+
+
+def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
+    """Return why a lake cannot have this part of a log; None if it can, or if the archive is another than Spark's."""
+    own = progress_path.parent
+    if (own.name, progress_path.name) != ("_rucola", "progress.json"):
+        return None
+    try:
+        snapshot = msgspec.json.decode((own / "snapshot.json").read_bytes(), type=_Snapshot)
+        for file in snapshot.rows:
+            if file.least < end and file.most >= begin:
+                found = os.stat(own.parent / file.path).st_size
+                if found != file.size:
+                    return f"{own.parent / file.path} has {found} bytes instead of {file.size}"
+    except msgspec.MsgspecError as error:
+        return f"{own / 'snapshot.json'} cannot be read: {error}"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _is_of_this_log(entry: dict[str, Any], commit_log: CommitLog) -> bool:

@@ -1,8 +1,8 @@
 """`rucola pipeline`: the jobs of `rucola.spark.jobs`, started on this machine.
 
 `archiving` holds the commands that write to the archive lake, `searching` what finds messages in it, `auditing` what
-counts messages, `replaying` what sends them again, `rebuilding` what makes queues and index anew; `command` and
-`selecting` what they have in common.
+counts messages, `replaying` what sends them again, `rebuilding` what makes queues and index of a store, `repairing`
+what restores a damaged lake; `command` and `selecting` what they have in common.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 from rucola.cli.pipeline.archiving import archive, compact
 from rucola.cli.pipeline.auditing import audit
 from rucola.cli.pipeline.rebuilding import rebuild
+from rucola.cli.pipeline.repairing import repair
 from rucola.cli.pipeline.replaying import replay
 from rucola.cli.pipeline.searching import search
 
@@ -34,5 +35,5 @@ def pipeline() -> None:
     """Jobs over store directories, live brokers and the archive lake, in Spark if there is much to read."""
 
 
-for command in (archive, compact, search, audit, replay, rebuild):
+for command in (archive, compact, repair, search, audit, replay, rebuild):
     pipeline.add_command(command)

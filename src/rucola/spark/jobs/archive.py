@@ -147,6 +147,7 @@ def check_store(store: str | Path) -> None:
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
 
 
+@plainly()
 def run(
     spark: Spark,
     store: str | Path,
@@ -191,6 +192,7 @@ def run(
         return _publish(target, summary, staged, {name: progress})
 
 
+@plainly()
 def run_live(
     spark: Spark,
     name_server: str,
@@ -273,26 +275,25 @@ class Staged:
 
 def stage(lake: Lake, messages: DataFrame) -> Staged:
     """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
-    with plainly():
-        rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
-        rows.parquet(str(lake.staged_rows))
-        paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
-        if not paths:
-            return Staged()
-        written = read_rows(messages.sparkSession, lake.staged_rows, paths)
-        counted = (
-            written.groupBy("brokerName", "topic", "queueId")
-            .agg(
-                F.count("*").alias("rows"),
-                F.sum("storeSize").alias("size"),
-                F.min("queueOffset").alias("first"),
-                F.max("queueOffset").alias("last"),
-                F.max("commitLogOffset").alias("commitLogOffset"),
-                F.sum(F.coalesce(F.array_size("keys"), F.lit(0)) + 1).alias("keys"),
-            )
-            .collect()
+    rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
+    rows.parquet(str(lake.staged_rows))
+    paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
+    if not paths:
+        return Staged()
+    written = read_rows(messages.sparkSession, lake.staged_rows, paths)
+    counted = (
+        written.groupBy("brokerName", "topic", "queueId")
+        .agg(
+            F.count("*").alias("rows"),
+            F.sum("storeSize").alias("size"),
+            F.min("queueOffset").alias("first"),
+            F.max("queueOffset").alias("last"),
+            F.max("commitLogOffset").alias("commitLogOffset"),
+            F.sum(F.coalesce(F.array_size("keys"), F.lit(0)) + 1).alias("keys"),
         )
-        write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
+        .collect()
+    )
+    write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
     queues = [
         QueueSummary(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
         for row in counted
@@ -308,7 +309,7 @@ def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
     if not paths:
         return Staged()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
-    written = pa.Table.from_batches([batch for path in paths for batch in lake_rows.read_file(path, names)])
+    written = pa.Table.from_batches([batch for path in paths for batch in lake_rows.read_staged(path, names)])
     counts = [("storeSize", "count"), ("storeSize", "sum"), ("queueOffset", "min"), ("queueOffset", "max")]
     counted = written.group_by(["brokerName", "topic", "queueId"]).aggregate(counts)
     lake_rows.write_entries(lake_rows.entries(paths), lake.staged_keys)

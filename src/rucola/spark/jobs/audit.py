@@ -244,6 +244,7 @@ class Audit:
         (out / "report.html").write_text(report.page(self.sources, {n: t.to_pylist() for n, t in self.tables.items()}))
 
 
+@plainly()
 def run(
     spark: Spark,
     sources: Sequence[str | Path],

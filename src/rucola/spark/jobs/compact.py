@@ -72,6 +72,7 @@ def small_files(files: Sequence[RowFile], least_files: int) -> list[RowFile]:
     return [file for group in by_place.values() if len(group) >= least_files for file in group]
 
 
+@plainly()
 def run(
     spark: Spark,
     lake: str | Path,
@@ -85,7 +86,7 @@ def run(
     there is no lake, or another run is writing to it.
     """
     read_snapshot(lake)  # so that none is made where there is none
-    with open_lake(lake) as target, plainly():
+    with open_lake(lake) as target:
         before = target.snapshot()
         rows = small_files(before.rows, least_files)
         merged = runs_to_merge(before.keys, least_files)
@@ -94,9 +95,7 @@ def run(
             _merge(session_of(spark), target, rows, keys)
         elif rows or keys:
             lake_rows.merge(target.root, rows, target.staged_rows)
-            lake_rows.write_entries(
-                lake_rows.read_entries(target.root, (file.path for file in keys)), target.staged_keys
-            )
+            lake_rows.write_entries(lake_rows.read_entries(target.root, keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)

@@ -116,6 +116,7 @@ def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
     )
 
 
+@plainly()
 def run(
     spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> Rebuilt:
@@ -138,12 +139,9 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
     files = session.createDataFrame(list(enumerate(begins)), _FILE)
     found = taken_in(files, pieces, len(begins)).persist(StorageLevel.DISK_ONLY)
     try:
-        with plainly():
-            taken = _up_to_the_end(
-                [Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()]
-            )
-            runs = found.where(found.physical_offset < taken[-1].end)
-            written = queues(runs, pieces, 2 * session.sparkContext.defaultParallelism).collect()
+        taken = _up_to_the_end([Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()])
+        runs = found.where(found.physical_offset < taken[-1].end)
+        written = queues(runs, pieces, 2 * session.sparkContext.defaultParallelism).collect()
         entries = sum(each.entries for each in taken)
         names = _write_index(session, pieces, taken)
     finally:
@@ -166,8 +164,7 @@ def _write_index(spark: SparkSession, pieces: Pieces, taken: Sequence[Taken]) ->
     if not work:
         return []
     rows = spark.createDataFrame(work, _INDEX_FILE).repartitionById(len(work), "number")
-    with plainly():
-        done = rows.mapInArrow(pieces.write_index, "number bigint, firstTimestamp bigint").collect()
+    done = rows.mapInArrow(pieces.write_index, "number bigint, firstTimestamp bigint").collect()
     names = index_names([timestamp for _, timestamp in sorted(done)])
     for number, name in enumerate(names):
         directory = pieces.target / "index"

@@ -75,6 +75,7 @@ def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: st
     return search(rows, selection, offset_msg_id)
 
 
+@plainly()
 def run(
     spark: Spark,
     lake: str | Path,

@@ -1,0 +1,240 @@
+"""The repair job: a lake whose own files are missing or damaged is restored from what is durable.
+
+    inventory   every file of the lake, read as it is (see `rucola.spark.inventory`)
+    plan        the content of the restored lake, what is set aside, what is gone (see `rucola.spark.restoration`)
+    verify      if the snapshot was lost: the old key index and the progress tell of messages that no file has
+    index       entries of the key index that are lost are made again, from the rows
+    commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake`)
+
+A dry run ends before the index. Until the commit is decided nothing has changed, and from then on the next run that
+opens the lake completes it, so a repair can be killed anywhere and started again. It deletes no file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+from rucola.errors import StoreError
+from rucola.files import make_directory
+from rucola.spark.failure import plainly
+from rucola.spark.inventory import Inventory, take_inventory
+from rucola.spark.key_index import key_entries, read_keys, write_keys
+from rucola.spark.lake import Lake, locked, read_rows
+from rucola.spark.restoration import Plan, Planner, completable
+from rucola.spark.session import Spark, session_of
+from rucola.spark.snapshot import OWN, Pending, Snapshot, check_files, committed_files
+
+_ADDRESS: Final = ("topic", "date", "brokerName", "commitLogOffset")
+_MOST_NAMED: Final = 10
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a repair found and did, or would do if it is dry.
+
+    `losses` are messages that were archived and that no file has any more. Paths are counted from the lake.
+    """
+
+    lake: str
+    findings: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+    rows: int = 0
+    row_files: int = 0
+    key_files: int = 0
+    asides: tuple[str, ...] = ()
+    is_dry: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was wrong with the lake."""
+        return not self.findings and not self.losses
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as values that JSON knows."""
+        return {
+            "lake": self.lake,
+            "dryRun": self.is_dry,
+            "sound": self.is_sound,
+            "findings": list(self.findings),
+            "losses": list(self.losses),
+            "rows": self.rows,
+            "rowFiles": self.row_files,
+            "keyFiles": self.key_files,
+            "setAside": list(self.asides),
+        }
+
+
+@plainly()
+def run(
+    spark: Spark,
+    lake: str | Path,
+    *,
+    dry_run: bool = False,
+    allow_loss: bool = False,
+    stores: Collection[str] = (),
+    live: Collection[str] = (),
+) -> Summary:
+    """Restore a damaged lake and return what that was; a sound lake stays as it is.
+
+    `stores` and `live` say how brokers were archived, which is needed if no file does any more. Raises StoreError if
+    there is no lake, or if messages are lost and that is not allowed; LakeInUse when another run is writing to it;
+    ConfigError for brokers of which nothing says how they were archived. Nothing has changed then.
+    """
+    root = Path(lake).absolute()
+    own = root / OWN
+    if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
+        raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
+    if not dry_run:
+        make_directory(own)
+    with locked(root) if own.is_dir() else nullcontext():
+        target = Lake(root)
+        found = take_inventory(root)
+        if _is_interrupted(found) and not dry_run:
+            target.finish()
+            found = take_inventory(root)
+        plan = Planner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
+        losses = _losses(spark, found, plan)
+        if losses and not dry_run and not allow_loss:
+            raise StoreError(
+                f"{root} has lost {'; '.join(losses)}. Put the files back from a copy, or allow the loss "
+                f"(--allow-loss) to repair the lake without these messages"
+            )
+        summary = Summary(
+            str(root),
+            plan.findings,
+            losses,
+            sum(file.rows for file in plan.rows),
+            len(plan.rows),
+            len(plan.keys),
+            plan.asides,
+            dry_run,
+        )
+        if dry_run:
+            return summary
+        if summary.is_sound:
+            target.finish()
+            return summary
+        snapshot = _restore(spark, target, found, plan)
+        return _after(summary, snapshot)
+
+
+def _is_interrupted(found: Inventory) -> bool:
+    """Tell whether a commit, be it a repair's, only has to be carried out to its end."""
+    pending = completable(found, found.snapshot or Snapshot())
+    if pending is None or found.snapshot is None:
+        return pending is not None and (pending.is_repair or not committed_files(found.root))
+    return pending.is_repair or pending.number == found.snapshot.number + 1
+
+
+def _losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
+    """Return which messages were archived and are in no file any more.
+
+    Files that the snapshot names and that are gone are lost messages, unless the snapshot is an old one: then the
+    whole key index shows that other files have them.
+    """
+    if not plan.rebuilds_index:
+        return tuple(_few(plan.missing))
+    session = session_of(spark)
+    rows = _read(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
+    keys = [file for path, file in found.keys.items() if path not in found.places]
+    lost = _unheld(rows, read_keys(session, found.root, keys)) if keys else []
+    lost += _behind_progress(rows, plan)
+    is_whole = bool(keys) and not any(path.startswith(f"{OWN}/keys/") for path in found.damages)
+    return tuple(_few(lost if is_whole else [*plan.missing, *lost]))
+
+
+def _unheld(rows: DataFrame, entries: DataFrame) -> list[str]:
+    """Return for each topic, day and broker how many messages have an entry in the key index and are no row."""
+    gone = entries.select(*_ADDRESS).distinct().join(rows, list(_ADDRESS), "left_anti")
+    counted = gone.groupBy("topic", "date", "brokerName").agg(
+        F.count("*").alias("count"), F.min("commitLogOffset").alias("least"), F.max("commitLogOffset").alias("most")
+    )
+    return [
+        f"{row['count']} messages of {row.topic} on {row.date} from {row.brokerName}, at physical offsets "
+        f"{row.least} to {row.most}"
+        for row in counted.orderBy("topic", "date", "brokerName").collect()
+    ]
+
+
+def _behind_progress(rows: DataFrame, plan: Plan) -> list[str]:
+    """Return the queues whose last archived messages are no rows."""
+    counted = rows.groupBy("brokerName", "topic", "queueId").agg(F.max("queueOffset").alias("last")).collect()
+    ends = {(row.brokerName, row.topic, str(row.queueId)): row.last + 1 for row in counted}
+    lost = []
+    for name, progress in sorted(plan.progress.items()):
+        for topic, queues in sorted(progress.queues.items()):
+            for queue_id, end in sorted(queues.items()):
+                held = ends.get((name, topic, queue_id), 0)
+                if held < end:
+                    lost.append(f"messages of queue {queue_id} of {topic} from {name}, before offset {end}")
+    return lost
+
+
+def _few(sentences: Sequence[str]) -> list[str]:
+    more = len(sentences) - _MOST_NAMED
+    return [*sentences[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _read(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFrame:
+    """Return the rows of files, which may still be staged."""
+    placed: list[str] = []
+    staged: list[str] = []
+    for path in paths:
+        (staged if path in found.places else placed).append(str(found.place(path)))
+    rows = read_rows(spark, found.root, placed)
+    if staged:
+        # <staging>/<run>/rows/topic=.../date=.../<file>
+        rows = rows.unionByName(read_rows(spark, Path(staged[0]).parents[2], staged))
+    return rows
+
+
+def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapshot:
+    """Make the entries that the key index lacks, then commit. Returns the snapshot."""
+    if plan.rebuilds_index or plan.completes_index:
+        session = session_of(spark)
+        rows = _read(session, found, [file.path for file in plan.rows])
+        if plan.completes_index and plan.keys:
+            held = read_keys(session, found.root, plan.keys).select(*_ADDRESS).distinct()
+            rows = rows.join(held, list(_ADDRESS), "left_anti")
+        entries = key_entries(rows)
+        count = entries.count()
+        if count:
+            write_keys(entries, count, target.staged_keys)
+    keys, moves = target.staged_key_files(plan.number)
+    target.commit(
+        Pending(
+            number=plan.number,
+            at_ms=time.time_ns() // 1_000_000,
+            moves={**plan.moves, **moves},
+            rows=plan.rows,
+            keys=(*plan.keys, *keys),
+            progress=plan.progress,
+            replaces=plan.replaced,
+            is_repair=True,
+            asides={path: f"{OWN}/aside/{plan.number:010d}/{path}" for path in plan.asides},
+        )
+    )
+    snapshot = target.snapshot()
+    check_files(target.root, (*snapshot.rows, *snapshot.keys))
+    return snapshot
+
+
+def _after(summary: Summary, snapshot: Snapshot) -> Summary:
+    """Return the summary with the files of the restored lake."""
+    return Summary(
+        summary.lake,
+        summary.findings,
+        summary.losses,
+        sum(file.rows for file in snapshot.rows),
+        len(snapshot.rows),
+        len(snapshot.keys),
+        summary.asides,
+    )

@@ -1,0 +1,253 @@
+"""Rows reach brokers that die meanwhile, in the order of their keys; rows that no broker can take are named."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from rucola.client import Message, MessageQueue
+from rucola.client.selectors import select_by_hash
+from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, TopicNotFound
+from rucola.message import properties
+from rucola.protocol.codes import ResponseCode
+from rucola.spark.delivery import persist, queue_like, requests
+from rucola.spark.options import parse_sink
+from rucola.spark.sink import RocketMQWriter, Sent, _account
+from servers import server
+from spark.small_store import SmallStore
+from spark.test_archive_killed import DEADLINE_S
+from spark.test_live import Row, read
+from spark.test_sink import broker, write
+
+
+def by_queue(rows: list[Row]) -> dict[int, list[Row]]:
+    """The rows of each queue, in its order."""
+    found: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["queueOffset"]):
+        found.setdefault(row["queueId"], []).append(row)
+    return found
+
+
+def first_seen(rows: list[Row]) -> list[int]:
+    """The numbers in the bodies of these rows, without those that came again."""
+    return list(dict.fromkeys(int(row["body"]) for row in rows))
+
+
+# -- brokers that are away ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("column", ["shardingKey", "none"])
+def test_rows_outlive_their_broker(spark: SparkSession, tmp_path: Path, column: str) -> None:
+    """Broker and name server are killed in the middle of a write, and started again. Order per key holds."""
+    count = 30_000
+    rows = spark.range(0, count, numPartitions=1).selectExpr(
+        "cast(id AS string) AS body", *(["concat('k', id % 7) AS shardingKey"] if column == "shardingKey" else [])
+    )
+    serving = ["standalone", "--store", tmp_path / "broker"]
+    with ExitStack() as stack:
+        running = stack.enter_context(
+            server(*serving, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "first")
+        )
+        namesrv, address = running.addresses()
+        write(spark.createDataFrame([("0",)], "body string"), namesrv, topic="T")
+        killed: list[int] = []
+
+        def restart() -> None:
+            begin = time.monotonic()
+            while (so_far := stored(namesrv)) < 2000:
+                assert time.monotonic() < begin + DEADLINE_S
+            running.process.kill()
+            running.process.wait()
+            killed.append(so_far)
+            ports = ["--namesrv-port", namesrv.rpartition(":")[2], "--broker-port", address.rpartition(":")[2]]
+            stack.enter_context(server(*serving, *ports, log=tmp_path / "second"))
+
+        killer = threading.Thread(target=restart)
+        killer.start()
+        write(rows, namesrv, topic="T")
+        killer.join()
+        assert killed[0] < count
+        found = by_queue(read(namesrv, subscribe="T"))
+        assert {number for of_queue in found.values() for number in first_seen(of_queue)} == set(range(count))
+        if column == "shardingKey":
+            for of_queue in found.values():
+                numbers = first_seen(of_queue)
+                for key in range(7):
+                    of_key = [number for number in numbers if number % 7 == key]
+                    assert of_key == sorted(of_key)
+            # One queue a key, but for the one row that came without.
+            assert sum(len({number % 7 for number in first_seen(each)}) for each in found.values()) in (7, 8)
+
+
+def stored(namesrv: str) -> int:
+    try:
+        return len(read(namesrv, subscribe="T", columns="queueId"))
+    except MQError:
+        return 0
+
+
+@pytest.mark.spark
+def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(0, 10, numPartitions=1).selectExpr("cast(id AS string) AS body")
+    with server(
+        "standalone", "--store", tmp_path, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "log"
+    ) as running:
+        namesrv, _ = running.addresses()
+        write(rows, namesrv, topic="T")
+        running.process.kill()
+        running.process.wait()
+        with pytest.raises(PySparkException) as raised:
+            write(rows, namesrv, topic="T", deliveryTimeoutMs="300")
+    assert re.search(
+        r"no name server answers: .* Before this, brokers acknowledged 0 messages of the task", str(raised.value)
+    )
+    with pytest.raises(ConfigError, match="option deliveryTimeoutMs is '-1': it must not be negative"):
+        parse_sink({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
+
+
+def test_a_request_is_tried_again_while_that_may_help() -> None:
+    lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
+    refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
+    missing = TopicNotFound("no route")
+
+    def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
+        remaining = list(outcomes)
+
+        async def request() -> None:
+            outcome = remaining.pop(0)
+            if outcome is not None:
+                raise outcome
+
+        error: MQError | None = None
+        try:
+            asyncio.run(persist(request, **given))  # type: ignore[arg-type]
+        except MQError as raised:
+            error = raised
+        return len(outcomes) - len(remaining), error
+
+    assert made([None]) == (1, None)
+    assert made([lost, busy, missing, None]) == (4, None)
+    assert made([lost, refused, None]) == (2, refused)
+    assert made([missing, None], is_known_topic=False) == (1, missing)
+    assert made([lost, None], timeout_ms=0) == (1, lost)
+    assert made([lost] * 99, timeout_ms=1)[1] is lost
+
+
+# -- which queue -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> None:
+    with broker(tmp_path, "T", "U") as namesrv:
+        rows = spark.range(0, 100, numPartitions=2).selectExpr(
+            "cast(id AS string) AS body", "if(id < 50, concat('k', id % 10), null) AS shardingKey", "id % 6 AS queueId"
+        )
+        write(rows, namesrv, topic="T")
+        queues = [MessageQueue("T", "broker-a", number) for number in range(4)]
+        for row in read(namesrv, subscribe="T"):
+            number = int(row["body"])
+            wanted = select_by_hash(f"k{number % 10}")(queues).queue_id if number < 50 else number % 6 % 4
+            assert row["queueId"] == wanted
+        # What was read is written to like queues; without a wish every queue gets its share.
+        copied = spark.read.format("rocketmq").options(nameServer=namesrv, subscribe="T").load()
+        write(copied, namesrv, topic="U")
+        before = {row["msgId"]: row["queueId"] for row in read(namesrv, subscribe="T")}
+        assert {row["msgId"]: row["queueId"] for row in read(namesrv, subscribe="U")} == before
+        write(spark.range(0, 400, numPartitions=1).selectExpr("concat('x', id) AS body"), namesrv, topic="U")
+        even = [row for row in read(namesrv, subscribe="U") if row["body"].startswith(b"x")]
+        assert [len(each) for each in by_queue(even).values()] == [100] * 4
+        with pytest.raises(PySparkException, match=r"row 0 of partition 0 has the queueId -1; it must not be negative"):
+            write(spark.sql("SELECT 'a' AS body, -1 AS queueId"), namesrv, topic="T")
+
+
+def test_a_queue_of_the_same_broker_comes_first() -> None:
+    queues = [MessageQueue("T", name, number) for name, count in (("a", 2), ("b", 3)) for number in range(count)]
+    assert queue_like(queues, 1, "b") == MessageQueue("T", "b", 1)
+    assert queue_like(queues, 1, "gone") == queue_like(queues, 1, None) == MessageQueue("T", "a", 1)
+    assert queue_like(queues, 2, "a") == MessageQueue("T", "b", 2)
+    assert queue_like(queues, 8, None) == MessageQueue("T", "b", 1)
+
+
+def test_messages_share_requests_if_brokers_allow_it() -> None:
+    def cut(*messages: Message) -> list[tuple[int, int]]:
+        return list(requests(messages, 3))
+
+    small, large = Message("T", b"x"), Message("T", bytes(5000))
+    assert cut() == []
+    assert cut(*[small] * 7) == [(0, 3), (3, 6), (6, 7)]
+    assert cut(small, large, small, small) == [(0, 1), (1, 2), (2, 4)]
+    assert cut(small, Message("T", b"x", properties={properties.TIMER_DELIVER_MS: "1"}), small)[1] == (1, 2)
+    delayed = Message("T", b"x")
+    delayed.delay_level = 3
+    assert cut(delayed, delayed) == [(0, 1), (1, 2)]
+    assert cut(*[Message("%RETRY%g", b"x")] * 2) == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(("column", "kind"), [("queueId", "string"), ("shardingKey", "int"), ("brokerName", "int")])
+def test_a_column_of_another_type_is_refused(column: str, kind: str, spark: SparkSession) -> None:
+    schema = spark.createDataFrame([], f"body string, {column} {kind}").schema
+    with pytest.raises(ConfigError, match=f"column {column} is {kind}; it must be"):
+        RocketMQWriter(parse_sink({"nameServer": "h:1", "topic": "T"}), schema)
+
+
+# -- rows that are no messages -----------------------------------------------------------------------------------------
+
+INVALID = {
+    "no topic": (("body", None, "k1 k2"), "row 3 of partition 0 with keys 'k1 k2' has no topic"),
+    "no body": ((None, "T", "k1 k2"), "row 3 of partition 0 with keys 'k1 k2' has no body"),
+    "an empty body": (("", "T", "k1"), "row 3 of partition 0 with keys 'k1': a message for topic T has an empty body"),
+    "no name of a topic": (("a", "a b", None), "row 3 of partition 0: the topic 'a b' holds other characters"),
+}
+
+
+def rows_with(spark: SparkSession, invalid: tuple[str | None, ...]) -> DataFrame:
+    valid = [(str(n), "T", None) for n in range(6)]
+    return spark.createDataFrame([*valid[:3], invalid, *valid[3:]], "body string, topic string, keys string").coalesce(
+        1
+    )
+
+
+@pytest.mark.spark
+def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    with broker(tmp_path, "T") as namesrv:
+        for number, (invalid, sentence) in enumerate(INVALID.values(), 1):
+            with pytest.raises(PySparkException) as raised:
+                write(rows_with(spark, invalid), namesrv)
+            assert sentence in str(raised.value).splitlines()[1]
+            write(rows_with(spark, invalid), namesrv, invalidRows="skip")
+            bodies = [row["body"] for row in read(namesrv, subscribe="T")]
+            assert set(bodies) == {b"%d" % n for n in range(6)}
+            assert len(bodies) >= 6 * number
+    with pytest.raises(ConfigError, match="option invalidRows is 'drop': it must be fail or skip"):
+        parse_sink({"nameServer": "h:1", "invalidRows": "drop"})
+
+
+def test_rows_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        _account("batch 7", [Sent({"T": 4}, skipped=2, first_skipped="row 3 has no body"), Sent({"T": 1}, skipped=1)])
+    assert "batch 7: 3 invalid rows left out; the first: row 3 has no body" in caplog.text
+    assert "batch 7: 5 to T sent by 2 tasks that ended well" in caplog.text
+
+
+@pytest.mark.spark
+def test_a_row_of_a_store_is_written_where_it_was(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    """Its brokerName is the path of the store, which no broker has; the id still says the queue."""
+    for n in range(20):
+        small_store.put("T", n % 4, b"%d" % n)
+    with broker(tmp_path, "T") as namesrv:
+        write(spark.read.format("rocketmq").load(str(small_store.path)), namesrv)
+        found = by_queue(read(namesrv, subscribe="T"))
+        assert {number: first_seen(rows) for number, rows in found.items()} == {
+            number: list(range(number, 20, 4)) for number in range(4)
+        }

@@ -1,0 +1,187 @@
+"""What goes wrong in Spark's Python processes reaches the user as a sentence of ours, before anything else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from rucola.errors import ConfigError, MQError, StoreError
+from rucola.spark.jobs import archive, audit, replay
+from rucola.spark.source import RocketMQSource
+from spark.small_store import SmallStore
+from spark.test_sink import broker
+
+
+def load(spark: SparkSession, store: SmallStore, **options: str) -> DataFrame:
+    return spark.read.format("rocketmq").options(**{"storePath": str(store.path)} | options).load()
+
+
+def said(call: Callable[[], object]) -> list[str]:
+    """The lines of what Spark raises."""
+    with pytest.raises(PySparkException) as raised:
+        call()
+    return str(raised.value).splitlines()
+
+
+@pytest.mark.spark
+def test_the_first_lines_of_an_error_are_ours(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    small_store.overwrite(small_store.put() + 88, b"X")
+    planned = "[PYTHON_DATA_SOURCE_ERROR] Failed to "
+    worker = "An exception was thrown from the Python worker:"
+
+    # The options, the plan of a read, and a task of it.
+    lines = said(lambda: load(spark, small_store, columns="nope"))
+    assert lines[0].startswith(
+        f"{planned}create Python data source instance: rucola.errors.ConfigError: option columns"
+    )
+    assert lines[1:] == [" SQLSTATE: 38000"]
+    lines = said(load(spark, small_store, subscribe="Nope").collect)
+    wanted = f"rucola.errors.ConfigError: topic 'Nope' is not in {small_store.path}, which holds T"
+    assert lines == [f"{planned}generate Python data source read partitions: {wanted}", " SQLSTATE: 38000"]
+    lines = said(load(spark, small_store).collect)
+    damage = f"{small_store.path}/commitlog/{0:020d} at byte 0: the body does not match its CRC"
+    assert lines == [worker, f"rucola.errors.StoreCorrupt: {damage}"]
+
+    # What the system refuses, as permissions do for others than root.
+    log = small_store.path / "commitlog"
+    log.rename(log.with_name("elsewhere"))
+    log.symlink_to(log)
+    (small_store.path / "lock").touch()
+    lines = said(load(spark, small_store).collect)
+    assert len(lines) == 2
+    assert "Too many levels of symbolic links" in lines[0]
+
+
+@pytest.mark.spark
+def test_the_first_line_of_a_failed_stream_is_ours(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    def run(**options: str) -> None:
+        given = {"storePath": str(small_store.path), "startingOffsets": "earliest"} | options
+        stream = spark.readStream.format("rocketmq").options(**given).load().writeStream.format("noop")
+        checkpoint = str(tmp_path / "-".join(["checkpoint", *options]))
+        stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+
+    small_store.overwrite(small_store.put() + 88, b"X")
+    assert "rucola.errors.ConfigError: topic 'Nope' is not in" in said(lambda: run(subscribe="Nope"))[0]
+    lines = said(run)
+    assert lines[0].endswith(f"{small_store.path}/commitlog/{0:020d} at byte 0: the body does not match its CRC")
+    assert not any("Traceback" in line or "  File" in line for line in lines)
+
+
+@pytest.mark.spark
+def test_the_first_lines_of_a_failed_write_are_ours(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([(None,)], "body string")
+    with broker(tmp_path, "T") as namesrv:
+        write = rows.write.format("rocketmq").option("nameServer", namesrv).mode("append")
+        lines = said(lambda: write.save())
+        assert lines[0].endswith("rucola.errors.ConfigError: neither option topic nor a column of that name says where "
+                                 "messages go")  # fmt: skip
+        lines = said(lambda: write.option("topic", "T").save())
+        assert len(lines) == 2
+        assert lines[1].startswith("rucola.errors.")
+
+
+@pytest.mark.spark
+def test_a_fault_of_ours_keeps_its_traceback(spark: SparkSession) -> None:
+    """What nobody has foreseen has to be found."""
+
+    def fail(batches: object) -> None:
+        raise KeyError("unforeseen")
+
+    assert any("in fail" in line for line in said(spark.range(1).mapInArrow(fail, "id long").collect))  # type: ignore[arg-type]
+
+
+def test_the_process_of_the_user_keeps_its_tracebacks() -> None:
+    """The environment of any other process is left alone, since Spark's are started with it."""
+    with pytest.raises(ConfigError):
+        RocketMQSource({"nope": "1"}).schema()
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ
+
+
+@pytest.mark.spark
+def test_jobs_raise_our_errors_alone(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    """Also for what Spark finds while it plans, and without Spark's error as the cause, which is printed before."""
+    small_store.overwrite(small_store.put() + 88, b"X")
+    calls: list[tuple[Callable[[], object], type[MQError], str]] = [
+        (
+            lambda: archive.run(spark, small_store.path, tmp_path / "lake", corrupt_records="nope"),
+            ConfigError,
+            "option corruptRecords is 'nope': it must be fail, skip or column",
+        ),
+        (
+            lambda: audit.run(spark, [small_store.path], corrupt_records="nope"),
+            ConfigError,
+            "option corruptRecords is 'nope': it must be fail, skip or column",
+        ),
+        (
+            lambda: replay.run(spark, small_store.path, corrupt_records="nope"),
+            ConfigError,
+            "option corruptRecords is 'nope': it must be fail, skip or column",
+        ),
+        (
+            lambda: archive.run(spark, small_store.path, tmp_path / "lake"),
+            StoreError,
+            f"{small_store.path}/commitlog/{0:020d} at byte 0: the body does not match its CRC",
+        ),
+    ]
+    for call, kind, sentence in calls:
+        with pytest.raises(kind) as raised:
+            call()
+        assert str(raised.value) == sentence
+        assert raised.value.__cause__ is None
+        assert raised.value.__suppress_context__
+
+
+LIMITED = """
+import sys
+from rucola.spark.session import local_session
+
+spark = local_session("limited", cores=2, is_short=True)
+messages = spark.read.format("rocketmq").option("storePath", sys.argv[1]).load()
+for _ in range(5):
+    print(len(messages.limit(1).collect()))
+"""
+
+
+@pytest.mark.spark
+def test_nothing_is_said_of_rows_that_are_not_read(small_store: SmallStore) -> None:
+    """Spark hangs up on a task that has more rows than `limit()` asks for; that is no error."""
+    for _ in range(400):
+        small_store.put(body=bytes(3000))
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(small_store.path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1"] * 5
+    assert "BrokenPipe" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.spark
+def test_messages_are_counted_without_columns(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+    for n in range(300):
+        small_store.put(queue_id=n % 2, TAGS="ab"[n % 2])
+
+    def count(**options: str) -> int:
+        return load(spark, small_store, columns="", **options).count()
+
+    nothing = spark.read.format("rocketmq").option("storePath", str(small_store.path)).schema(StructType())
+    assert nothing.load().count() == count() == count(minPartitions="3") == 300
+    assert load(spark, small_store, columns="").columns == []
+    assert count(subExpression="a") == 150
+    assert count(subscribe="T") == 300
+    small_store.overwrite(0, b"\0\0\0\1")
+    assert count(corruptRecords="skip") == 299
+    with broker(tmp_path, "T") as namesrv:
+        rows = spark.range(7).selectExpr("cast(id as string) AS body")
+        rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()
+        live = spark.read.format("rocketmq").options(nameServer=namesrv, subscribe="T", columns="")
+        assert live.load().count() == 7
