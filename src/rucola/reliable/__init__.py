@@ -1,0 +1,1 @@
+"""Business reliability: outbox, receipts, idempotent consumption, timed resend. Takes the extra `reliable`."""
