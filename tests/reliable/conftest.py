@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,6 +15,7 @@ from databases import DatabaseServer, Place, server_user, serving, start_mariadb
 from rucola.reliable import migration
 from rucola.reliable.schema import Tables
 
+T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
@@ -79,3 +82,9 @@ def initialized(place: Place) -> Place:
     with place.engine().begin() as connection:
         migration.init(connection, place.tables)
     return place
+
+
+@pytest.fixture
+def run_async() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Runs a coroutine to its end."""
+    return asyncio.run

@@ -194,8 +194,8 @@ def _stub_columns() -> list[Column[Any]]:
         Column("queue_offset", BigInteger),  # NULL if it says nothing of the message's own queue
         Column("owner", String(MAX_ID_LENGTH)),
         Column("lease_until", BigInteger, nullable=False, server_default="0"),
-        Column("due_at", BigInteger),
-        Column("created_at", BigInteger, nullable=False),
+        Column("due_at", BigInteger, default=now_ms()),
+        Column("created_at", BigInteger, nullable=False, default=now_ms()),
         Column("confirmed_at", BigInteger),
         Column("error", _TEXT),  # why the last send failed
     ]
