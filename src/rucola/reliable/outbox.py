@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 from zlib import crc32
 
-from sqlalchemy import Connection, Dialect, Table, event, insert
+from sqlalchemy import Connection, Dialect, RowMapping, Table, event, insert
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, registry
@@ -73,9 +73,8 @@ class Outbox:
         max_message_size: int = MAX_MESSAGE_SIZE,
     ) -> None:
         self.tables = tables or Tables()
-        self.groups = tuple(groups)
+        self.groups = awaited(_awaiting(groups))
         self.max_message_size = max_message_size
-        _awaiting(self.groups)
         self._stub = _mapped(self.tables.stub)
         self._inserts: dict[str, tuple[str, list[str] | None]] = {}
         self._after_commit: list[Callable[[], None]] = []
@@ -170,7 +169,7 @@ def lane_of(key: str) -> int:
     return crc32(key.encode()) % LANES
 
 
-def message_of(row: Mapping[str, Any]) -> Message:
+def message_of(row: Mapping[str, Any] | RowMapping) -> Message:
     """Return the message that a stub holds, the same each time it is sent."""
     message = Message(row["topic"], row["body"], row["tags"], row["keys"], json.loads(row["properties"]), row["flag"])
     message.unique_key = row["message_id"]

@@ -192,6 +192,7 @@ def _stub_columns() -> list[Column[Any]]:
         Column("broker", String(MAX_KEY_LENGTH)),  # of the last send that was answered; NULL before
         Column("queue_id", Integer),
         Column("queue_offset", BigInteger),  # NULL if it says nothing of the message's own queue
+        Column("dead_letters", Integer, nullable=False, server_default="0"),  # those that a DEAD state told of
         Column("owner", String(MAX_ID_LENGTH)),
         Column("lease_until", BigInteger, nullable=False, server_default="0"),
         Column("due_at", BigInteger, default=now_ms()),

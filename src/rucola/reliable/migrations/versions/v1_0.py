@@ -92,6 +92,7 @@ def _create_stub(prefix: str, schema: str | None) -> None:
         sa.Column("broker", sa.String(255)),
         sa.Column("queue_id", sa.Integer),
         sa.Column("queue_offset", sa.BigInteger),
+        sa.Column("dead_letters", sa.Integer, nullable=False, server_default="0"),
         sa.Column("owner", sa.String(64)),
         sa.Column("lease_until", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("due_at", sa.BigInteger),
