@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import Engine, create_engine
@@ -122,8 +123,17 @@ class Place:
     def name(self) -> str:
         return self.url.split("+")[0].split(":")[0]
 
+    @cached_property
+    def _engine(self) -> Engine:
+        return create_engine(self.url, max_overflow=60)
+
     def engine(self) -> Engine:
-        return create_engine(self.url, poolclass=NullPool)
+        """One engine for the whole test; its pool gives as many connections as are asked for."""
+        return self._engine
+
+    def close(self) -> None:
+        if "_engine" in self.__dict__:
+            self._engine.dispose()
 
     def async_engine(self) -> AsyncEngine:
         return create_async_engine(self.async_url, poolclass=NullPool)

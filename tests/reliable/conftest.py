@@ -73,9 +73,12 @@ def postgresql_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
 def make_place(request: pytest.FixtureRequest, kind: str, directory: Path) -> Place:
     tables = Tables(f"t{next(_numbers)}_")
     if kind == "sqlite":
-        return Place(f"sqlite:///{directory / 'business.db'}", tables)
-    server: DatabaseServer = request.getfixturevalue(kind)
-    return Place(server.url, tables, server)
+        place = Place(f"sqlite:///{directory / 'business.db'}", tables)
+    else:
+        server: DatabaseServer = request.getfixturevalue(kind)
+        place = Place(server.url, tables, server)
+    request.addfinalizer(place.close)
+    return place
 
 
 def initialized(place: Place) -> Place:
@@ -88,3 +91,9 @@ def initialized(place: Place) -> Place:
 def run_async() -> Callable[[Coroutine[Any, Any, T]], T]:
     """Runs a coroutine to its end."""
     return asyncio.run
+
+
+@pytest.fixture
+def make_sqlite(tmp_path: Path) -> Callable[[str], Place]:
+    """Makes a database file of this name, without tables."""
+    return lambda name: Place(f"sqlite:///{tmp_path / name}", Tables())

@@ -28,8 +28,9 @@ class Database:
         # A single statement needs no BEGIN and COMMIT, each of which would be a round trip.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # In MariaDB's REPEATABLE READ, a statement that scans keeps every row locked that it came across.
+        self._transactions = self.engine
         if self.engine.dialect.name != "sqlite":
-            self.engine = self.engine.execution_options(isolation_level="READ COMMITTED")
+            self._transactions = self.engine.execution_options(isolation_level="READ COMMITTED")
 
     @property
     def url(self) -> URL:
@@ -45,8 +46,8 @@ class Database:
 
     async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work(connection, ...)` in a transaction of its own, and commit it."""
-        if isinstance(self.engine, AsyncEngine):
-            async with self.engine.begin() as connection:
+        if isinstance(self._transactions, AsyncEngine):
+            async with self._transactions.begin() as connection:
                 return await connection.run_sync(work, *args, **kwargs)
         return await asyncio.to_thread(self.run_sync, work, *args, **kwargs)
 
@@ -59,7 +60,7 @@ class Database:
 
     def run_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """As `run`, in this thread."""
-        with self._sync(self.engine).begin() as connection:
+        with self._sync(self._transactions).begin() as connection:
             return work(connection, *args, **kwargs)
 
     def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
