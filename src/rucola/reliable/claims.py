@@ -69,10 +69,11 @@ def take(
 ) -> Batch:
     """Claim up to `limit` due stubs."""
     stub = tables.stub
-    names = "seq message_id status shard_key sends awaiting topic broker queue_id queue_offset delay_ms dead_letters"
+    names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
+    names += ["queue_offset", "delay_ms", "dead_letters", "error"]
     age_ms = (now_ms() - stub.c.created_at - stub.c.delay_ms).label("age_ms")
     due = (
-        select(age_ms, *(stub.c[name] for name in names.split()))
+        select(age_ms, *(stub.c[name] for name in names))
         .where(stub.c.due_at <= now_ms(), stub.c.lease_until <= now_ms(), stub.c.lane.in_(lanes))
         .order_by(stub.c.due_at, stub.c.seq)
         .limit(limit)

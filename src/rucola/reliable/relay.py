@@ -155,6 +155,11 @@ class Relay:
                 logger.warning("the database failed, tried again in %g s: %s", pause_s, error.orig)
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            except Exception:
+                # A relay that ends by itself would stop all messages without a word.
+                logger.exception("a round of the relay failed, tried again in %g s", pause_s)
+                await self._pause(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for so long; a commit does not end it, closing does."""
