@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import create_engine, update
 from sqlalchemy.orm import Session
 
+from rucola.cli.main import main
 from rucola.client import Message
 from rucola.reliable import Outbox, Tables
 from servers import run, server
@@ -25,9 +27,10 @@ class Shop:
         self.ask("init")
 
     def ask(self, command: str, *arguments: str, code: int = 0) -> str:
-        done = run("reliable", command, *arguments, RUCOLA_DATABASE=self.url, COLUMNS="80")
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
+        environment = {"RUCOLA_DATABASE": self.url}
+        done = CliRunner().invoke(main, ["reliable", command, *arguments], env=environment)
+        assert done.exit_code == code, done.output
+        assert code == 0 or isinstance(done.exception, SystemExit), done.exception
         return done.stdout if code == 0 else done.stderr
 
     def add(self, count: int = 1, groups: tuple[str, ...] = (), topic: str = "Orders") -> list[str]:
