@@ -97,3 +97,16 @@ def run_async() -> Callable[[Coroutine[Any, Any, T]], T]:
 def make_sqlite(tmp_path: Path) -> Callable[[str], Place]:
     """Makes a database file of this name, without tables."""
     return lambda name: Place(f"sqlite:///{tmp_path / name}", Tables())
+
+
+@pytest.fixture
+def new_place(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str, str], Place]:
+    """Makes a database of a kind with empty tables of its own; SQLite's in a file of this name."""
+
+    def make(kind: str, name: str) -> Place:
+        place = make_place(request, kind, tmp_path)
+        if kind == "sqlite":
+            place.url = f"sqlite:///{tmp_path / name}"
+        return initialized(place)
+
+    return make
