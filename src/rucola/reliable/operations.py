@@ -12,7 +12,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, delete, func, literal, or_, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from rucola.reliable.outbox import awaited
 from rucola.reliable.receipts import confirm as confirm_group
@@ -180,7 +194,7 @@ def purgeable(connection: Connection, tables: Tables, older_than_ms: int) -> dic
     """Return how many rows of each table `purge` would remove."""
     return {
         table.name: connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
-        for table, condition in _old_rows(tables, older_than_ms)
+        for table, _, condition in _old_rows(tables, older_than_ms)
     }
 
 
@@ -190,9 +204,9 @@ def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
     Bounded by rows, so that no call holds locks for long. A `done` row stays as long as its stub is not confirmed.
     """
     removed = 0
-    for table, condition in _old_rows(tables, older_than_ms):
+    for table, settled_at, condition in _old_rows(tables, older_than_ms):
         keys = list(table.primary_key.columns)
-        rows = connection.execute(select(*keys).where(condition).limit(PURGE_ROWS)).all()
+        rows = connection.execute(select(*keys).where(condition).order_by(settled_at).limit(PURGE_ROWS)).all()
         if rows:
             if len(keys) == 1:
                 chosen: ColumnElement[bool] = keys[0].in_([row[0] for row in rows])
@@ -202,7 +216,8 @@ def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
     return removed
 
 
-def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, ColumnElement[bool]]]:
+def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[Any], ColumnElement[bool]]]:
+    """Each table with the time by whose index its old rows are found, and the condition for them."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     since = now_ms() - older_than_ms
 
@@ -214,9 +229,9 @@ def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, ColumnEle
         )
 
     return [
-        (stub, stub.c.confirmed_at <= since),
-        (receipt, and_(receipt.c.received_at <= since, ~unsettled(receipt))),
-        (done, and_(done.c.done_at <= since, ~unsettled(done))),
+        (stub, stub.c.confirmed_at, stub.c.confirmed_at <= since),
+        (receipt, receipt.c.received_at, and_(receipt.c.received_at <= since, ~unsettled(receipt))),
+        (done, done.c.done_at, and_(done.c.done_at <= since, ~unsettled(done))),
     ]
 
 
