@@ -1,7 +1,8 @@
 """Business reliability: outbox, receipts, idempotent consumption, timed resend. Takes the extra `reliable`.
 
 Reading order: `schema` (the tables), `migration`; `outbox`; `lanes`, `claims`, `sending`, `policy`, `checks`, `alerts`
-and `relay`, which they make up; `receipts`, `redis_claims` and `idempotent`; `operations`, what operators do.
+and `relay`, which they make up; `receipts`, `redis_claims` and `idempotent`; `operations` and
+`joined_view`, what operators do.
 """
 
 from rucola.reliable.alerts import Alert, Alerts, email_sink, log_sink, webhook_sink

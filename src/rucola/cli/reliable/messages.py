@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 
-from rucola.admin import AdminClient
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.cli.reliable.command import (
     ask,
@@ -21,10 +20,8 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
-from rucola.errors import MQError
-from rucola.message import MessageExt
-from rucola.message.topics import dlq_topic
 from rucola.reliable import ReliableError, operations
+from rucola.reliable.joined_view import stored_copies
 from rucola.reliable.operations import Shown, StubView
 from rucola.reliable.schema import STATUSES
 
@@ -82,11 +79,10 @@ def show(
     shown = ask(database, prefix, schema, operations.show, message_id)
     if shown.stub is None and not shown.receipts and not shown.done:
         raise ReliableError(f"nothing is known of {message_id}: purged, or never added")
-    stored = asyncio.run(_stored(namesrv_addr, shown)) if namesrv_addr and shown.stub is not None else {}
+    stored = asyncio.run(stored_copies(namesrv_addr, shown.stub)) if namesrv_addr and shown.stub is not None else []
     next_step = operations.what_next(shown.stub) if shown.stub is not None else ""
     if as_json:
-        places = {topic: [_place(message) for message in messages] for topic, messages in stored.items()}
-        print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": places})
+        print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
         return
     if shown.stub is not None:
         _print_stub(shown, shown.stub)
@@ -95,9 +91,8 @@ def show(
         click.echo(f"received   by group {receipt.group} {duration(receipt.age_ms)} ago{held}")
     for group, done_at in shown.done.items():
         click.echo(f"done       by group {group} at {time_text(done_at)}")
-    for topic, messages in stored.items():
-        for message in messages:
-            click.echo(f"stored     {topic}, queue {message.queue_id}, offset {message.queue_offset}")
+    for copy in stored:
+        click.echo(f"stored     {copy.topic}, queue {copy.queue_id}, offset {copy.queue_offset}")
     if next_step:
         click.echo(f"next       {next_step}")
 
@@ -229,26 +224,3 @@ def _print_stub(shown: Shown, stub: StubView) -> None:
         click.echo(f"sent       {stub.sends} times, last to {stub.broker}, queue {stub.queue_id}, offset {offset}")
     if stub.error is not None:
         click.echo(f"why        {stub.error}")
-
-
-async def _stored(namesrv_addr: str, shown: Shown) -> dict[str, list[MessageExt]]:
-    """What brokers have under the message's id, in its topic and in the dead letters of the groups that it awaits."""
-    assert shown.stub is not None
-    found: dict[str, list[MessageExt]] = {}
-    async with AdminClient(namesrv_addr) as admin:
-        for topic in [shown.stub.topic, *map(dlq_topic, shown.stub.awaiting)]:
-            try:
-                answer = await admin.query_message_by_unique_key(topic, shown.stub.message_id)
-            except MQError:
-                continue  # no such topic
-            found[topic] = list(answer.messages)
-    return found
-
-
-def _place(message: MessageExt) -> dict[str, Any]:
-    return {
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "offset_msg_id": message.offset_msg_id,
-        "store_timestamp": message.store_timestamp,
-    }
