@@ -13,7 +13,7 @@ from rucola.admin import AdminClient
 from rucola.client import ClientInstance, MessageQueue, PullConsumer
 from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import dlq_topic
-from rucola.reliable.claims import Outcome
+from rucola.reliable.claims import Outcome, one_of
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import Decision, Facts, Policy, Position, Progress, Sent, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
@@ -114,7 +114,7 @@ def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]
     age_ms = now_ms() - receipt.c.received_at
     found = connection.execute(
         select(receipt.c.message_id, receipt.c.consumer_group, age_ms.label("age_ms")).where(
-            receipt.c.message_id.in_([row.message_id for row in rows])
+            one_of(connection, receipt.c.message_id, [row.message_id for row in rows])
         )
     )
     return {(row.message_id, row.consumer_group): row.age_ms for row in found}

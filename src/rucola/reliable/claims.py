@@ -15,12 +15,27 @@ those in the same batch, which are sent before it. A MANUAL stub that never got 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Row, bindparam, func, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    any_,
+    bindparam,
+    cast,
+    func,
+    select,
+    text,
+    update,
+)
 
 from rucola.reliable.schema import ALERTING, MANUAL, NEW, SENT, Tables, now_ms
+
+T = TypeVar("T")
 
 BLOCKED_RETRY_MS = 1000
 """When a stub is looked at again whose key is blocked by one that is in flight; more if that has a later due time."""
@@ -86,7 +101,7 @@ def take(
         _postpone(connection, tables, blocked)
     sendable = [row.seq for row in fresh if row.seq not in blocked]
     others = [row for row in rows if row.status != NEW or row.sends >= max_sends]
-    to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(tables, owner))
+    to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(connection, tables, owner))
     claimed = _claim(connection, tables, owner, [row.seq for row in others], lease_ms)
     others = [row for row in others if row.seq in claimed]
     return Batch(
@@ -115,11 +130,26 @@ def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequenc
     return connection.execute(text(statement), {"rows": rows, "owner": owner}).rowcount
 
 
-def _holds_lane(tables: Tables, owner: str) -> ColumnElement[bool]:
+def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
+    """`column IN (values)`; on PostgreSQL one array, which is planned and hashed as such.
+
+    With a thousand parameters instead, the server compares each row with each of them: 5 times as long.
+    """
+    if connection.dialect.name == "postgresql":
+        return column == any_(cast(list(values), ARRAY(column.type)))
+    return column.in_(list(values))
+
+
+def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnElement[bool]:
     """The claim's fence: the stub's lane is still this relay's, by the database's clock."""
     lane, stub = tables.lane, tables.stub
     held = select(lane.c.lane).where(lane.c.owner == owner, lane.c.lease_until > now_ms())
-    return (stub.c.lease_until <= now_ms()) & stub.c.lane.in_(held)
+    if connection.dialect.name == "postgresql":
+        # Evaluated once. As `IN (SELECT ...)` it is joined, and stubs are scanned once per lane before ANALYZE has run.
+        in_held = stub.c.lane == any_(func.array(held.scalar_subquery(), type_=ARRAY(stub.c.lane.type)))
+    else:
+        in_held = stub.c.lane.in_(held)
+    return (stub.c.lease_until <= now_ms()) & in_held
 
 
 def _claim_to_send(
@@ -130,14 +160,14 @@ def _claim_to_send(
     stub = tables.stub
     claim = (
         update(stub)
-        .where(stub.c.seq.in_(seqs), fence)
+        .where(one_of(connection, stub.c.seq, seqs), fence)
         .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + 1)
     )
     if connection.dialect.update_returning:
         return sorted(connection.execute(claim.returning(stub)), key=lambda row: row.seq)
     connection.execute(claim)
     return connection.execute(
-        select(stub).where(stub.c.seq.in_(seqs), stub.c.owner == owner).order_by(stub.c.seq)
+        select(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner).order_by(stub.c.seq)
     ).all()
 
 
@@ -148,13 +178,15 @@ def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[in
     stub = tables.stub
     claim = (
         update(stub)
-        .where(stub.c.seq.in_(seqs), _holds_lane(tables, owner))
+        .where(one_of(connection, stub.c.seq, seqs), _holds_lane(connection, tables, owner))
         .values(owner=owner, lease_until=now_ms() + lease_ms)
     )
     if connection.dialect.update_returning:
         return set(connection.scalars(claim.returning(stub.c.seq)))
     connection.execute(claim)
-    return set(connection.scalars(select(stub.c.seq).where(stub.c.seq.in_(seqs), stub.c.owner == owner)))
+    return set(
+        connection.scalars(select(stub.c.seq).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner))
+    )
 
 
 def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) -> dict[int, int]:
@@ -167,12 +199,12 @@ def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) 
     oldest = (
         select(older.c.shard_key, func.min(older.c.seq).label("seq"))
         .where(
-            older.c.shard_key.in_({row.shard_key for row in keyed}),
+            one_of(connection, older.c.shard_key, {row.shard_key for row in keyed}),
             older.c.status.in_(
                 [bindparam(None, NEW, literal_execute=True), bindparam(None, MANUAL, literal_execute=True)]
             ),
             older.c.broker.is_(None),
-            older.c.seq.not_in([row.seq for row in keyed]),
+            ~one_of(connection, older.c.seq, [row.seq for row in keyed]),
         )
         .group_by(older.c.shard_key)
         .subquery()
@@ -197,7 +229,9 @@ def _postpone(connection: Connection, tables: Tables, waits_ms: dict[int, int]) 
         by_wait.setdefault(wait_ms, []).append(seq)
     for wait_ms, seqs in by_wait.items():
         connection.execute(
-            update(stub).where(stub.c.seq.in_(seqs), stub.c.status == NEW).values(due_at=now_ms() + wait_ms)
+            update(stub)
+            .where(one_of(connection, stub.c.seq, seqs), stub.c.status == NEW)
+            .values(due_at=now_ms() + wait_ms)
         )
 
 
