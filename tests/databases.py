@@ -196,7 +196,7 @@ def start_postgresql(directory: Path, port: int, user: str | None) -> DatabaseSe
         if done.returncode:
             raise RuntimeError(f"initdb failed: {done.stderr}")
     settings = {
-        "listen_addresses": HOST, "unix_socket_directories": "", "fsync": "off", "synchronous_commit": "off",
+        "listen_addresses": HOST, "unix_socket_directories": "", "fsync": "off",
         "full_page_writes": "off", "max_connections": "150", "shared_buffers": "128MB", "max_wal_size": "2GB",
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]

@@ -79,6 +79,7 @@ def run_everything(database: Database, place: Place) -> None:
     database.run_sync(receipts.confirm, tables, "m200", "g")
     database.run_one_sync(operations.show, tables, "m300")
     database.run_one_sync(operations.find, tables, statuses=["MANUAL"])
+    database.run_sync(operations.unsettled, tables)
     database.run_sync(operations.purge, tables, 77 * 3_600_000)
 
 
