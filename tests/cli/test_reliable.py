@@ -63,6 +63,7 @@ def test_list_show_and_stats(shop: Shop) -> None:
     for text in ("pizza 0", "STUCK", "billing", "why it is stuck", "queue 1, offset 7", "resend, confirm or void"):
         assert text in shown
     assert json.loads(shop.ask("show", first, "--json"))["stub"]["sends"] == 3
+    assert "STUCK" in shop.ask("show", first, "-n", "127.0.0.1:1"), "brokers that are away do not hide the tables"
     assert "never added" in shop.ask("show", "unknown", code=1)
     assert json.loads(shop.ask("stats", "--json"))["counts"]["STUCK"] == 2
     assert "relay lag" in shop.ask("stats")

@@ -352,6 +352,22 @@ def test_void_message_is_dropped_even_if_it_is_voided_at_work(ledger: Ledger) ->
     assert status(ledger) == ["VOID", "VOID"]
 
 
+def test_void_that_commits_while_the_worker_waits_for_its_lock_wins(postgresql_ledger: Ledger) -> None:
+    ledger, stub = postgresql_ledger, postgresql_ledger.place.tables.stub
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    with ledger.engine.connect() as operator, ThreadPoolExecutor(1) as threads:
+        operator.execute(update(stub).values(status="VOID"))
+        worker = threads.submit(ledger.listener(), message_with(message_id))
+        with ledger.engine.connect() as observer:
+            while not observer.exec_driver_sql(waiting, (f"%{stub.name}%",)).scalar():
+                observer.rollback()
+        operator.commit()
+        worker.result()
+    assert ledger.effects() == []
+    assert status(ledger) == ["VOID"]
+
+
 def test_message_without_a_stub_is_processed_once_or_rejected(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     listener = ledger.listener()
     for number in range(3):

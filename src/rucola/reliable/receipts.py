@@ -145,29 +145,33 @@ def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
     """
     receipt = tables.receipt
     own_receipt = delete(receipt).where(*_of(receipt, delivery), receipt.c.owner == delivery.token)
-    stub_status = select(tables.stub.c.status).where(tables.stub.c.message_id == delivery.message_id)
     if connection.dialect.name == "postgresql":
-        # One round trip. The outer SELECT sees the tables as they were before.
+        # One round trip.
         done = _insert_done(tables, delivery).returning(tables.done.c.done_at).cte("new_done")
         ended = own_receipt.returning(receipt.c.message_id).cte("ended")
         confirmed = _confirmation(tables, delivery.message_id, delivery.group).returning(tables.stub.c.seq)
         deletions = select(func.count()).select_from(ended).scalar_subquery()
         updates = select(func.count()).select_from(confirmed.cte("confirmed")).scalar_subquery()
-        statement = select(deletions, updates, stub_status.scalar_subquery()).add_cte(done)
         try:
-            deleted, updated, status = connection.execute(statement).one()
+            deleted, updated = connection.execute(select(deletions, updates).add_cte(done)).one()
         except IntegrityError:
             raise AlreadyDone from None
     else:
         insert_done(connection, tables, delivery)
         deleted = connection.execute(own_receipt).rowcount
         updated = connection.execute(_confirmation(tables, delivery.message_id, delivery.group)).rowcount
-        status = None if updated else connection.scalar(stub_status)
     if deleted != 1:
         raise LeaseLost(f"message {delivery.message_id}: another worker of group {delivery.group} has taken it over")
-    if not updated and status == VOID:
+    if updated:
+        return True
+    # A locking read, of the newest version: an operator may have voided the stub while the update waited for its lock.
+    stub = tables.stub
+    status = connection.scalar(
+        select(stub.c.status).where(stub.c.message_id == delivery.message_id).with_for_update(read=True)
+    )
+    if status == VOID:
         raise Voided
-    return bool(updated) or status is not None
+    return status is not None
 
 
 def confirm(connection: Connection, tables: Tables, message_id: str, group: str) -> bool:

@@ -20,8 +20,9 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
+from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
-from rucola.reliable.joined_view import stored_copies
+from rucola.reliable.joined_view import StoredCopy, stored_copies
 from rucola.reliable.operations import Shown, StubView
 from rucola.reliable.schema import STATUSES
 
@@ -79,7 +80,12 @@ def show(
     shown = ask(database, prefix, schema, operations.show, message_id)
     if shown.stub is None and not shown.receipts and not shown.done:
         raise ReliableError(f"nothing is known of {message_id}: purged, or never added")
-    stored = asyncio.run(stored_copies(namesrv_addr, shown.stub)) if namesrv_addr and shown.stub is not None else []
+    stored: list[StoredCopy] = []
+    if namesrv_addr and shown.stub is not None:
+        try:
+            stored = asyncio.run(stored_copies(namesrv_addr, shown.stub))
+        except MQError as error:  # the tables' answer is useful without the brokers', in an outage above all
+            click.echo(f"Brokers were not asked: {error}", err=True)
     next_step = operations.what_next(shown.stub) if shown.stub is not None else ""
     if as_json:
         print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
