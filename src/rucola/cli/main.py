@@ -30,6 +30,7 @@ COMMANDS = {
     "admin": ("rucola.cli.admin:admin", "Ask and change a running cluster (mqadmin)."),
     "store": ("rucola.cli.store:store", "Look into a store directory, search it, repair it."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Spark jobs over a store directory."),
+    "reliable": ("rucola.cli.reliable:reliable", "Outbox, relay and idempotent consumption in a database."),
     "demo": ("rucola.cli.demo:demo", "A year of flights through the whole house."),
 }
 

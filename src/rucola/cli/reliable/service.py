@@ -1,0 +1,188 @@
+"""`rucola reliable init`, `migrate`, `relay` and `purge`: the tables, the service, and the tables' size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import Any
+
+import click
+from sqlalchemy import Connection
+
+from rucola.cli.log_lines import begin_logging, log_format_option
+from rucola.cli.output import print_json
+from rucola.cli.reliable.command import ask, database_options, dry_run_option, json_option, run, yes_option
+from rucola.errors import ConfigError
+from rucola.reliable import (
+    Alerts,
+    KeyedResend,
+    Policy,
+    Relay,
+    ReliableError,
+    Tables,
+    email_sink,
+    migration,
+    operations,
+    webhook_sink,
+)
+from rucola.reliable.alerts import Sink
+from rucola.reliable.operations import LEAST_PURGE_AFTER_MS, PURGE_AFTER_MS
+
+logger = logging.getLogger("rucola")
+
+HOUR_MS = 3_600_000
+SECOND_MS = 1000
+
+
+@click.command()
+@database_options
+def init(database: str, prefix: str, schema: str | None) -> None:
+    """Create the tables in a database.
+
+    \b
+    Examples:
+      rucola reliable init --database sqlite:///shop.db
+      rucola reliable init --database postgresql+psycopg://shop@localhost/shop --schema messaging
+    """
+
+    def create(connection: Connection, tables: Tables) -> None:
+        if connection.dialect.name == "sqlite":
+            # Readers and the writer do not wait for each other. The setting stays with the file.
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        migration.init(connection, tables)
+
+    run(database, prefix, schema, create)
+    click.echo(f"created tables {prefix}*, version {migration.VERSION}")
+
+
+@click.command()
+@database_options
+def migrate(database: str, prefix: str, schema: str | None) -> None:
+    """Bring the tables to this program's version, before the programs that use them are upgraded.
+
+    \b
+    Examples:
+      rucola reliable migrate --database postgresql+psycopg://shop@localhost/shop
+    """
+    before, after = run(database, prefix, schema, migration.migrate)
+    click.echo(f"tables {prefix}*: {before or 'none'} -> {after}" if before != after else f"tables {prefix}*: {after}")
+
+
+@click.command()
+@click.option(
+    "-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", required=True, show_envvar=True,
+    help="Name servers, host:port;host:port.",
+)  # fmt: skip
+@click.option(
+    "--batch", type=click.IntRange(1, 10_000), default=Policy().batch, show_default=True, help="Stubs a claim."
+)
+@click.option("--max-sends", type=click.IntRange(1), default=16, show_default=True, help="Then a message is MANUAL.")
+@click.option(
+    "--confirm-timeout", type=click.FloatRange(0.001), default=60, show_default=True, metavar="SECONDS",
+    help="How long after a send the first check is made.",
+)  # fmt: skip
+@click.option(
+    "--lease", type=click.FloatRange(1), default=30, show_default=True, metavar="SECONDS",
+    help="How long a relay that died keeps its share.",
+)  # fmt: skip
+@click.option(
+    "--keyed-resend", type=click.Choice([kind.value for kind in KeyedResend]), default="manual", show_default=True,
+    help="What happens to a lost message with a sharding key.",
+)  # fmt: skip
+@click.option("--webhook", metavar="URL", help="Post alerts here, as JSON.")
+@click.option("--smtp", metavar="HOST:PORT", help="Send alerts by this mail server.")
+@click.option("--mail-from", metavar="ADDRESS", default="rucola@localhost", show_default=True)
+@click.option("--mail-to", metavar="ADDRESS", multiple=True, help="Who gets them.")
+@log_format_option
+@database_options
+def relay(
+    database: str, prefix: str, schema: str | None, namesrv_addr: str, batch: int, max_sends: int,
+    confirm_timeout: float, lease: float, keyed_resend: str, webhook: str | None, smtp: str | None, mail_from: str,
+    mail_to: tuple[str, ...], log_format: str,
+) -> None:  # fmt: skip
+    """Send the messages of an outbox, and see to it that they are confirmed. Several relays share the work.
+
+    Prints `rucola ready relay=NAME` when it works. SIGTERM and SIGINT stop it cleanly.
+
+    \b
+    Examples:
+      rucola reliable relay -n localhost:9876 --database postgresql+psycopg://shop@localhost/shop
+      rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
+      rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
+    """
+    begin_logging(log_format)
+    policy = Policy(
+        batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
+        lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
+    )  # fmt: skip
+    alerts = Alerts(_sinks(webhook, smtp, mail_from, mail_to))
+    asyncio.run(_relay(database, namesrv_addr, tables=Tables(prefix, schema), policy=policy, alerts=alerts))
+
+
+async def _relay(database: str, namesrv_addr: str, **options: Any) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with Relay(database, namesrv_addr, **options) as running:
+        print(f"rucola ready relay={running.owner}", flush=True)
+        await stopped.wait()
+        logger.info("stopping")
+
+
+def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple[str, ...]) -> list[Sink]:
+    sinks: list[Sink] = []
+    if webhook is not None:
+        sinks.append(webhook_sink(webhook))
+    if smtp is not None:
+        host, _, port = smtp.rpartition(":")
+        if not host or not port.isdigit() or not mail_to:
+            raise ConfigError("mails need --smtp HOST:PORT and at least one --mail-to ADDRESS")
+        sinks.append(email_sink(host, int(port), mail_from, mail_to))
+    return sinks
+
+
+@click.command()
+@click.option(
+    "--older-than", type=float, default=PURGE_AFTER_MS / HOUR_MS, show_default=True, metavar="HOURS",
+    help="Settled so long ago.",
+)  # fmt: skip
+@dry_run_option
+@yes_option
+@json_option
+@database_options
+def purge(
+    database: str, prefix: str, schema: str | None, older_than: float, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Remove confirmed messages, and receipts and done rows that no duplicate can ask for any more.
+
+    Everything else stays: a message that is not settled is never removed. A thousand rows at a time, each in a
+    transaction of its own. Not below 77 hours, since brokers may deliver a message as long as that.
+
+    \b
+    Examples:
+      rucola reliable purge --dry-run
+      rucola reliable purge --older-than 240 --yes
+    """
+    age_ms = int(older_than * HOUR_MS)
+    if age_ms < LEAST_PURGE_AFTER_MS:
+        raise ReliableError(
+            f"--older-than {older_than:g}: not below {LEAST_PURGE_AFTER_MS // HOUR_MS} hours, since brokers keep and "
+            "retry messages as long as that, and a duplicate of a purged one would count as new"
+        )
+    rows = ask(database, prefix, schema, operations.purgeable, age_ms)
+    if dry_run:
+        if as_json:
+            print_json(rows)
+        else:
+            click.echo("\n".join(f"would remove {count} rows of {table}" for table, count in rows.items()))
+        return
+    if not yes and any(rows.values()):
+        click.confirm(f"remove {sum(rows.values())} rows?", abort=True, err=True)
+    removed = 0
+    while count := ask(database, prefix, schema, operations.purge, age_ms):
+        removed += count
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        click.echo(f"removed {removed} rows")

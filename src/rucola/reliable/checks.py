@@ -1,0 +1,120 @@
+"""Checks: what the databases and brokers know of sent stubs that are not confirmed, and what is done about them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from rucola.admin import AdminClient
+from rucola.client import ClientInstance, MessageQueue, PullConsumer
+from rucola.errors import MQError, TopicNotFound
+from rucola.message.topics import dlq_topic
+from rucola.reliable.claims import Outcome, one_of
+from rucola.reliable.outbox import awaited
+from rucola.reliable.policy import Decision, Facts, Policy, Position, Progress, Sent, decide, is_lost
+from rucola.reliable.schema import SENT, Tables, now_ms
+
+logger = logging.getLogger(__name__)
+
+CONCURRENCY = 16
+
+
+class Checker:
+    """Decides about sent stubs. One round asks each broker once per queue and group."""
+
+    def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy) -> None:
+        self._instance = instance
+        self._admin = admin
+        self._policy = policy
+        self._consumers: dict[str, PullConsumer] = {}
+
+    async def check(
+        self, rows: Sequence[Row[Any]], receipts: dict[tuple[str, str], int]
+    ) -> tuple[list[int], list[Outcome]]:
+        """Return which stubs, by `seq`, are to be sent again, and what becomes of the others.
+
+        `receipts` has, by message id and group, how long ago the group received the message, in milliseconds.
+        """
+        progress: dict[tuple[str, str, str, int], asyncio.Task[Progress | None]] = {}
+        in_parallel = asyncio.Semaphore(CONCURRENCY)
+
+        async def facts_of(row: Row[Any], group: str, position: Position | None) -> Facts:
+            facts = Facts(receipts.get((row.message_id, group)), None)
+            if position is not None:
+                key = (group, *position[:3])
+                if key not in progress:
+                    progress[key] = asyncio.ensure_future(self._progress(group, position))
+                facts = facts._replace(progress=await progress[key])
+            # A group that has neither received the message nor passed its offset has it still in the queue.
+            if facts.received_ms_ago is not None or is_lost(position, facts):
+                facts = facts._replace(dead_letters=await self._dead_letters(group, row.message_id))
+            return facts
+
+        async def check_one(row: Row[Any]) -> Outcome | int:
+            async with in_parallel:
+                stub = sent_of(row)
+                groups = {group: await facts_of(row, group, stub.position) for group in awaited(row.awaiting)}
+            decision, why = decide(stub, groups, self._policy)
+            match decision:
+                case Decision.RESEND:
+                    logger.warning("message %s of topic %s is sent again: %s", row.message_id, row.topic, why)
+                    return int(row.seq)
+                case Decision.WAIT:
+                    return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
+                case _:
+                    letters = sum(facts.dead_letters for facts in groups.values()) or None
+                    # Due at once: the next round raises the alert.
+                    return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
+
+        results = await asyncio.gather(*map(check_one, rows))
+        return (
+            [result for result in results if isinstance(result, int)],
+            [result for result in results if isinstance(result, Outcome)],
+        )
+
+    async def _progress(self, group: str, position: Position) -> Progress | None:
+        """How far the group is in the queue; None if the broker gives no answer."""
+        if group not in self._consumers:
+            self._consumers[group] = PullConsumer(group, instance=self._instance)
+            await self._consumers[group].open()
+        consumer = self._consumers[group]
+        queue = MessageQueue(position.topic, position.broker, position.queue_id)
+        try:
+            return Progress(await consumer.committed(queue), await consumer.max_offset(queue))
+        except MQError as error:
+            logger.info("%s tells no offsets of group %s: %s", queue, group, error)
+            return None
+
+    async def _dead_letters(self, group: str, message_id: str) -> int:
+        """How often the message is in the group's dead letter queue; 0 if that cannot be told."""
+        try:
+            found = await self._admin.query_message_by_unique_key(dlq_topic(group), message_id)
+        except TopicNotFound:
+            return 0
+        except MQError as error:
+            logger.info("dead letters of group %s cannot be searched: %s", group, error)
+            return 0
+        return len(found.messages)
+
+
+def sent_of(row: Row[Any]) -> Sent:
+    """Return what `decide` needs of a sent stub's row."""
+    has_position = row.broker is not None and row.queue_offset is not None
+    position = Position(row.topic, row.broker, row.queue_id, row.queue_offset) if has_position else None
+    return Sent(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters)
+
+
+def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> dict[tuple[str, str], int]:
+    """Return how long ago the groups that stubs await received them, in milliseconds, by message id and group."""
+    receipt = tables.receipt
+    age_ms = now_ms() - receipt.c.received_at
+    found = connection.execute(
+        select(receipt.c.message_id, receipt.c.consumer_group, age_ms.label("age_ms")).where(
+            one_of(connection, receipt.c.message_id, [row.message_id for row in rows])
+        )
+    )
+    return {(row.message_id, row.consumer_group): row.age_ms for row in found}

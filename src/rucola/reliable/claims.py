@@ -1,0 +1,280 @@
+"""Claims: what a relay takes from the table of stubs, and how it records what came of it.
+
+    take      due stubs of the relay's lanes: claimed in the order of their keys, and counted, before anything is sent
+    take_for_resend    claims of sent stubs that a check found lost
+    record    the results of a batch, in one statement
+
+A claim is `owner` and `lease_until` of the row. `record` writes only over the relay's own claim, so a relay that was
+paused past its lease changes nothing (fencing); and only over the status that the relay saw, so a confirmation or an
+operator's command that came in between stays.
+
+Order per key: a NEW stub may be sent only if no older stub of its key still waits for its first answer, except for
+those in the same batch, which are sent before it. A MANUAL stub that never got an answer blocks its key as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    any_,
+    bindparam,
+    cast,
+    func,
+    select,
+    text,
+    update,
+)
+
+from rucola.reliable.schema import ALERTING, MANUAL, NEW, SENT, Tables, now_ms
+
+T = TypeVar("T")
+
+BLOCKED_RETRY_MS = 1000
+"""When a stub is looked at again whose key is blocked by one that is in flight; more if that has a later due time."""
+BLOCKED_BY_MANUAL_MS = 60_000
+
+
+class Outcome(NamedTuple):
+    """What becomes of a claimed stub.
+
+    `seen` is the status at the claim, `status` the new one. `broker` None keeps the recorded position. `wait_ms` is the
+    time to the next look, None for never. `is_unsent` takes back the count of a send that was not tried.
+    """
+
+    seq: int
+    seen: str
+    status: str
+    broker: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    wait_ms: int | None = None
+    error: str | None = None
+    is_unsent: bool = False
+    dead_letters: int | None = None
+
+
+class Batch(NamedTuple):
+    """What `take` claimed. Rows to send are whole stubs in the order of `seq`; the others lack the message."""
+
+    to_send: Sequence[Row[Any]]
+    to_check: Sequence[Row[Any]]
+    to_alert: Sequence[Row[Any]]
+    exhausted: Sequence[Row[Any]]
+    """NEW stubs that were tried too often."""
+    is_full: bool
+
+
+def take(
+    connection: Connection,
+    tables: Tables,
+    owner: str,
+    lanes: frozenset[int],
+    *,
+    limit: int,
+    lease_ms: int,
+    max_sends: int,
+) -> Batch:
+    """Claim up to `limit` due stubs."""
+    stub = tables.stub
+    names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
+    names += ["queue_offset", "delay_ms", "dead_letters", "error"]
+    age_ms = (now_ms() - stub.c.created_at - stub.c.delay_ms).label("age_ms")
+    due = (
+        select(age_ms, *(stub.c[name] for name in names))
+        .where(stub.c.due_at <= now_ms(), stub.c.lease_until <= now_ms(), stub.c.lane.in_(lanes))
+        .order_by(stub.c.due_at, stub.c.seq)
+        .limit(limit)
+        .with_for_update(skip_locked=True)  # left out by SQLite, which has one writer
+    )
+    rows = connection.execute(due).all()
+    fresh = [row for row in rows if row.status == NEW and row.sends < max_sends]
+    blocked = _blocked(connection, tables, fresh)
+    if blocked:
+        _postpone(connection, tables, blocked)
+    sendable = [row.seq for row in fresh if row.seq not in blocked]
+    others = [row for row in rows if row.status != NEW or row.sends >= max_sends]
+    to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(connection, tables, owner))
+    claimed = _claim(connection, tables, owner, [row.seq for row in others], lease_ms)
+    others = [row for row in others if row.seq in claimed]
+    return Batch(
+        to_send=to_send,
+        to_check=[row for row in others if row.status == SENT],
+        to_alert=[row for row in others if row.status in ALERTING],
+        exhausted=[row for row in others if row.status == NEW],
+        is_full=len(rows) == limit,
+    )
+
+
+def take_for_resend(
+    connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int
+) -> Sequence[Row[Any]]:
+    """Count another send of stubs that the relay has claimed, and return them with their messages."""
+    stub = tables.stub
+    return _claim_to_send(connection, tables, owner, seqs, lease_ms, (stub.c.owner == owner) & (stub.c.status == SENT))
+
+
+def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequence[Outcome]) -> int:
+    """Write the results of claimed stubs and give up the claims; return how many were still the relay's."""
+    if not outcomes:
+        return 0
+    statement = _record_statement(connection.dialect.name, tables, connection)
+    rows = json.dumps([outcome._asdict() | {"is_unsent": int(outcome.is_unsent)} for outcome in outcomes])
+    return connection.execute(text(statement), {"rows": rows, "owner": owner}).rowcount
+
+
+def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
+    """`column IN (values)`; on PostgreSQL one array, which is planned and hashed as such.
+
+    With a thousand parameters instead, the server compares each row with each of them: 5 times as long.
+    """
+    if connection.dialect.name == "postgresql":
+        return column == any_(cast(list(values), ARRAY(column.type)))
+    return column.in_(list(values))
+
+
+def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnElement[bool]:
+    """The claim's fence: the stub's lane is still this relay's, by the database's clock."""
+    lane, stub = tables.lane, tables.stub
+    held = select(lane.c.lane).where(lane.c.owner == owner, lane.c.lease_until > now_ms())
+    if connection.dialect.name == "postgresql":
+        # Evaluated once. As `IN (SELECT ...)` it is joined, and stubs are scanned once per lane before ANALYZE has run.
+        in_held = stub.c.lane == any_(func.array(held.scalar_subquery(), type_=ARRAY(stub.c.lane.type)))
+    else:
+        in_held = stub.c.lane.in_(held)
+    return (stub.c.lease_until <= now_ms()) & in_held
+
+
+def _claim_to_send(
+    connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int, fence: ColumnElement[bool]
+) -> Sequence[Row[Any]]:
+    if not seqs:
+        return []
+    stub = tables.stub
+    claim = (
+        update(stub)
+        .where(one_of(connection, stub.c.seq, seqs), fence)
+        .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + 1)
+    )
+    if connection.dialect.update_returning:
+        return sorted(connection.execute(claim.returning(stub)), key=lambda row: row.seq)
+    connection.execute(claim)
+    return connection.execute(
+        select(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner).order_by(stub.c.seq)
+    ).all()
+
+
+def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int) -> set[int]:
+    """Claim stubs that are looked at and not sent; return those that were had."""
+    if not seqs:
+        return set()
+    stub = tables.stub
+    claim = (
+        update(stub)
+        .where(one_of(connection, stub.c.seq, seqs), _holds_lane(connection, tables, owner))
+        .values(owner=owner, lease_until=now_ms() + lease_ms)
+    )
+    if connection.dialect.update_returning:
+        return set(connection.scalars(claim.returning(stub.c.seq)))
+    connection.execute(claim)
+    return set(
+        connection.scalars(select(stub.c.seq).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner))
+    )
+
+
+def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) -> dict[int, int]:
+    """Return which stubs have to wait for an older one of their key, and for how long from now, in milliseconds."""
+    keyed = [row for row in fresh if row.shard_key is not None]
+    if not keyed:
+        return {}
+    stub = tables.stub
+    older = stub.alias("older")
+    oldest = (
+        select(older.c.shard_key, func.min(older.c.seq).label("seq"))
+        .where(
+            one_of(connection, older.c.shard_key, {row.shard_key for row in keyed}),
+            older.c.status.in_(
+                [bindparam(None, NEW, literal_execute=True), bindparam(None, MANUAL, literal_execute=True)]
+            ),
+            older.c.broker.is_(None),
+            ~one_of(connection, older.c.seq, [row.seq for row in keyed]),
+        )
+        .group_by(older.c.shard_key)
+        .subquery()
+    )
+    wait_ms = func.coalesce(stub.c.due_at - now_ms(), BLOCKED_BY_MANUAL_MS).cast(BigInteger)
+    found = connection.execute(
+        select(oldest.c.shard_key, oldest.c.seq, wait_ms.label("wait_ms")).join(stub, stub.c.seq == oldest.c.seq)
+    )
+    blockers = {row.shard_key: row for row in found}
+    return {
+        row.seq: max(BLOCKED_RETRY_MS, blocker.wait_ms)
+        for row in keyed
+        if (blocker := blockers.get(row.shard_key)) is not None and blocker.seq < row.seq
+    }
+
+
+def _postpone(connection: Connection, tables: Tables, waits_ms: dict[int, int]) -> None:
+    """Take blocked stubs out of the front of the due index, or a long backlog of one key would be read every time."""
+    stub = tables.stub
+    by_wait: dict[int, list[int]] = {}
+    for seq, wait_ms in waits_ms.items():
+        by_wait.setdefault(wait_ms, []).append(seq)
+    for wait_ms, seqs in by_wait.items():
+        connection.execute(
+            update(stub)
+            .where(one_of(connection, stub.c.seq, seqs), stub.c.status == NEW)
+            .values(due_at=now_ms() + wait_ms)
+        )
+
+
+_COLUMNS = {
+    "seq": "BIGINT", "seen": "VARCHAR(9)", "status": "VARCHAR(9)", "broker": "VARCHAR(255)", "queue_id": "INTEGER",
+    "queue_offset": "BIGINT", "wait_ms": "BIGINT", "error": "TEXT", "is_unsent": "INTEGER",
+    "dead_letters": "INTEGER",
+}  # fmt: skip
+
+
+def _record_statement(dialect: str, tables: Tables, connection: Connection) -> str:
+    """One UPDATE joined to a JSON document with the results: one round trip whatever their number.
+
+    `seen` or `status`: MariaDB lets later assignments see what earlier ones wrote, and the row must match all the same.
+    """
+    stub = connection.dialect.identifier_preparer.format_table(tables.stub)
+    now = str(now_ms().compile(dialect=connection.dialect))
+    is_as_seen = "s.status IN (v.seen, v.status)"
+    assignments = {
+        "due_at": f"CASE WHEN {is_as_seen} THEN {now} + v.wait_ms ELSE s.due_at END",
+        "confirmed_at": f"CASE WHEN {is_as_seen} AND v.status = 'CONFIRMED' THEN {now} ELSE s.confirmed_at END",
+        "broker": "COALESCE(v.broker, s.broker)",
+        "queue_id": "CASE WHEN v.broker IS NULL THEN s.queue_id ELSE v.queue_id END",
+        "queue_offset": "CASE WHEN v.broker IS NULL THEN s.queue_offset ELSE v.queue_offset END",
+        "error": "CASE WHEN v.error IS NULL AND v.broker IS NULL THEN s.error ELSE v.error END",
+        "sends": "s.sends - v.is_unsent",
+        "dead_letters": "COALESCE(v.dead_letters, s.dead_letters)",
+        "owner": "NULL",
+        "lease_until": "0",
+        "status": f"CASE WHEN {is_as_seen} THEN v.status ELSE s.status END",
+    }
+    where = "s.seq = v.seq AND s.owner = :owner"
+    if dialect in ("mysql", "mariadb"):
+        columns = ", ".join(f"{name} {kind} PATH '$.{name}'" for name, kind in _COLUMNS.items())
+        values = ", ".join(f"s.{name} = {value}" for name, value in assignments.items())
+        # The results drive the join, through the primary key: it reads and locks the rows that it names and no others.
+        source = f"JSON_TABLE(:rows, '$[*]' COLUMNS ({columns})) v"
+        return f"UPDATE {source} STRAIGHT_JOIN {stub} s FORCE INDEX (PRIMARY) ON {where} SET {values}"
+    values = ", ".join(f"{name} = {value}" for name, value in assignments.items())
+    if dialect == "postgresql":
+        columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+        source = f"jsonb_to_recordset(CAST(:rows AS jsonb)) AS v({columns})"
+    else:
+        columns = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in _COLUMNS)
+        source = f"(SELECT {columns} FROM json_each(:rows)) AS v"
+    return f"UPDATE {stub} AS s SET {values} FROM {source} WHERE {where}"

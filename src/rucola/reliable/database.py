@@ -1,0 +1,97 @@
+"""Database: runs short transactions on an Engine (in a thread) or an AsyncEngine, from asyncio.
+
+All SQL of this package is written once, as plain functions of a Connection; both kinds of engine run the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from rucola.reliable.errors import ReliableError
+
+T = TypeVar("T")
+
+
+class Database:
+    """An engine, given or made from a URL. An engine that was given is left open by `close`."""
+
+    def __init__(self, engine: Engine | AsyncEngine | URL | str) -> None:
+        self._owns_engine = isinstance(engine, (str, URL))
+        self.engine: Engine | AsyncEngine = engine_of(engine) if isinstance(engine, (str, URL)) else engine
+        # A single statement needs no BEGIN and COMMIT, each of which would be a round trip.
+        self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        # In MariaDB's REPEATABLE READ, a statement that scans keeps every row locked that it came across.
+        self._transactions = self.engine
+        if self.engine.dialect.name != "sqlite":
+            self._transactions = self.engine.execution_options(isolation_level="READ COMMITTED")
+
+    @property
+    def url(self) -> URL:
+        return self.engine.url
+
+    @property
+    def dialect_name(self) -> str:
+        return self.engine.dialect.name
+
+    @property
+    def is_async(self) -> bool:
+        return isinstance(self.engine, AsyncEngine)
+
+    async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `work(connection, ...)` in a transaction of its own, and commit it."""
+        if isinstance(self._transactions, AsyncEngine):
+            async with self._transactions.begin() as connection:
+                return await connection.run_sync(work, *args, **kwargs)
+        return await asyncio.to_thread(self.run_sync, work, *args, **kwargs)
+
+    async def run_one(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `work`, which executes one statement, without a transaction around it."""
+        if isinstance(self._autocommit, AsyncEngine):
+            async with self._autocommit.connect() as connection:
+                return await connection.run_sync(work, *args, **kwargs)
+        return await asyncio.to_thread(self.run_one_sync, work, *args, **kwargs)
+
+    def run_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """As `run`, in this thread."""
+        with self._sync(self._transactions).begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """As `run_one`, in this thread."""
+        with self._sync(self._autocommit).connect() as connection:
+            return work(connection, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Close the connections of an engine that was made here."""
+        if self._owns_engine:
+            if isinstance(self.engine, AsyncEngine):
+                await self.engine.dispose()
+            else:
+                self.engine.dispose()
+
+    @staticmethod
+    def _sync(engine: Engine | AsyncEngine) -> Engine:
+        if isinstance(engine, AsyncEngine):
+            raise ReliableError("an AsyncEngine works on an event loop alone: give an Engine")
+        return engine
+
+
+def engine_of(url: str | URL) -> Engine | AsyncEngine:
+    """Make an engine from a URL; an AsyncEngine if its driver is one. ReliableError names what is wrong with it."""
+    try:
+        parsed = make_url(url)
+        if parsed.get_dialect().is_async:
+            return create_async_engine(parsed)
+        return create_engine(parsed)
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise ReliableError(
+            f"database {str(url)!r}: {error}; write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or "
+            "mysql+pymysql://USER@HOST/NAME"
+        ) from None

@@ -1,0 +1,473 @@
+"""Idempotent consumption: a listener whose effect in a database happens once, however often its message comes.
+
+    @idempotent(engine, "billing")
+    async def on_order(message: MessageExt, session: AsyncSession) -> None:
+        session.add(Invoice(...))
+
+    consumer.listen(on_order)
+
+One delivery, step by step (`_steps`):
+
+    1. take the key in Redis, if there is one         held: 3
+    2. write the receipt and claim it                 not had: 3
+    3. (not had) done → confirm and acknowledge; void → drop; held → ReconsumeLater, never acknowledged
+    4. one transaction: the listener's effect; the `done` row; the receipt's end, with the claim's token; the
+       stub's confirmation. The claim is renewed while the listener works
+    5. an error: if `done` is there, a commit was applied although it reported an error: acknowledge. Otherwise
+       release the claim and the key, and raise: the broker delivers again
+    6. release the key
+
+With the stubs in another database than the business (`ledger`), step 4 commits the effect and `done`, and the
+confirmation follows. If that is lost, the stub comes due, is sent again, and step 3 confirms it.
+
+Effects outside of the session's database happen at least once; give them `message.msg_id` as an idempotency key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from enum import Enum
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from rucola.client import ReconsumeLater
+from rucola.message import MessageExt, properties
+from rucola.message.topics import check_group
+from rucola.reliable import migration, receipts
+from rucola.reliable.database import Database
+from rucola.reliable.errors import ReliableError
+from rucola.reliable.receipts import AlreadyDone, Delivery, State, Voided
+from rucola.reliable.redis_claims import RedisClaims
+from rucola.reliable.schema import MAX_ID_LENGTH, Tables
+
+logger = logging.getLogger(__name__)
+
+LEASE_MS = 30_000
+COMPLAINT_INTERVAL_S = 60.0
+
+Handler: TypeAlias = Callable[[MessageExt, Any], Any]
+"""Takes a message and a Session, or, if it is a coroutine function, an AsyncSession. Commits nothing itself."""
+
+
+class UnknownMessage(Enum):
+    """What happens to a message that has no stub: it was purged, or sent without an outbox."""
+
+    PROCESS = "process"
+    """It is processed, once, and the log says so."""
+    REJECT = "reject"
+    """The listener fails with ReliableError, so the message ends in the dead letter queue."""
+
+
+class Counts:
+    """What became of deliveries since the listener was made."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.duplicates = 0
+        """Acknowledged without an effect: done before, or void."""
+        self.held = 0
+        """Put off, since another worker had the message."""
+        self.failed = 0
+
+
+class Step(NamedTuple):
+    """An operation that the driver of `_steps` performs, blocking or on asyncio."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+
+
+Steps: TypeAlias = Generator[Step, Any, None]
+
+
+def idempotent(
+    database: Engine | AsyncEngine | Database,
+    group: str,
+    *,
+    ledger: Engine | AsyncEngine | Database | None = None,
+    tables: Tables | None = None,
+    redis: RedisClaims | None = None,
+    lease_ms: int = LEASE_MS,
+    unknown: UnknownMessage = UnknownMessage.PROCESS,
+) -> Callable[[Handler], IdempotentFunction]:
+    """Make a listener of a function of a message and a session. See the module for what is promised.
+
+    `database` is the business's: an AsyncEngine for a coroutine function, an Engine for a plain one. `ledger` is the
+    database with the stubs, if it is another one. `lease_ms` is how long a worker that died holds up its message.
+    """
+
+    def decorate(handler: Handler) -> IdempotentFunction:
+        is_async = inspect.iscoroutinefunction(handler)
+        kind: type[_Listener] = _AsyncListener if is_async else _SyncListener
+        listener = kind(handler, database, group, ledger, tables or Tables(), redis, lease_ms, unknown)
+        # A function and not the object itself: a consumer looks whether it is a coroutine function.
+        return listener.function()
+
+    return decorate
+
+
+class IdempotentFunction(Protocol):
+    """A listener for `PushConsumer.listen`, plain or a coroutine function like the handler that it was made of."""
+
+    counts: Counts
+
+    def __call__(self, message: MessageExt, /) -> Any: ...
+
+
+class _Listener:
+    """What both kinds of listener have in common: the steps of a delivery."""
+
+    is_async: bool
+
+    def __init__(
+        self,
+        handler: Handler,
+        database: Engine | AsyncEngine | Database,
+        group: str,
+        ledger: Engine | AsyncEngine | Database | None,
+        tables: Tables,
+        redis: RedisClaims | None,
+        lease_ms: int,
+        unknown: UnknownMessage,
+    ) -> None:
+        check_group(group)
+        self.group = group
+        self.counts = Counts()
+        self._handler = handler
+        self._business = _database(database, handler, self.is_async)
+        self._ledger = self._business if ledger is None else _database(ledger, handler, self.is_async)
+        self._is_one_database = ledger is None
+        self._tables = tables
+        self._redis = redis
+        self._lease_ms = lease_ms
+        self._unknown = unknown
+        self._is_checked = False
+        self._unknown_count = 0
+        self._complain_at = 0.0
+        if redis is not None:
+            redis.bind(self.is_async)
+
+    def function(self) -> IdempotentFunction:
+        """The listener as a function that looks like the handler."""
+        raise NotImplementedError
+
+    def _steps(self, message: MessageExt) -> Steps:
+        """One delivery. Yields operations, is sent their results, and raises what the consumer shall see."""
+        delivery = delivery_of(message, self.group)
+        key = self._redis.key(self.group, delivery.message_id) if self._redis is not None else ""
+        if not self._is_checked:
+            yield from self._check_tables()
+        has_key = self._redis is not None and (yield Step("take", (key, delivery.token, self._lease_ms)))
+        try:
+            is_ours = has_key is not False or self._redis is None
+            # Redis says nothing of what is done: a held key costs one look at the database, a free one its claim.
+            if is_ours:
+                is_ours = yield Step(
+                    "ledger", (receipts.claim, self._tables, delivery, self._lease_ms, self._is_one_database)
+                )
+            if not is_ours or (not self._is_one_database and (yield from self._is_done(delivery))):
+                yield from self._not_had(delivery)
+                return
+            yield from self._work(message, delivery, key)
+        finally:
+            if has_key:
+                yield Step("release", (key, delivery.token))
+
+    def _work(self, message: MessageExt, delivery: Delivery, key: str) -> Steps:
+        try:
+            has_stub = yield Step("business", (message, delivery, key))
+        except AlreadyDone:
+            yield from self._settle(delivery)
+            return
+        except Voided:
+            logger.info("message %s is void: dropped", delivery.message_id)
+            self.counts.duplicates += 1
+            yield Step("ledger", (receipts.forget, self._tables, delivery))
+            return
+        except BaseException:
+            if (yield from self._was_committed(delivery)):
+                logger.warning("the commit for message %s reported an error but was applied", delivery.message_id)
+                yield from self._settle(delivery)
+                return
+            self.counts.failed += 1
+            yield Step("try_ledger", (receipts.release, self._tables, delivery))
+            raise
+        self.counts.done += 1
+        if not self._is_one_database:
+            has_stub = yield Step("confirm", (delivery,))
+        if not has_stub:
+            self._complain(delivery)
+
+    def _not_had(self, delivery: Delivery) -> Steps:
+        """The claim was not had: find out why."""
+        state = yield Step("ledger", (receipts.state, self._tables, delivery, self._is_one_database))
+        if not self._is_one_database and (yield from self._is_done(delivery)):
+            state = State.DONE
+        match state:
+            case State.DONE:
+                yield from self._settle(delivery)
+            case State.VOID:
+                logger.info("message %s is void: dropped", delivery.message_id)
+                self.counts.duplicates += 1
+                yield Step("ledger", (receipts.forget, self._tables, delivery))
+            case _:
+                self.counts.held += 1
+                raise ReconsumeLater
+
+    def _settle(self, delivery: Delivery) -> Steps:
+        """The message is done. Make sure that its stub and its receipt know."""
+        self.counts.duplicates += 1
+        yield Step("confirm", (delivery,))
+
+    def _is_done(self, delivery: Delivery) -> Generator[Step, Any, bool]:
+        return bool((yield Step("business_one", (receipts.is_done, self._tables, delivery))))
+
+    def _was_committed(self, delivery: Delivery) -> Generator[Step, Any, bool]:
+        """Whether `done` is there after all; False if that cannot be told, since the broker delivers again."""
+        return bool((yield Step("try_business", (receipts.is_done, self._tables, delivery))))
+
+    def _check_tables(self) -> Steps:
+        yield Step("ledger_transaction", (migration.check, self._tables))
+        if not self._is_one_database:
+            yield Step("business_transaction", (migration.check, self._tables))
+        self._is_checked = True
+
+    def _finish(self, session: Session, delivery: Delivery) -> bool:
+        """The last statements of the business transaction; whether the message has a stub."""
+        session.flush()  # so that errors of the business are told from ours
+        connection = session.connection()
+        if not self._is_one_database:
+            receipts.insert_done(connection, self._tables, delivery)
+            return True
+        has_stub = receipts.finish(connection, self._tables, delivery)
+        if not has_stub and self._unknown is UnknownMessage.REJECT:
+            raise ReliableError(f"message {delivery.message_id} has no stub and is rejected")
+        return has_stub
+
+    def _confirm(self, connection: Any, delivery: Delivery) -> bool:
+        receipts.forget(connection, self._tables, delivery)
+        return receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
+
+    def _complain(self, delivery: Delivery) -> None:
+        """Log messages without a stub, one line a minute at most."""
+        self._unknown_count += 1
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAINT_INTERVAL_S
+            logger.warning(
+                "group %s: %d messages had no stub that awaits the group, the last is %s: purged, or sent without an "
+                "outbox; they were processed once", self.group, self._unknown_count, delivery.message_id,
+            )  # fmt: skip
+            self._unknown_count = 0
+
+    def _databases(self, kind: str) -> Database:
+        return self._business if "business" in kind else self._ledger
+
+
+class _AsyncListener(_Listener):
+    is_async = True
+
+    def function(self) -> IdempotentFunction:
+        @functools.wraps(self._handler)
+        async def listen(message: MessageExt) -> None:
+            await self._consume(message)
+
+        return _with_counts(listen, self.counts)
+
+    async def _consume(self, message: MessageExt) -> None:
+        steps = self._steps(message)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = await self._perform(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(result)
+        except StopIteration:
+            return
+
+    async def _perform(self, step: Step) -> Any:
+        match step.kind:
+            case "take":
+                return await self._claims.take_async(*step.arguments)
+            case "release":
+                return await asyncio.shield(self._claims.release_async(*step.arguments))
+            case "business":
+                return await self._transact(*step.arguments)
+            case "confirm":
+                return await self._ledger.run(self._confirm, *step.arguments)
+            case "ledger_transaction" | "business_transaction":
+                return await self._databases(step.kind).run(*step.arguments)
+            case "try_ledger" | "try_business":
+                return await _tried(self._databases(step.kind).run_one(*step.arguments))
+            case _:
+                return await self._databases(step.kind).run_one(*step.arguments)
+
+    @property
+    def _claims(self) -> RedisClaims:
+        assert self._redis is not None
+        return self._redis
+
+    async def _transact(self, message: MessageExt, delivery: Delivery, key: str) -> bool:
+        renewing = asyncio.create_task(self._keep_renewing(delivery, key), name=f"lease of {delivery.message_id}")
+        try:
+            async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+                await self._handler(message, session)
+                has_stub = await session.run_sync(self._finish, delivery)
+                await session.commit()
+                return has_stub
+        finally:
+            renewing.cancel()
+
+    async def _keep_renewing(self, delivery: Delivery, key: str) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            try:
+                if self._redis is not None:
+                    await self._redis.renew_async(key, delivery.token, self._lease_ms)
+                await self._ledger.run_one(
+                    receipts.renew, self._tables, delivery.token, delivery.message_id, self.group, self._lease_ms
+                )
+            except Exception as error:
+                logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
+
+
+class _SyncListener(_Listener):
+    is_async = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._at_work: dict[str, tuple[Delivery, str]] = {}
+        self._renewer: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def function(self) -> IdempotentFunction:
+        @functools.wraps(self._handler)
+        def listen(message: MessageExt) -> None:
+            self._consume(message)
+
+        return _with_counts(listen, self.counts)
+
+    def _consume(self, message: MessageExt) -> None:
+        steps = self._steps(message)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = self._perform(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(result)
+        except StopIteration:
+            return
+
+    def _perform(self, step: Step) -> Any:
+        match step.kind:
+            case "take":
+                assert self._redis is not None
+                return self._redis.take(*step.arguments)
+            case "release":
+                assert self._redis is not None
+                return self._redis.release(*step.arguments)
+            case "business":
+                return self._transact(*step.arguments)
+            case "confirm":
+                return self._ledger.run_sync(self._confirm, *step.arguments)
+            case "ledger_transaction" | "business_transaction":
+                return self._databases(step.kind).run_sync(*step.arguments)
+            case "try_ledger" | "try_business":
+                try:
+                    return self._databases(step.kind).run_one_sync(*step.arguments)
+                except Exception as error:
+                    return _not_told(error)
+            case _:
+                return self._databases(step.kind).run_one_sync(*step.arguments)
+
+    def _transact(self, message: MessageExt, delivery: Delivery, key: str) -> bool:
+        self._begin_renewing(delivery, key)
+        try:
+            with Session(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+                self._handler(message, session)
+                has_stub = self._finish(session, delivery)
+                session.commit()
+                return has_stub
+        finally:
+            del self._at_work[delivery.token]
+
+    def _begin_renewing(self, delivery: Delivery, key: str) -> None:
+        """One thread renews the claims of all deliveries at work, and ends when there are none."""
+        with self._lock:
+            self._at_work[delivery.token] = delivery, key
+            if self._renewer is None:
+                self._renewer = threading.Thread(
+                    target=self._keep_renewing, name=f"leases of {self.group}", daemon=True
+                )
+                self._renewer.start()
+
+    def _keep_renewing(self) -> None:
+        while True:
+            time.sleep(self._lease_ms / 3000)
+            with self._lock:
+                if not self._at_work:
+                    self._renewer = None
+                    return
+                at_work = list(self._at_work.values())
+            for delivery, key in at_work:
+                try:
+                    if self._redis is not None:
+                        self._redis.renew(key, delivery.token, self._lease_ms)
+                    self._ledger.run_one_sync(
+                        receipts.renew, self._tables, delivery.token, delivery.message_id, self.group, self._lease_ms
+                    )
+                except Exception as error:
+                    logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
+
+
+def _with_counts(function: Any, counts: Counts) -> IdempotentFunction:
+    function.counts = counts
+    listener: IdempotentFunction = function
+    return listener
+
+
+def delivery_of(message: MessageExt, group: str) -> Delivery:
+    """Return a delivery with a token of its own. A retry comes from another queue and says nothing of the position."""
+    message_id = message.unique_key or message.properties.get(properties.ORIGIN_MESSAGE_ID) or message.offset_msg_id
+    if len(message_id) > MAX_ID_LENGTH:
+        message_id = hashlib.sha256(message_id.encode()).hexdigest()
+    token = secrets.token_hex(16)
+    if message.reconsume_times:
+        return Delivery(message_id, group, token)
+    return Delivery(message_id, group, token, message.store_host, message.queue_id, message.queue_offset)
+
+
+def _database(database: Engine | AsyncEngine | Database, handler: Handler, is_async: bool) -> Database:
+    made = database if isinstance(database, Database) else Database(database)
+    if made.is_async != is_async:
+        name = getattr(handler, "__qualname__", repr(handler))
+        kinds = ("a coroutine function", "an AsyncEngine") if is_async else ("a plain function", "an Engine")
+        raise ReliableError(f"{name} is {kinds[0]}: give {kinds[1]}")
+    return made
+
+
+async def _tried(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await asyncio.shield(work)
+    except Exception as error:
+        return _not_told(error)
+
+
+def _not_told(error: Exception) -> None:
+    logger.info("the database gives no answer after a failure: %s", error)

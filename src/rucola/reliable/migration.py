@@ -1,0 +1,101 @@
+"""Migration: creating and upgrading the tables through Alembic, and the check of the schema at every start.
+
+    init       creates the tables in a database that has none
+    migrate    brings them to this program's version
+    check      what every relay, consumer and command calls before it works; needs no Alembic
+
+A program of version 1.x works on a schema of version 1.y if y >= x: minor versions only add, see
+`migrations/versions`. So the schema is upgraded first, then the programs, one by one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select
+
+from rucola.reliable.errors import ReliableError, SchemaError
+from rucola.reliable.schema import Tables
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+VERSION: Final = "1.0"
+"""The schema that this program was written for, the newest in `migrations/versions`."""
+
+DATABASES: Final = {
+    "sqlite": (3, 35),  # INSERT ... RETURNING
+    "postgresql": (12,),
+    "mariadb": (10, 6),  # SKIP LOCKED, JSON_TABLE
+    "mysql": (10, 6),
+}
+
+
+def version_of(connection: Connection, tables: Tables) -> str | None:
+    """Return the version of the tables in this database; None if there are none."""
+    if not inspect(connection).has_table(tables.version_table, schema=tables.schema):
+        return None
+    table = Table(tables.version_table, MetaData(schema=tables.schema), Column("version_num", String(32)))
+    version: str | None = connection.scalar(select(func.max(table.c.version_num)))
+    return version
+
+
+def check(connection: Connection, tables: Tables) -> None:
+    """Make sure that this program can work on the tables. SchemaError says what to run if it cannot."""
+    _check_server(connection)
+    found = version_of(connection, tables)
+    where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"
+    if found is None:
+        raise SchemaError(f"{where}: there are no reliability tables; create them with `rucola reliable init`")
+    found_major, found_minor = map(int, found.split("."))
+    major, minor = map(int, VERSION.split("."))
+    if found_major > major:
+        raise SchemaError(f"{where}: version {found} is newer than this program's {VERSION}; upgrade rucola")
+    if (found_major, found_minor) < (major, minor):
+        raise SchemaError(
+            f"{where}: version {found} is older than this program's {VERSION}; run `rucola reliable migrate`"
+        )
+
+
+def init(connection: Connection, tables: Tables) -> None:
+    """Create the tables. SchemaError if they are there."""
+    found = version_of(connection, tables)
+    if found is not None:
+        raise SchemaError(
+            f"tables {tables.prefix}* are there already, version {found}; `rucola reliable migrate` upgrades them"
+        )
+    migrate(connection, tables)
+
+
+def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
+    """Bring the tables to this program's version; return the version before and after. Does nothing if they match."""
+    from alembic import command  # here, so that relays and consumers load no Alembic
+
+    _check_server(connection)
+    before = version_of(connection, tables)
+    if before is not None and int(before.split(".")[0]) > int(VERSION.split(".")[0]):
+        raise SchemaError(f"version {before} is newer than this program's {VERSION}; upgrade rucola")
+    command.upgrade(alembic_config(connection, tables), VERSION)
+    return before, VERSION
+
+
+def alembic_config(connection: Connection, tables: Tables) -> Config:
+    """Alembic's configuration for the migrations in this package."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes |= {"connection": connection, "tables": tables}
+    return config
+
+
+def _check_server(connection: Connection) -> None:
+    dialect = connection.dialect
+    least = DATABASES.get(dialect.name)
+    if least is None or (dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False)):
+        raise ReliableError(f"{dialect.name} is not supported: use SQLite, PostgreSQL or MariaDB")
+    version = dialect.server_version_info or ()
+    if version < least:
+        shown, wanted = ".".join(map(str, version)), ".".join(map(str, least))
+        raise ReliableError(f"{dialect.name} {shown} is too old: version {wanted} or newer is needed")

@@ -1,0 +1,12 @@
+"""Version ${up_revision}: ${message}."""
+
+from __future__ import annotations
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    ${upgrades if upgrades else "pass"}

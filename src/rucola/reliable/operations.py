@@ -1,0 +1,298 @@
+"""Operations: what operators look at and change, and the purge. Each function works in the caller's transaction.
+
+resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new count; the next relay sends it
+confirm    for one group or all: an operator has seen that the effect is there
+void       the consumer drops it and no relay sends it; refused once CONFIRMED: confirmed wins
+purge      removes, a thousand rows at a time, what no duplicate can ask for any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+
+from rucola.reliable.outbox import awaited
+from rucola.reliable.receipts import confirm as confirm_group
+from rucola.reliable.schema import CONFIRMED, DEAD, MANUAL, NEW, SENT, STATUSES, STUCK, VOID, Tables, now_ms
+
+PURGE_AFTER_MS: Final = 7 * 24 * 3_600_000
+"""How long settled rows are kept: longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
+LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
+PURGE_ROWS: Final = 1000
+
+
+class StubView(msgspec.Struct, frozen=True):
+    """A stub without its body. Ages and waits are milliseconds by the database's clock."""
+
+    message_id: str
+    topic: str
+    status: str
+    awaiting: tuple[str, ...]
+    shard_key: str | None
+    sends: int
+    broker: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    age_ms: int
+    due_in_ms: int | None
+    created_at: int
+    confirmed_at: int | None
+    error: str | None
+
+
+class ReceiptView(msgspec.Struct, frozen=True):
+    """A group's receipt of a message; `held_for_ms` is the rest of a worker's lease."""
+
+    group: str
+    queue_id: int | None
+    queue_offset: int | None
+    age_ms: int
+    held_for_ms: int | None
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """Everything that the tables say of one message."""
+
+    stub: StubView | None
+    receipts: list[ReceiptView]
+    done: dict[str, int]
+    """When the groups' effects were committed, milliseconds since 1970."""
+    body: bytes
+    tags: str | None
+    keys: str | None
+    properties: str
+
+
+class Unsettled(msgspec.Struct, frozen=True):
+    """Messages that are not CONFIRMED, by status: how many, and how old the oldest is; how late the relays are."""
+
+    counts: dict[str, int]
+    oldest_ms: dict[str, int]
+    relay_lag_ms: int
+    """How long the longest waiting due stub has been due."""
+
+
+class Stats(Unsettled, frozen=True):
+    """The same for all statuses, and the sizes of the other tables."""
+
+    receipts: int
+    done: int
+
+
+def find(
+    connection: Connection,
+    tables: Tables,
+    *,
+    statuses: Iterable[str] = (),
+    topic: str | None = None,
+    group: str | None = None,
+    shard_key: str | None = None,
+    older_than_ms: int | None = None,
+    limit: int = 100,
+) -> list[StubView]:
+    """Return stubs, oldest first, that have one of the statuses and everything else that is given."""
+    stub = tables.stub
+    wanted = list(statuses) or [status for status in STATUSES if status != CONFIRMED]
+    found = _view(tables).where(stub.c.status.in_(wanted)).order_by(stub.c.seq).limit(limit)
+    if topic is not None:
+        found = found.where(stub.c.topic == topic)
+    if group is not None:
+        found = found.where(stub.c.awaiting.contains(f",{group},", autoescape=True))
+    if shard_key is not None:
+        found = found.where(stub.c.shard_key == shard_key)
+    if older_than_ms is not None:
+        found = found.where(stub.c.created_at <= now_ms() - older_than_ms)
+    return [_viewed(row) for row in connection.execute(found)]
+
+
+def show(connection: Connection, tables: Tables, message_id: str) -> Shown:
+    """Return what the tables say of a message, also if it has no stub."""
+    stub, receipt, done = tables.stub, tables.receipt, tables.done
+    row = connection.execute(_view(tables).where(stub.c.message_id == message_id)).one_or_none()
+    whole = connection.execute(select(stub).where(stub.c.message_id == message_id)).one_or_none()
+    held = case((receipt.c.lease_until > now_ms(), receipt.c.lease_until - now_ms()), else_=None)
+    receipts = connection.execute(
+        select(
+            receipt.c.consumer_group, receipt.c.queue_id, receipt.c.queue_offset, now_ms() - receipt.c.received_at, held
+        )
+        .where(receipt.c.message_id == message_id)
+        .order_by(receipt.c.consumer_group)
+    )
+    done_at = connection.execute(select(done.c.consumer_group, done.c.done_at).where(done.c.message_id == message_id))
+    return Shown(
+        None if row is None else _viewed(row),
+        [ReceiptView(*row) for row in receipts],
+        {row[0]: row[1] for row in done_at},
+        b"" if whole is None else whole.body,
+        None if whole is None else whole.tags,
+        None if whole is None else whole._mapping["keys"],
+        "{}" if whole is None else whole.properties,
+    )
+
+
+def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
+    """Have stubs sent again, with a new count; return how many. CONFIRMED ones stay, NEW ones are due at once."""
+    stub = tables.stub
+    return connection.execute(
+        update(stub)
+        .where(stub.c.message_id.in_(message_ids), stub.c.status != CONFIRMED)
+        .values(status=NEW, sends=0, due_at=now_ms(), error=None, broker=None, queue_id=None, queue_offset=None)
+    ).rowcount
+
+
+def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], group: str | None = None) -> int:
+    """Confirm stubs for one group, or for all that they await; return how many were changed."""
+    stub = tables.stub
+    if group is not None:
+        return sum(confirm_group(connection, tables, message_id, group) for message_id in message_ids)
+    return connection.execute(
+        update(stub)
+        .where(stub.c.message_id.in_(message_ids), stub.c.status.not_in((CONFIRMED, VOID)))
+        .values(status=CONFIRMED, awaiting=",", due_at=None, confirmed_at=now_ms())
+    ).rowcount
+
+
+def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
+    """Void stubs; return how many. CONFIRMED ones stay."""
+    stub = tables.stub
+    return connection.execute(
+        update(stub)
+        .where(stub.c.message_id.in_(message_ids), stub.c.status.not_in((CONFIRMED, VOID)))
+        .values(status=VOID, due_at=None)
+    ).rowcount
+
+
+def unsettled(connection: Connection, tables: Tables) -> Unsettled:
+    """Count the messages that are not CONFIRMED, by an index that has no others."""
+    stub = tables.stub
+    # The condition as it stands in the partial index: the planner matches no parameter with it.
+    is_unsettled = stub.c.status != literal(CONFIRMED, literal_execute=True)
+    counted = connection.execute(
+        select(stub.c.status, func.count(), now_ms() - func.min(stub.c.created_at))
+        .where(is_unsettled)
+        .group_by(stub.c.status)
+    ).all()
+    lag_ms = connection.scalar(select(now_ms() - func.min(stub.c.due_at)).where(stub.c.due_at <= now_ms()))
+    return Unsettled(
+        counts={row[0]: row[1] for row in counted},
+        oldest_ms={row[0]: row[2] for row in counted if row[0] != VOID},
+        relay_lag_ms=lag_ms or 0,
+    )
+
+
+def stats(connection: Connection, tables: Tables) -> Stats:
+    """Count. CONFIRMED stubs, receipts and done rows are counted one by one, which takes a while in large tables."""
+    stub = tables.stub
+    active = unsettled(connection, tables)
+    settled = select(func.count()).select_from(stub).where(stub.c.status == CONFIRMED)
+    return Stats(
+        counts=dict.fromkeys(STATUSES, 0) | active.counts | {CONFIRMED: connection.scalar(settled) or 0},
+        oldest_ms=active.oldest_ms,
+        relay_lag_ms=active.relay_lag_ms,
+        receipts=connection.scalar(select(func.count()).select_from(tables.receipt)) or 0,
+        done=connection.scalar(select(func.count()).select_from(tables.done)) or 0,
+    )
+
+
+def purgeable(connection: Connection, tables: Tables, older_than_ms: int) -> dict[str, int]:
+    """Return how many rows of each table `purge` would remove."""
+    return {
+        table.name: connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
+        for table, _, condition in _old_rows(tables, older_than_ms)
+    }
+
+
+def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
+    """Remove up to a thousand old rows of each table; return how many. Call it, and commit, until it returns 0.
+
+    Bounded by rows, so that no call holds locks for long. A `done` row stays as long as its stub is not confirmed.
+    """
+    removed = 0
+    for table, settled_at, condition in _old_rows(tables, older_than_ms):
+        keys = list(table.primary_key.columns)
+        rows = connection.execute(select(*keys).where(condition).order_by(settled_at).limit(PURGE_ROWS)).all()
+        if rows:
+            if len(keys) == 1:
+                chosen: ColumnElement[bool] = keys[0].in_([row[0] for row in rows])
+            else:
+                chosen = or_(*(and_(*(key == value for key, value in zip(keys, row, strict=True))) for row in rows))
+            removed += connection.execute(delete(table).where(chosen)).rowcount
+    return removed
+
+
+def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[Any], ColumnElement[bool]]]:
+    """Each table with the time by whose index its old rows are found, and the condition for them."""
+    stub, receipt, done = tables.stub, tables.receipt, tables.done
+    since = now_ms() - older_than_ms
+
+    def unsettled(table: Table) -> ColumnElement[bool]:
+        return (
+            select(literal(1))
+            .where(stub.c.message_id == table.c.message_id, stub.c.status.not_in((CONFIRMED, VOID)))
+            .exists()
+        )
+
+    return [
+        (stub, stub.c.confirmed_at, stub.c.confirmed_at <= since),
+        (receipt, receipt.c.received_at, and_(receipt.c.received_at <= since, ~unsettled(receipt))),
+        (done, done.c.done_at, and_(done.c.done_at <= since, ~unsettled(done))),
+    ]
+
+
+def what_next(stub: StubView) -> str:
+    """Say in one sentence what happens next to a stub."""
+    groups = ", ".join(stub.awaiting)
+    due = "now" if not stub.due_in_ms or stub.due_in_ms <= 0 else f"in {stub.due_in_ms / 1000:.0f} s"
+    match stub.status:
+        case status if status == NEW and stub.sends:
+            return f"sent {stub.sends} times without success; the relay tries again {due}"
+        case status if status == NEW:
+            return f"the relay sends it {due}"
+        case status if status == SENT:
+            return (
+                f"waits for group {groups}; checked {due}"
+                if groups
+                else f"the broker did not vouch for it; sent again {due}"
+            )
+        case status if status == CONFIRMED:
+            return "nothing: it is settled, and purged later"
+        case status if status == VOID:
+            return "nothing: an operator voided it"
+        case status if status in (MANUAL, STUCK, DEAD):
+            return "nothing by itself: resend, confirm or void it"
+        case _:
+            return ""
+
+
+def _view(tables: Tables) -> Select[Any]:
+    stub = tables.stub
+    names = ["message_id", "topic", "status", "awaiting", "shard_key", "sends", "broker", "queue_id", "queue_offset"]
+    return select(
+        *(stub.c[name] for name in names),
+        (now_ms() - stub.c.created_at).label("age_ms"),
+        (stub.c.due_at - now_ms()).label("due_in_ms"),
+        stub.c.created_at,
+        stub.c.confirmed_at,
+        stub.c.error,
+    )
+
+
+def _viewed(row: Any) -> StubView:
+    return StubView(**(dict(row._mapping) | {"awaiting": awaited(row.awaiting)}))

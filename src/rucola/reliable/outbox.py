@@ -1,0 +1,244 @@
+"""Outbox: writes a message into the database, in the caller's own transaction; a relay sends it after the commit.
+
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.add(session, Message("Orders", b"..."), shard_key=order.id)
+
+If the transaction commits, the message will be sent; if it rolls back, or a savepoint around `add` does, there is no
+message. `add` is a plain function for every kind of transaction:
+
+    Session, AsyncSession    the stub joins the session's unit of work: stubs of one flush share an INSERT
+    Connection               executed at once; `await connection.run_sync(outbox.add, message)` for AsyncConnection
+    a DB-API connection      of sqlite3, psycopg or PyMySQL: executed at once by a cursor of it
+
+The message id is the message's UNIQ_KEY and one of its KEYS, so a broker finds it by either, and every copy of it has
+the same one. A message added twice under one unique key fails the second transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+from zlib import crc32
+
+from sqlalchemy import Connection, Dialect, RowMapping, Table, event, insert
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session, registry
+
+from rucola.client.parcel import MAX_MESSAGE_SIZE
+from rucola.errors import InvalidMessage
+from rucola.message import Message, properties
+from rucola.message.delay import due_time_ms, parse_delay_levels
+from rucola.message.ids import unique_id
+from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, RETRY_PREFIX, check_group, check_topic
+from rucola.reliable.errors import ReliableError
+from rucola.reliable.schema import LANES, MAX_ID_LENGTH, MAX_KEY_LENGTH, NEW, Tables
+
+
+class DBAPIConnection(Protocol):
+    """What is needed of a connection of a database's own driver."""
+
+    def cursor(self) -> Any: ...
+
+
+Transaction: TypeAlias = Session | AsyncSession | Connection | DBAPIConnection
+
+_DIALECTS: Final[dict[str, Callable[..., Dialect]]] = {
+    "sqlite3": sqlite.dialect,
+    "psycopg": postgresql.dialect,
+    "pymysql": mysql.dialect,
+}
+_REFUSED_PROPERTIES: Final = {
+    properties.TRAN_MSG: "the outbox takes the place of a transactional message",
+    properties.RETRY_TOPIC: "it belongs to the broker",
+}
+
+
+class Outbox:
+    """Adds messages to transactions.
+
+    `groups` are the consumer groups whose confirmation each message awaits, unless `add` names others. Without any,
+    the broker's SEND_OK settles a message. InvalidMessage for a name that is no group.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[str] = (),
+        *,
+        tables: Tables | None = None,
+        max_message_size: int = MAX_MESSAGE_SIZE,
+    ) -> None:
+        self.tables = tables or Tables()
+        self.groups = awaited(_awaiting(groups))
+        self.max_message_size = max_message_size
+        self._stub = _mapped(self.tables.stub)
+        self._inserts: dict[str, tuple[str, list[str] | None]] = {}
+        self._after_commit: list[Callable[[], None]] = []
+        self._heard: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    def add(
+        self,
+        transaction: Transaction,
+        message: Message,
+        *,
+        shard_key: str | None = None,
+        groups: Iterable[str] | None = None,
+    ) -> str:
+        """Add a message to a transaction and return its id; it gets a unique key, unless it has one.
+
+        Messages with one `shard_key` are sent in the order in which they were added, all to one queue; transactions
+        that run at the same moment have no order. InvalidMessage for what no broker would take, before anything is
+        written. ReliableError for a transaction that is none of the kinds above.
+        """
+        row = self._row(message, shard_key, self.groups if groups is None else groups)
+        match transaction:
+            case Session():
+                self._add_to_session(transaction, row)
+            case AsyncSession():
+                self._add_to_session(transaction.sync_session, row)
+            case Connection():
+                transaction.execute(insert(self.tables.stub).values(row))
+            case AsyncConnection():
+                raise ReliableError("use `await connection.run_sync(outbox.add, message)` with an AsyncConnection")
+            case _:
+                self._add_by_driver(transaction, row)
+        message_id: str = row["message_id"]
+        return message_id
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each commit of a Session that added messages. It runs in the committing thread."""
+        self._after_commit.append(callback)
+
+    def committed(self) -> None:
+        """Tell the relay in this process that messages were committed; for transactions that are no Session's."""
+        for callback in self._after_commit:
+            callback()
+
+    def _add_to_session(self, session: Session, row: dict[str, Any]) -> None:
+        session.add(self._stub(**row))
+        if self._after_commit and session not in self._heard:
+            self._heard.add(session)
+            event.listen(session, "after_commit", lambda session: self.committed())
+
+    def _add_by_driver(self, connection: DBAPIConnection, row: dict[str, Any]) -> None:
+        driver = next((name for kind in type(connection).__mro__ if (name := _driver_of(kind)) in _DIALECTS), None)
+        if driver is None or not hasattr(connection, "cursor") or "Async" in type(connection).__name__:
+            raise ReliableError(
+                f"a message cannot be added to {type(connection).__module__}.{type(connection).__qualname__}: use a "
+                "Session, an AsyncSession, a Connection of SQLAlchemy, or a connection of sqlite3, psycopg or PyMySQL"
+            )
+        if driver not in self._inserts:
+            dialect = _DIALECTS[driver](paramstyle="qmark" if driver == "sqlite3" else "pyformat")
+            compiled = insert(self.tables.stub).values(row).inline().compile(dialect=dialect)
+            self._inserts[driver] = str(compiled), compiled.positiontup
+        statement, names = self._inserts[driver]
+        cursor = connection.cursor()
+        try:
+            cursor.execute(statement, row if names is None else [row[name] for name in names])
+        finally:
+            cursor.close()
+
+    def _row(self, message: Message, shard_key: str | None, groups: Iterable[str]) -> dict[str, Any]:
+        message_id = _check_message(message, self.max_message_size)
+        if shard_key is not None and not 0 < len(shard_key) <= MAX_KEY_LENGTH:
+            raise InvalidMessage(f"shard_key {shard_key[:40]!r}: it must have 1 to {MAX_KEY_LENGTH} characters")
+        own_columns = {properties.TAGS, properties.KEYS, properties.UNIQ_KEY}
+        others = {name: value for name, value in message.properties.items() if name not in own_columns}
+        return {
+            "message_id": message_id,
+            "topic": message.topic,
+            "tags": message.tags,
+            "keys": message.keys,
+            "properties": json.dumps(others),
+            "flag": message.flag,
+            "body": bytes(message.body),
+            "shard_key": shard_key,
+            "lane": lane_of(shard_key or message_id),
+            "delay_ms": _delay_ms(message),
+            "status": NEW,
+            "awaiting": _awaiting(groups),
+        }
+
+
+def lane_of(key: str) -> int:
+    """Return the lane of a sharding key, or of the message id of a message without one."""
+    return crc32(key.encode()) % LANES
+
+
+def message_of(row: Mapping[str, Any] | RowMapping) -> Message:
+    """Return the message that a stub holds, the same each time it is sent."""
+    message = Message(row["topic"], row["body"], row["tags"], row["keys"], json.loads(row["properties"]), row["flag"])
+    message.unique_key = row["message_id"]
+    return message
+
+
+def awaited(awaiting: str) -> tuple[str, ...]:
+    """Return the groups in a stub's `awaiting`."""
+    return tuple(filter(None, awaiting.split(",")))
+
+
+def _awaiting(groups: Iterable[str]) -> str:
+    if isinstance(groups, str):
+        raise ReliableError(f"groups is the text {groups!r}: give a list of groups")
+    names = sorted(set(groups))
+    for group in names:
+        check_group(group)
+    return "".join(f",{group}" for group in names) + ","
+
+
+def _check_message(message: Message, max_message_size: int) -> str:
+    """Refuse what a relay could never send; return the message's id, which it gets as a key, too."""
+    check_topic(message.topic)
+    if message.topic in NOT_ALLOWED_SEND_TOPICS or message.topic.startswith(RETRY_PREFIX):
+        raise InvalidMessage(f"topic {message.topic} belongs to the broker: an application cannot send to it")
+    if not isinstance(message.body, (bytes, bytearray, memoryview)) or not 0 < len(message.body) <= max_message_size:
+        raise InvalidMessage(f"the body of a message for {message.topic} must be 1 to {max_message_size} bytes")
+    for name, why in _REFUSED_PROPERTIES.items():
+        if name in message.properties:
+            raise InvalidMessage(f"a message for {message.topic} has the property {name}: {why}")
+    message_id = message.unique_key
+    if message_id is None:
+        message_id = message.unique_key = unique_id()
+    if len(message_id) > MAX_ID_LENGTH or not message_id.isprintable() or " " in message_id:
+        raise InvalidMessage(f"unique key {message_id!r}: use up to {MAX_ID_LENGTH} printable characters, no blanks")
+    keys = message.keys.split(properties.KEY_SEPARATOR) if message.keys else []
+    if message_id not in keys:
+        message.keys = [*keys, message_id]
+    properties.join(message.properties)
+    return message_id
+
+
+def _delay_ms(message: Message) -> int:
+    """How long the broker will hold the message back, as far as it can be told here. Only postpones the first check."""
+    texts = message.properties
+    try:
+        if properties.TIMER_DELIVER_MS in texts:
+            return max(0, int(texts[properties.TIMER_DELIVER_MS]) - time.time_ns() // 1_000_000)
+        if properties.TIMER_DELAY_MS in texts:
+            return int(texts[properties.TIMER_DELAY_MS])
+        if properties.TIMER_DELAY_SEC in texts:
+            return int(texts[properties.TIMER_DELAY_SEC]) * 1000
+    except ValueError:
+        raise InvalidMessage(f"a message for {message.topic} has a delay that is no number: {texts}") from None
+    return due_time_ms(parse_delay_levels(), message.delay_level, 0) if message.delay_level > 0 else 0
+
+
+def _driver_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _mapped(table: Table) -> Callable[..., Any]:
+    """A class of its own for each set of tables, so that two prefixes live in one program."""
+    stub = type("Stub", (), {"__doc__": "A row of the outbox, for a session's unit of work."})
+
+    def init(self: Any, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    stub.__init__ = init  # type: ignore[misc]
+    registry().map_imperatively(stub, table)
+    return stub

@@ -1,0 +1,233 @@
+"""Receipts: the consumer's claim on a message, and the row that says its effect is committed.
+
+    claim     one statement: a receipt with an owner and a lease, unless the message is done, void or held by another
+    finish    in the business transaction: `done`, the receipt's end, the stub's confirmation
+    confirm   the stub's confirmation by one group
+
+`done`'s primary key makes the effect happen once: two transactions that finish one message cannot both commit. The
+receipt's owner is the fencing token: a worker whose claim was taken over meanwhile finds its receipt gone and rolls
+back before that.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Select,
+    Table,
+    Update,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+
+from rucola.reliable.errors import LeaseLost
+from rucola.reliable.schema import CONFIRMED, VOID, Tables, now_ms
+
+
+class State(Enum):
+    """What a message is for a group when its claim was not had."""
+
+    FREE = "FREE"
+    HELD = "HELD"
+    DONE = "DONE"
+    VOID = "VOID"
+
+
+class Delivery(NamedTuple):
+    """One delivery of a message to a group. The position is None unless it is the first delivery's."""
+
+    message_id: str
+    group: str
+    token: str
+    broker: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+
+
+class AlreadyDone(Exception):
+    """Another transaction has committed the effect of the message."""
+
+
+class Voided(Exception):
+    """An operator has voided the message."""
+
+
+def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: int, done_is_here: bool) -> bool:
+    """Write the receipt and claim it; whether the claim was had. `done_is_here`: the table is in this database."""
+    receipt = tables.receipt
+    row = {
+        "message_id": literal(delivery.message_id),
+        "consumer_group": literal(delivery.group),
+        "broker": literal(delivery.broker, receipt.c.broker.type),
+        "queue_id": literal(delivery.queue_id, receipt.c.queue_id.type),
+        "queue_offset": literal(delivery.queue_offset, receipt.c.queue_offset.type),
+        "received_at": now_ms(),
+        "owner": literal(delivery.token),
+        "lease_until": now_ms() + lease_ms,
+    }
+    stub = tables.stub
+    conditions = [~exists().where(stub.c.message_id == delivery.message_id, stub.c.status == VOID)]
+    if done_is_here:
+        conditions.append(~exists().where(*_of(tables.done, delivery)))
+    source = select(*row.values()).where(*conditions)
+    statement = _upsert(connection.dialect.name, tables, source, list(row))
+    return bool(connection.scalar(statement.returning(receipt.c.owner)) == delivery.token)
+
+
+def state(connection: Connection, tables: Tables, delivery: Delivery, done_is_here: bool) -> State:
+    """Return why a claim was not had, as things are now."""
+    receipt, stub = tables.receipt, tables.stub
+    if done_is_here and is_done(connection, tables, delivery):
+        return State.DONE
+    status = connection.scalar(select(stub.c.status).where(stub.c.message_id == delivery.message_id))
+    if status == VOID:
+        return State.VOID
+    held = select(receipt.c.owner).where(*_of(receipt, delivery), receipt.c.lease_until > now_ms())
+    return State.HELD if connection.scalar(select(exists(held))) else State.FREE
+
+
+def is_done(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
+    """Whether the effect is committed."""
+    return bool(connection.scalar(select(exists().where(*_of(tables.done, delivery)))))
+
+
+def renew(connection: Connection, tables: Tables, token: str, message_id: str, group: str, lease_ms: int) -> bool:
+    """Renew a claim; whether it was still had."""
+    receipt = tables.receipt
+    renewal = update(receipt).where(
+        receipt.c.message_id == message_id, receipt.c.consumer_group == group, receipt.c.owner == token
+    )
+    return connection.execute(renewal.values(lease_until=now_ms() + lease_ms)).rowcount == 1
+
+
+def release(connection: Connection, tables: Tables, delivery: Delivery) -> None:
+    """Give up a claim after a failure, if it is still the own one. The receipt stays: the broker will retry."""
+    receipt = tables.receipt
+    connection.execute(
+        update(receipt)
+        .where(*_of(receipt, delivery), receipt.c.owner == delivery.token)
+        .values(owner=None, lease_until=0)
+    )
+
+
+def forget(connection: Connection, tables: Tables, delivery: Delivery) -> None:
+    """Remove the receipt of a message that is done or void, unless another worker holds it."""
+    receipt = tables.receipt
+    is_ours = (receipt.c.owner == delivery.token) | receipt.c.owner.is_(None) | (receipt.c.lease_until <= now_ms())
+    connection.execute(delete(receipt).where(*_of(receipt, delivery), is_ours))
+
+
+def insert_done(connection: Connection, tables: Tables, delivery: Delivery) -> None:
+    """Write that the effect is committed, in the transaction of the effect. AlreadyDone if another one did."""
+    try:
+        connection.execute(_insert_done(tables, delivery))
+    except IntegrityError:
+        raise AlreadyDone from None
+
+
+def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
+    """Finish a message in the business transaction, all or nothing; whether there is a stub for it.
+
+    AlreadyDone, Voided or LeaseLost if the transaction must be rolled back.
+    """
+    receipt = tables.receipt
+    own_receipt = delete(receipt).where(*_of(receipt, delivery), receipt.c.owner == delivery.token)
+    if connection.dialect.name == "postgresql":
+        # One round trip.
+        done = _insert_done(tables, delivery).returning(tables.done.c.done_at).cte("new_done")
+        ended = own_receipt.returning(receipt.c.message_id).cte("ended")
+        confirmed = _confirmation(tables, delivery.message_id, delivery.group).returning(tables.stub.c.seq)
+        deletions = select(func.count()).select_from(ended).scalar_subquery()
+        updates = select(func.count()).select_from(confirmed.cte("confirmed")).scalar_subquery()
+        try:
+            deleted, updated = connection.execute(select(deletions, updates).add_cte(done)).one()
+        except IntegrityError:
+            raise AlreadyDone from None
+    else:
+        insert_done(connection, tables, delivery)
+        deleted = connection.execute(own_receipt).rowcount
+        updated = connection.execute(_confirmation(tables, delivery.message_id, delivery.group)).rowcount
+    if deleted != 1:
+        raise LeaseLost(f"message {delivery.message_id}: another worker of group {delivery.group} has taken it over")
+    if updated:
+        return True
+    # A locking read, of the newest version: an operator may have voided the stub while the update waited for its lock.
+    stub = tables.stub
+    status = connection.scalar(
+        select(stub.c.status).where(stub.c.message_id == delivery.message_id).with_for_update(read=True)
+    )
+    if status == VOID:
+        raise Voided
+    return status is not None
+
+
+def confirm(connection: Connection, tables: Tables, message_id: str, group: str) -> bool:
+    """Confirm a stub for one group; the last awaited group settles it. Whether the group was awaited."""
+    return connection.execute(_confirmation(tables, message_id, group)).rowcount == 1
+
+
+def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
+    """One UPDATE: two groups that confirm at the same moment are serialised by the row's lock.
+
+    MariaDB lets later assignments see what earlier ones wrote; removing a group twice is the same as once.
+    """
+    stub = tables.stub
+    rest = func.replace(stub.c.awaiting, f",{group},", ",")
+    is_last = rest == ","
+    return (
+        update(stub)
+        .where(
+            stub.c.message_id == message_id,
+            stub.c.awaiting.contains(f",{group},", autoescape=True),
+            stub.c.status != VOID,
+        )
+        .values(
+            due_at=case((is_last, None), else_=stub.c.due_at),
+            confirmed_at=case((is_last, now_ms()), else_=None),
+            status=case((is_last, CONFIRMED), else_=stub.c.status),
+            awaiting=rest,
+        )
+    )
+
+
+def _insert_done(tables: Tables, delivery: Delivery) -> Insert:
+    return insert(tables.done).values(message_id=delivery.message_id, consumer_group=delivery.group, done_at=now_ms())
+
+
+def _of(table: Table, delivery: Delivery) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return table.c.message_id == delivery.message_id, table.c.consumer_group == delivery.group
+
+
+def _upsert(dialect: str, tables: Tables, source: Select[Any], names: list[str]) -> Insert:
+    """Insert the receipt, or take over one whose lease is over. A repeated receipt keeps the first one's time."""
+    receipt = tables.receipt
+    if dialect in ("mysql", "mariadb"):
+        statement = mysql.insert(receipt).from_select(names, source)
+        is_over = receipt.c.lease_until <= now_ms()
+        return statement.on_duplicate_key_update(
+            [
+                ("owner", func.if_(is_over, statement.inserted.owner, receipt.c.owner)),
+                ("lease_until", func.if_(is_over, statement.inserted.lease_until, receipt.c.lease_until)),
+            ]
+        )
+    kind: Any = postgresql if dialect == "postgresql" else sqlite
+    upsert = kind.insert(receipt).from_select(names, source)
+    taken: Insert = upsert.on_conflict_do_update(
+        index_elements=["message_id", "consumer_group"],
+        set_={"owner": upsert.excluded.owner, "lease_until": upsert.excluded.lease_until},
+        where=receipt.c.lease_until <= now_ms(),
+    )
+    return taken

@@ -1,0 +1,108 @@
+"""Redis claims: a lease in Redis in front of the database's, so that most duplicates cost the database nothing.
+
+An accelerator, never needed for correctness: the database's claim decides. If Redis is down, slow, flushed or has
+evicted the key, more deliveries reach the database, and nothing else changes. A Redis that fails is left alone for
+`REST_S`, so that an outage does not cost every message a timeout.
+
+The key holds the worker's token: it is renewed and deleted only by the worker that set it (compare-and-delete).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from redis import Redis
+from redis import asyncio as redis_asyncio
+from redis.exceptions import RedisError
+
+from rucola.reliable.errors import ReliableError
+
+logger = logging.getLogger(__name__)
+
+REST_S: Final = 5.0
+TIMEOUT_S: Final = 0.5
+
+_RENEW: Final = (
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
+)
+_RELEASE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+class RedisClaims:
+    """Claims in a Redis: a URL, or a client of redis-py, an asyncio one for asyncio listeners.
+
+    A client of your own should have a short `socket_timeout`.
+    """
+
+    def __init__(
+        self,
+        client: Redis | redis_asyncio.Redis | str,
+        *,
+        prefix: str = "rucola:claim:",
+        rest_s: float = REST_S,
+    ) -> None:
+        self._client: Any = client
+        self._prefix = prefix
+        self._rest_s = rest_s
+        self._rests_until = 0.0
+
+    def bind(self, is_async: bool) -> None:
+        """Get ready for asyncio or plain calls. ReliableError for a client of the other kind."""
+        if isinstance(self._client, str):
+            kind: Any = redis_asyncio.Redis if is_async else Redis
+            self._client = kind.from_url(self._client, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        if isinstance(self._client, redis_asyncio.Redis) != is_async:
+            wanted = "redis.asyncio.Redis" if is_async else "redis.Redis"
+            raise ReliableError(f"this listener needs a client of the class {wanted}, or a URL")
+
+    def key(self, group: str, message_id: str) -> str:
+        return f"{self._prefix}{group}:{message_id}"
+
+    def take(self, key: str, token: str, lease_ms: int) -> bool | None:
+        """Take a key; None if Redis gives no answer."""
+        return self._ask(lambda: self._client.set(key, token, nx=True, px=lease_ms) is not None)
+
+    def renew(self, key: str, token: str, lease_ms: int) -> bool | None:
+        return self._ask(lambda: bool(self._client.eval(_RENEW, 1, key, token, lease_ms)))
+
+    def release(self, key: str, token: str) -> bool | None:
+        return self._ask(lambda: bool(self._client.eval(_RELEASE, 1, key, token)))
+
+    async def take_async(self, key: str, token: str, lease_ms: int) -> bool | None:
+        """As `take`."""
+        try:
+            return None if self._rests() else await self._client.set(key, token, nx=True, px=lease_ms) is not None
+        except (RedisError, OSError) as error:
+            self._failed(error)
+            return None
+
+    async def renew_async(self, key: str, token: str, lease_ms: int) -> bool | None:
+        try:
+            return None if self._rests() else bool(await self._client.eval(_RENEW, 1, key, token, lease_ms))
+        except (RedisError, OSError) as error:
+            self._failed(error)
+            return None
+
+    async def release_async(self, key: str, token: str) -> bool | None:
+        try:
+            return None if self._rests() else bool(await self._client.eval(_RELEASE, 1, key, token))
+        except (RedisError, OSError) as error:
+            self._failed(error)
+            return None
+
+    def _ask(self, question: Any) -> bool | None:
+        try:
+            return None if self._rests() else bool(question())
+        except (RedisError, OSError) as error:
+            self._failed(error)
+            return None
+
+    def _rests(self) -> bool:
+        return time.monotonic() < self._rests_until
+
+    def _failed(self, error: Exception) -> None:
+        if not self._rests():
+            logger.warning("Redis fails, the database alone decides for %g s: %s", self._rest_s, error)
+        self._rests_until = time.monotonic() + self._rest_s

@@ -1,0 +1,259 @@
+"""Relay: sends the outbox's messages after their commit, checks those that are not confirmed, and raises alerts.
+
+    renew     lanes, every third of a lease                                   `lanes`
+    take      a batch of due stubs, claimed and counted                       `claims`
+    send      NEW stubs, in order per sharding key                            `sending`
+    check     SENT stubs that are due: wait, send again, STUCK, DEAD, MANUAL  `checks`, `policy`
+    alert     MANUAL, STUCK and DEAD stubs that were not reported             `alerts`
+    record    everything in one statement                                     `claims`
+
+Several relays share the work by lanes; any of them may end, crash or be paused at any moment. What a crash leaves is a
+claim that ends with its lease: the stub is then sent again, with the same id.
+
+An idle relay runs less than one query per second: it polls every `poll_ms`, renews its leases, and is woken at once by
+a commit in its own process (`Outbox.on_commit`) and by PostgreSQL's NOTIFY.
+
+While no broker can be reached, nothing is claimed or counted: the relay probes with a growing pause, up to 30 s. The
+same holds while the database is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine, Row
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rucola.admin import AdminClient
+from rucola.client import Producer
+from rucola.client.background import Background
+from rucola.errors import MQError, RemotingError
+from rucola.reliable import claims, lanes, migration
+from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, digest
+from rucola.reliable.checks import Checker, receipts_of
+from rucola.reliable.claims import Outcome
+from rucola.reliable.database import Database
+from rucola.reliable.outbox import Outbox
+from rucola.reliable.policy import Policy
+from rucola.reliable.schema import MANUAL, NEW, Tables
+from rucola.reliable.sending import BatchSender
+from rucola.reliable.wakeup import Wakeup
+
+logger = logging.getLogger(__name__)
+
+PRODUCER_GROUP = "RUCOLA_RELAY"
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
+AWAY_ALERT_S = 300.0
+CLOSE_GRACE_MS = 10_000
+
+
+class Relay:
+    """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it; it belongs to one event loop.
+
+    `outbox` is one in this process whose commits wake the relay at once, and names the tables. SchemaError on opening
+    if the tables are missing or of another version.
+    """
+
+    def __init__(
+        self,
+        database: Database | Engine | AsyncEngine | str,
+        namesrv: str | None = None,
+        *,
+        outbox: Outbox | None = None,
+        tables: Tables | None = None,
+        policy: Policy | None = None,
+        alerts: Alerts | None = None,
+        producer: Producer | None = None,
+    ) -> None:
+        self.database = database if isinstance(database, Database) else Database(database)
+        self.tables = tables or (outbox.tables if outbox is not None else Tables())
+        self.policy = policy or Policy()
+        self.owner = f"{socket.gethostname()[:40]}-{secrets.token_hex(8)}"
+        """This relay in claims and leases, a name that no other one ever has."""
+        self.sent = 0
+        """How many sends were answered since the relay was opened."""
+        self._outbox = outbox
+        self._alerts = alerts or Alerts()
+        self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
+        self._owns_producer = producer is None
+        self._background = Background()
+        self._stopping = False
+        self._lanes: frozenset[int] = frozenset()
+        self._renew_at = 0.0
+        self._away_since: float | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Check the tables and start."""
+        await self.database.run(migration.check, self.tables)
+        self._wakeup = Wakeup()
+        if self._owns_producer:
+            await self._producer.open()
+        self._admin = AdminClient(";".join(self._producer.instance.name_servers.addresses))
+        await self._admin.__aenter__()
+        self._checker = Checker(self._producer.instance, self._admin, self.policy)
+        self._sender = BatchSender(self._producer, self.policy)
+        if self.database.dialect_name == "postgresql":
+            self._wakeup.listen(self.database.url, self.tables.channel)
+        if self._outbox is not None:
+            self._outbox.on_commit(self._wakeup.wake)
+        self._background.start(self._keep_relaying(), f"relay {self.owner}")
+
+    async def close(self) -> None:
+        """Finish the batch in hand, give up the lanes and close. What is not sent waits for the next relay."""
+        self._stopping = True
+        self._wakeup.wake()
+        await self._background.close(CLOSE_GRACE_MS)
+        await self._wakeup.close()
+        try:
+            await self.database.run(lanes.leave, self.tables, self.owner)
+        except DBAPIError as error:
+            logger.warning("lanes are kept until their lease ends: %s", error.orig)
+        await self._admin.__aexit__(None, None, None)
+        if self._owns_producer:
+            await self._producer.close()
+        await self.database.close()
+
+    def wake(self) -> None:
+        """Look for due stubs now. May be called from any thread."""
+        self._wakeup.wake()
+
+    async def _keep_relaying(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping:
+            try:
+                if self._away_since is not None:
+                    await self._pause(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+                    if self._stopping or not await self._finds_broker():
+                        await self._keep_lanes()
+                        continue
+                await self._keep_lanes()
+                is_full = await self._round()
+                if self._away_since is None:
+                    pause_s = FIRST_PAUSE_S
+                if not is_full and self._away_since is None and not self._stopping:
+                    await self._wakeup.wait(self.policy.poll_ms / 1000)
+            except DBAPIError as error:
+                # A deadlock or a lock timeout, too: the round's transaction was rolled back, and claims have a lease.
+                logger.warning("the database failed, tried again in %g s: %s", pause_s, error.orig)
+                await self._pause(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            except Exception:
+                # A relay that ends by itself would stop all messages without a word.
+                logger.exception("a round of the relay failed, tried again in %g s", pause_s)
+                await self._pause(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long; a commit does not end it, closing does."""
+        end = asyncio.get_running_loop().time() + seconds
+        while not self._stopping and (left_s := end - asyncio.get_running_loop().time()) > 0:
+            await self._wakeup.wait(min(left_s, 1.0))
+
+    async def _keep_lanes(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._renew_at:
+            self._lanes = await self.database.run(lanes.renew, self.tables, self.owner, self.policy.lease_ms)
+            self._renew_at = now + self.policy.lease_ms / 3000
+
+    async def _round(self) -> bool:
+        """Handle one batch; whether more may be due now."""
+        # Nothing is sent after this, so a relay that is slow or was paused sends little that another has claimed.
+        deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
+        batch = await self.database.run(
+            claims.take, self.tables, self.owner, self._lanes,
+            limit=self.policy.batch, lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends,
+        )  # fmt: skip
+        outcomes = [
+            Outcome(row.seq, NEW, MANUAL, wait_ms=0) for row in batch.exhausted
+        ]  # the last send's error stays with it
+        to_send: list[Row[Any]] = list(batch.to_send)
+        if batch.to_check:
+            resent, checked = await self._check(batch.to_check)
+            to_send += resent
+            outcomes += checked
+        if to_send:
+            sending = await self._sender.send(to_send, deadline)
+            outcomes += sending.outcomes
+            self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
+            await self._reached(sending.is_away, sending.error)
+        if batch.to_alert:
+            outcomes += await self._alert(batch.to_alert)
+        if outcomes:
+            await self.database.run_one(claims.record, self.tables, self.owner, outcomes)
+        # Due at once are alerts, and what time did not suffice for.
+        return batch.is_full or any(outcome.wait_ms == 0 for outcome in outcomes)
+
+    async def _check(self, rows: Sequence[Row[Any]]) -> tuple[Sequence[Row[Any]], list[Outcome]]:
+        receipts = await self.database.run_one(receipts_of, self.tables, rows)
+        resend, outcomes = await self._checker.check(rows, receipts)
+        if not resend:
+            return [], outcomes
+        lease_ms = self.policy.lease_ms
+        return await self.database.run(claims.take_for_resend, self.tables, self.owner, resend, lease_ms), outcomes
+
+    async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
+        outcomes = []
+        for kind in sorted({row.status for row in rows}):
+            of_kind = [row for row in rows if row.status == kind]
+            wait_ms: int | None = self._alerts.wait_ms(kind)
+            if wait_ms == 0:
+                alert = digest(kind, [row.message_id for row in of_kind], [row.error for row in of_kind])
+                wait_ms = None if await self._alerts.raise_alert(alert) else self._alerts.interval_ms
+            outcomes += [Outcome(row.seq, kind, kind, wait_ms=wait_ms) for row in of_kind]
+        return outcomes
+
+    async def _reached(self, is_away: bool, error: str) -> None:
+        """Note whether brokers can be reached; tell a person if they cannot for long."""
+        now = asyncio.get_running_loop().time()
+        if not is_away:
+            if self._away_since is not None:
+                logger.info("brokers are reached again after %d s", now - self._away_since)
+            self._away_since = None
+        elif self._away_since is None:
+            logger.warning("no broker is reached, messages wait in the outbox: %s", error)
+            self._away_since = now
+            self._away_error = error
+
+    async def _finds_broker(self) -> bool:
+        """Whether a broker can be connected to. No stub is claimed for it, so that an outage uses up no sends."""
+        assert self._away_since is not None
+        now = asyncio.get_running_loop().time()
+        if now - self._away_since >= AWAY_ALERT_S and self._alerts.wait_ms(BROKER_AWAY) == 0:
+            await self._alerts.raise_alert(Alert(BROKER_AWAY, 0, (), self._away_error))
+        instance = self._producer.instance
+        try:
+            async with asyncio.timeout(5):
+                await instance.routes.refresh_all()
+                for addresses in list(instance.routes.brokers.values()):
+                    for address in addresses.values():
+                        try:
+                            await instance.remoting.connect(address)
+                        except RemotingError:
+                            continue
+                        self._away_since = None
+                        return True
+                if not instance.routes.brokers:
+                    await instance.remoting.connect(instance.name_servers.addresses[0])
+                    self._away_since = None
+                    return True
+        except (MQError, TimeoutError):
+            pass
+        return False

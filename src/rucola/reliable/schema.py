@@ -1,0 +1,218 @@
+"""Schema: the tables of business reliability, and the database's clock.
+
+    stub      one row per outgoing message, written in the sender's own transaction
+    receipt   one row per consumer group and message that was delivered and is not done; holds the consumer's claim
+    done      one row per consumer group and message whose effect is committed, in the consumer's business database
+    lane      leases: one relay at a time sends the messages of a lane, which keeps the order of each sharding key
+    relay     the relays that are alive, so that they share the lanes
+
+Times are milliseconds since 1970 by the database's clock (`now_ms`): clocks of application machines never decide.
+
+`due_at` of a stub says when a relay has to look at it next: to send it, to check what became of it, or to raise an
+alert. It is NULL if nothing is left to do, so one index over `due_at` serves every periodic query, and settled rows
+are not in it. A claim changes `owner`, `lease_until` and `sends` only, which no index holds: PostgreSQL then updates
+the row in its own page (HOT) and writes no index entry.
+
+`awaiting` lists the groups that have not confirmed yet as `,billing,stock,`. One UPDATE removes a group and settles the
+stub when the list becomes `,`; two groups that confirm at the same moment are serialised by the row's lock.
+
+`seq` is the primary key and not `message_id`: sequential keys keep InnoDB's clustered index and PostgreSQL's B-tree
+dense. It is no cursor: sequence order is not commit order, and relays select by state, never by "the last seq sent".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from rucola.reliable.errors import ReliableError
+
+LANES: Final = 16
+"""Lanes into which sharding keys are hashed: the most relays that can share the work."""
+
+DEFAULT_PREFIX: Final = "rucola_"
+MAX_ID_LENGTH: Final = 64
+MAX_KEY_LENGTH: Final = 255
+
+NEW: Final = "NEW"
+SENT: Final = "SENT"
+CONFIRMED: Final = "CONFIRMED"
+VOID: Final = "VOID"
+MANUAL: Final = "MANUAL"
+STUCK: Final = "STUCK"
+DEAD: Final = "DEAD"
+
+STATUSES: Final = (NEW, SENT, CONFIRMED, VOID, MANUAL, STUCK, DEAD)
+ALERTING: Final = (MANUAL, STUCK, DEAD)
+"""States that need a person."""
+
+_is_prefix = re.compile(r"[a-z_][a-z0-9_]{0,30}", re.ASCII).fullmatch
+
+# SQLite assigns numbers to INTEGER PRIMARY KEY alone.
+_SEQ = BigInteger().with_variant(Integer, "sqlite")
+_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+_TEXT = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801 (a SQL function)
+    """The database's clock at the beginning of the statement, milliseconds since 1970."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms)
+def _now_ms(element: now_ms, compiler: Any, **options: Any) -> str:
+    raise ReliableError(f"{compiler.dialect.name} is not supported: use SQLite, PostgreSQL or MariaDB")
+
+
+@compiles(now_ms, "sqlite")
+def _now_ms_sqlite(element: now_ms, compiler: Any, **options: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+
+@compiles(now_ms, "postgresql")
+def _now_ms_postgresql(element: now_ms, compiler: Any, **options: Any) -> str:
+    # clock_timestamp() is volatile: the planner could not use an index for `due_at <= now`.
+    return "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)"
+
+
+@compiles(now_ms, "mysql", "mariadb")
+def _now_ms_mariadb(element: now_ms, compiler: Any, **options: Any) -> str:
+    return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
+
+
+class Tables:
+    """The tables under a name prefix, in a schema of the database or its default one.
+
+    ReliableError for a prefix that is no plain lower-case identifier of at most 31 characters.
+    """
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> None:
+        if not _is_prefix(prefix):
+            raise ReliableError(f"prefix {prefix!r}: use lower-case letters, digits and _, 31 characters at most")
+        self.prefix = prefix
+        self.schema = schema
+        self.metadata = MetaData(schema=schema)
+        self.stub = Table(f"{prefix}stub", self.metadata, *_stub_columns(), *_stub_indexes(prefix), **_MARIADB)
+        self.receipt = Table(
+            f"{prefix}receipt",
+            self.metadata,
+            Column("message_id", String(MAX_ID_LENGTH), primary_key=True),
+            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True),
+            Column("broker", String(MAX_KEY_LENGTH)),
+            Column("queue_id", Integer),
+            Column("queue_offset", BigInteger),
+            Column("received_at", BigInteger, nullable=False),
+            Column("owner", String(MAX_ID_LENGTH)),
+            Column("lease_until", BigInteger, nullable=False, server_default="0"),
+            Index(f"{prefix}receipt_received", "received_at"),
+            **_MARIADB,
+        )
+        self.done = Table(
+            f"{prefix}done",
+            self.metadata,
+            Column("message_id", String(MAX_ID_LENGTH), primary_key=True),
+            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True),
+            Column("done_at", BigInteger, nullable=False),
+            Index(f"{prefix}done_at", "done_at"),
+            **_MARIADB,
+        )
+        self.lane = Table(
+            f"{prefix}lane",
+            self.metadata,
+            Column("lane", SmallInteger, primary_key=True, autoincrement=False),
+            Column("owner", String(MAX_ID_LENGTH)),
+            Column("lease_until", BigInteger, nullable=False, server_default="0"),
+            **_MARIADB,
+        )
+        self.relay = Table(
+            f"{prefix}relay",
+            self.metadata,
+            Column("owner", String(MAX_ID_LENGTH), primary_key=True),
+            Column("seen_until", BigInteger, nullable=False),
+            **_MARIADB,
+        )
+
+    @property
+    def version_table(self) -> str:
+        """The table in which Alembic keeps the schema's version."""
+        return f"{self.prefix}version"
+
+    @property
+    def channel(self) -> str:
+        """The channel on which PostgreSQL announces new stubs."""
+        return self.stub.fullname
+
+
+# Ids, groups and keys are compared byte by byte, as brokers do.
+_MARIADB: Final[dict[str, Any]] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_bin",
+}
+
+
+def _stub_columns() -> list[Column[Any]]:
+    return [
+        Column("seq", _SEQ, primary_key=True, autoincrement=True),
+        Column("message_id", String(MAX_ID_LENGTH), nullable=False),
+        Column("topic", String(127), nullable=False),
+        Column("tags", _TEXT),
+        Column("keys", _TEXT),
+        Column("properties", _TEXT, nullable=False),  # the other properties, a JSON object
+        Column("flag", Integer, nullable=False, server_default="0"),
+        Column("body", _BYTES, nullable=False),
+        Column("shard_key", String(MAX_KEY_LENGTH)),
+        Column("lane", SmallInteger, nullable=False),
+        Column("delay_ms", BigInteger, nullable=False, server_default="0"),
+        Column("status", String(9), nullable=False),
+        Column("awaiting", _TEXT, nullable=False),
+        Column("sends", Integer, nullable=False, server_default="0"),
+        Column("broker", String(MAX_KEY_LENGTH)),  # of the last send that was answered; NULL before
+        Column("queue_id", Integer),
+        Column("queue_offset", BigInteger),  # NULL if it says nothing of the message's own queue
+        Column("dead_letters", Integer, nullable=False, server_default="0"),  # those that a DEAD state told of
+        Column("owner", String(MAX_ID_LENGTH)),
+        Column("lease_until", BigInteger, nullable=False, server_default="0"),
+        Column("due_at", BigInteger, default=now_ms()),
+        Column("created_at", BigInteger, nullable=False, default=now_ms()),
+        Column("confirmed_at", BigInteger),
+        Column("error", _TEXT),  # why the last send failed
+    ]
+
+
+def _stub_indexes(prefix: str) -> list[Index]:
+    """Partial on PostgreSQL and SQLite: settled rows take no place there. MariaDB has whole indexes only."""
+
+    def index(name: str, condition: str, *columns: str, **options: Any) -> Index:
+        where = text(condition)
+        return Index(f"{prefix}stub_{name}", *columns, postgresql_where=where, sqlite_where=where, **options)
+
+    return [
+        Index(f"{prefix}stub_message", "message_id", unique=True),
+        index("due", "due_at IS NOT NULL", "due_at", "seq"),
+        index("order", "shard_key IS NOT NULL AND status IN ('NEW', 'MANUAL')", "shard_key", "status", "seq"),
+        index("status", "status <> 'CONFIRMED'", "status", "created_at"),
+        index("confirmed", "confirmed_at IS NOT NULL", "confirmed_at"),
+    ]

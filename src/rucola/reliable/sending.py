@@ -1,0 +1,192 @@
+"""Sending: a claimed batch of stubs to the brokers, in as few requests as order allows.
+
+    with a sharding key    to the queue that SelectMessageQueueByHash gives the key; requests to one queue follow each
+                           other, and after a failure nothing more is sent of that key
+    without one            in requests of up to 128 messages, several at a time, to any queue
+    delayed                each in a request of its own, since a batch cannot be delayed
+
+A request that a broker refuses is repeated message by message, so that one bad message does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Row
+
+from rucola.client import Message, MessageQueue, Producer, SendResult, select_by_hash
+from rucola.errors import BrokerError, InvalidMessage, MQError, SendFailed, TopicNotFound
+from rucola.message import properties
+from rucola.reliable.claims import Outcome
+from rucola.reliable.outbox import message_of
+from rucola.reliable.policy import Policy
+from rucola.reliable.schema import CONFIRMED, MANUAL, SENT
+
+REQUEST_COUNT = 128
+REQUEST_SIZE = 1 << 20
+CONCURRENCY = 16
+ERROR_LENGTH = 1000
+
+
+class Sending(NamedTuple):
+    """What came of a batch. `is_away` says that no broker was reached at all, and `error` why."""
+
+    outcomes: list[Outcome]
+    is_away: bool
+    error: str
+
+
+class BatchSender:
+    """Sends batches of stubs through a producer."""
+
+    def __init__(self, producer: Producer, policy: Policy) -> None:
+        self._producer = producer
+        self._policy = policy
+
+    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> Sending:
+        """Send claimed stubs in the order given. What is not begun at `deadline`, a time of the loop, stays unsent."""
+        run = _Run(self._producer, self._policy, deadline)
+        streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
+        for row in rows:
+            try:
+                queue = await self._queue_of(row)
+            except MQError as error:
+                run.failed(row, error)
+                continue
+            streams.setdefault((row.topic, queue), []).append(row)
+        in_parallel = asyncio.Semaphore(CONCURRENCY)
+
+        async def limited(requests: list[list[Row[Any]]], queue: MessageQueue | None) -> None:
+            async with in_parallel:
+                await run.in_order(requests, queue)
+
+        async with asyncio.TaskGroup() as group:
+            for (_, queue), stream in streams.items():
+                requests = list(_requests(stream))
+                for part in [requests] if queue is not None else [[request] for request in requests]:
+                    group.create_task(limited(part, queue))
+        return Sending(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
+
+    async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
+        if row.shard_key is None:
+            return None
+        return select_by_hash(row.shard_key)(await self._producer.queues(row.topic))
+
+
+class _Run:
+    """One batch: its outcomes so far."""
+
+    def __init__(self, producer: Producer, policy: Policy, deadline: float) -> None:
+        self._producer = producer
+        self._policy = policy
+        self._deadline = deadline
+        self._stopped_keys: set[str] = set()
+        self.outcomes: list[Outcome] = []
+        self.answered = 0
+        self.unreached = 0
+        self.error = ""
+
+    async def in_order(self, requests: list[list[Row[Any]]], queue: MessageQueue | None) -> None:
+        """Send requests one after the other; after one that reached no broker, leave the others unsent."""
+        is_reached = True
+        for rows in requests:
+            if not is_reached:
+                self._unsent(rows)
+            elif asyncio.get_running_loop().time() >= self._deadline:
+                self._unsent(rows, is_due=True)
+            else:
+                is_reached = await self._request(rows, queue)
+
+    async def _request(self, rows: list[Row[Any]], queue: MessageQueue | None) -> bool:
+        rows = self._not_stopped(rows)
+        if not rows:
+            return True
+        messages = [message_of(row._mapping) for row in rows]
+        try:
+            results = await self._send(messages, queue, is_delayed=rows[0].delay_ms > 0)
+        except (BrokerError, InvalidMessage) as error:
+            if len(rows) > 1:
+                for row in rows:
+                    if not await self._request([row], queue):
+                        return False
+            else:
+                self.failed(rows[0], error)
+            return True
+        except MQError as error:
+            for row in rows:
+                self.failed(row, error)
+            return False
+        for row, result in zip(rows, results, strict=True):
+            self._stored(row, result)
+        return True
+
+    async def _send(
+        self, messages: list[Message], queue: MessageQueue | None, *, is_delayed: bool
+    ) -> Sequence[SendResult]:
+        if is_delayed or len(messages) == 1:
+            return [await self._producer.send(messages[0], queue)]
+        return await self._producer.send_batch(messages, queue)
+
+    def _stored(self, row: Row[Any], result: SendResult) -> None:
+        self.answered += 1
+        is_settled = result.is_ok and row.awaiting == ","
+        self.outcomes.append(
+            Outcome(
+                row.seq,
+                row.status,
+                CONFIRMED if is_settled else SENT,
+                result.queue.broker_name,
+                result.queue.queue_id,
+                # A delayed message's answer has its position in the queue where it waits, not in its own.
+                result.queue_offset if row.delay_ms == 0 else None,
+                None if is_settled else self._policy.confirm_wait_ms(row.sends, row.delay_ms),
+            )
+        )
+
+    def failed(self, row: Row[Any], error: MQError) -> None:
+        """Record a send that failed. It may have been stored all the same, unless it is invalid or was refused."""
+        self.error = str(error)[:ERROR_LENGTH]
+        refusals = (BrokerError, TopicNotFound, InvalidMessage)
+        attempts = [failure for _, failure in error.attempts] if isinstance(error, SendFailed) else [error]
+        if any(isinstance(failure, refusals) for failure in attempts):
+            self.answered += 1
+        else:
+            self.unreached += 1
+        if row.shard_key is not None:
+            self._stopped_keys.add(row.shard_key)
+        is_hopeless = isinstance(error, InvalidMessage)
+        status = MANUAL if is_hopeless else row.status
+        wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
+        self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
+
+    def _not_stopped(self, rows: list[Row[Any]]) -> list[Row[Any]]:
+        """Without the stubs behind a failed one of their key."""
+        stopped = [row for row in rows if row.shard_key in self._stopped_keys]
+        self._unsent(stopped)
+        return [row for row in rows if row.shard_key not in self._stopped_keys] if stopped else rows
+
+    def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
+        """Leave stubs for a later batch: due at once, or when the one that failed before them is."""
+        for row in rows:
+            wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
+            self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))
+
+
+def _requests(rows: Sequence[Row[Any]]) -> Iterator[list[Row[Any]]]:
+    """Cut rows into requests, in order: messages that can share one, up to a count and a size."""
+    request: list[Row[Any]] = []
+    size = 0
+    for row in rows:
+        is_alone = row.delay_ms > 0 or f'"{properties.WAIT}"' in row.properties or row.topic.startswith("%")
+        if request and (is_alone or len(request) == REQUEST_COUNT or size + len(row.body) > REQUEST_SIZE):
+            yield request
+            request, size = [], 0
+        if is_alone:
+            yield [row]
+        else:
+            request.append(row)
+            size += len(row.body)
+    if request:
+        yield request

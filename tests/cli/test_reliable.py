@@ -1,0 +1,137 @@
+"""`rucola reliable`: processes as operators start them, on a database file and a running broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import create_engine, update
+from sqlalchemy.orm import Session
+
+from rucola.cli.main import main
+from rucola.client import Message
+from rucola.reliable import Outbox, Tables
+from servers import run, server
+
+
+class Shop:
+    """A database file with tables, and messages in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = f"sqlite:///{directory / 'shop.db'}"
+        self.tables = Tables()
+        self.ask("init")
+
+    def ask(self, command: str, *arguments: str, code: int = 0) -> str:
+        environment = {"RUCOLA_DATABASE": self.url}
+        done = CliRunner().invoke(main, ["reliable", command, *arguments], env=environment)
+        assert done.exit_code == code, done.output
+        assert code == 0 or isinstance(done.exception, SystemExit), done.exception
+        return done.stdout if code == 0 else done.stderr
+
+    def add(self, count: int = 1, groups: tuple[str, ...] = (), topic: str = "Orders") -> list[str]:
+        outbox = Outbox(groups)
+        with Session(create_engine(self.url)) as session, session.begin():
+            return [outbox.add(session, Message(topic, b"pizza %d" % number)) for number in range(count)]
+
+    def change(self, **values: Any) -> None:
+        with create_engine(self.url).begin() as connection:
+            connection.execute(update(self.tables.stub).values(**values))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_list_show_and_stats(shop: Shop) -> None:
+    first, second = shop.add(2, ("billing",))
+    shop.change(status="STUCK", error="why it is stuck", broker="b", queue_id=1, queue_offset=7, due_at=None, sends=3)
+    table = shop.ask("list")
+    assert [line.split()[0] for line in table.splitlines()] == ["MESSAGE", first, second]
+    assert all(len(line) <= 80 for line in table.splitlines())
+    listed = json.loads(
+        shop.ask("list", "--status", "stuck", "-g", "billing", "-t", "Orders", "--limit", "1", "--json")
+    )
+    assert [stub["message_id"] for stub in listed] == [first]
+    assert json.loads(shop.ask("list", "--status", "NEW", "--json")) == []
+    shown = shop.ask("show", first)
+    for text in ("pizza 0", "STUCK", "billing", "why it is stuck", "queue 1, offset 7", "resend, confirm or void"):
+        assert text in shown
+    assert json.loads(shop.ask("show", first, "--json"))["stub"]["sends"] == 3
+    assert "STUCK" in shop.ask("show", first, "-n", "127.0.0.1:1"), "brokers that are away do not hide the tables"
+    assert "never added" in shop.ask("show", "unknown", code=1)
+    assert json.loads(shop.ask("stats", "--json"))["counts"]["STUCK"] == 2
+    assert "relay lag" in shop.ask("stats")
+
+
+def test_resend_confirm_and_void_with_dry_run_and_a_question(shop: Shop) -> None:
+    first, second, third = shop.add(3, ("billing", "stock"))
+    shop.change(status="MANUAL", due_at=None, sends=16)
+    assert "would send 3 messages again" in shop.ask("resend", "--status", "MANUAL", "--dry-run")
+    shop.ask("resend", first, code=1)  # nobody answers the question
+    assert json.loads(shop.ask("stats", "--json"))["counts"]["MANUAL"] == 3
+    assert shop.ask("resend", first, "--yes") == "1 of 1 changed\n"
+    assert shop.ask("confirm", second, "--for-group", "stock", "--yes") == "1 of 1 changed\n"
+    assert json.loads(shop.ask("show", second, "--json"))["stub"]["awaiting"] == ["billing"]
+    assert shop.ask("confirm", second, "--yes") == "1 of 1 changed\n"
+    assert shop.ask("void", second, third, "--yes") == "1 of 2 changed\n"  # confirmed wins
+    counts = json.loads(shop.ask("stats", "--json"))["counts"]
+    assert {status: count for status, count in counts.items() if count} == {"NEW": 1, "CONFIRMED": 1, "VOID": 1}
+    assert "no stub of unknown" in shop.ask("void", "unknown", "--yes", code=1)
+    assert "name messages" in shop.ask("void", "--yes", code=1)
+
+
+def test_purge_removes_what_is_old_and_settled_and_nothing_else(shop: Shop) -> None:
+    old, recent, unsettled = shop.add(3)
+    stub = shop.tables.stub
+    with create_engine(shop.url).begin() as connection:
+        connection.execute(update(stub).values(created_at=1))
+        connection.execute(
+            update(stub).where(stub.c.message_id != unsettled).values(status="CONFIRMED", confirmed_at=1, due_at=None)
+        )
+        connection.execute(update(stub).where(stub.c.message_id == recent).values(confirmed_at=1 << 60))
+    assert "not below 77 hours" in shop.ask("purge", "--older-than", "76", "--yes", code=1)
+    assert "would remove 1 rows of rucola_stub" in shop.ask("purge", "--dry-run")
+    assert shop.ask("purge", "--yes") == "removed 1 rows\n"
+    assert shop.ask("purge", "--yes", "--json") == '{\n  "removed": 0\n}\n'
+    left = json.loads(shop.ask("list", "--status", "NEW", "--status", "CONFIRMED", "--json"))
+    assert [stub["message_id"] for stub in left] == [recent, unsettled]
+    assert old not in str(left)
+
+
+def test_relay_as_a_service(shop: Shop, tmp_path: Path, rocketmq_session: Any) -> None:
+    topic = rocketmq_session.unique("T")
+    rocketmq_session.create_topic(topic)
+    (message_id,) = shop.add(topic=topic)
+    arguments = ("-n", rocketmq_session.namesrv, "--database", shop.url)
+    with server("reliable", "relay", *arguments, log=tmp_path / "log") as running:
+        assert running.first_line.startswith("rucola ready relay="), running.log.read_text()
+        rocketmq_session.wait_for_messages(topic)
+        assert running.stop(signal.SIGTERM) == 0
+    shown = shop.ask("show", message_id, "-n", rocketmq_session.namesrv)
+    assert "CONFIRMED" in shown
+    assert f"stored     {topic}, queue" in shown
+    assert "Traceback" not in running.log.read_text()
+
+
+def test_what_is_wrong_is_said_in_one_sentence(shop: Shop, tmp_path: Path) -> None:
+    for database, words in (
+        ("nonsense", "write sqlite:///FILE"),
+        ("oracle://x", "sqlite:///FILE"),
+        ("postgresql+psycopg://nobody@127.0.0.1:1/x", "the database refuses"),
+        (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init"),
+    ):
+        done = run("reliable", "list", "--database", database)
+        assert (done.returncode, done.stdout) == (1, ""), database
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+    assert "migrate" in shop.ask("init", code=1)
+    assert "1.0" in shop.ask("migrate")
+    assert run("reliable", "list").returncode == 2
+    refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=1)
+    assert "--mail-to" in refused

@@ -1,0 +1,580 @@
+"""Idempotent consumption: an effect once per message, whatever is delivered twice, fails, pauses or races."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, event, func, insert, select, update
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from databases import DatabaseServer, Place
+from relaying import add, stubs
+from relaying import reaches as until
+from rucola.client import MessageExt, ReconsumeLater
+from rucola.message import properties
+from rucola.reliable.errors import LeaseLost, ReliableError, SchemaError
+from rucola.reliable.idempotent import IdempotentFunction, UnknownMessage, idempotent
+from rucola.reliable.receipts import confirm
+from rucola.reliable.redis_claims import RedisClaims
+from rucola.reliable.schema import Tables
+
+GROUP = "billing"
+
+
+def message_with(message_id: str, body: bytes = b"x", reconsume_times: int = 0) -> MessageExt:
+    return MessageExt(
+        "T", 0, 7, 0, 0, body, {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1",
+        reconsume_times, 0, bytes(8),
+    )  # fmt: skip
+
+
+class Ledger:
+    """The effects: a table of the business."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.engine = place.engine()
+        self.table = Table(
+            f"{place.tables.prefix}effect",
+            MetaData(),
+            Column("id", Integer, primary_key=True),
+            Column("body", String(50)),
+        )
+        self.table.create(self.engine)
+
+    def apply(self, message: MessageExt, session: Session) -> None:
+        session.execute(insert(self.table).values(body=message.body.decode()))
+
+    def effects(self) -> list[str]:
+        with self.engine.connect() as connection:
+            return list(connection.scalars(select(self.table.c.body).order_by(self.table.c.id)))
+
+    def count(self, table: Table) -> int:
+        with self.engine.connect() as connection:
+            return connection.scalar(select(func.count()).select_from(table)) or 0
+
+    def listener(self, handler: Callable[..., Any] | None = None, **options: Any) -> IdempotentFunction:
+        settings = {"tables": self.place.tables} | options
+        return idempotent(self.engine, GROUP, **settings)(handler or self.apply)
+
+
+@pytest.fixture
+def ledger(place: Place) -> Ledger:
+    return Ledger(place)
+
+
+@pytest.fixture
+def sqlite_ledger(sqlite_place: Place) -> Ledger:
+    return Ledger(sqlite_place)
+
+
+@pytest.fixture
+def postgresql_ledger(postgresql_place: Place) -> Ledger:
+    return Ledger(postgresql_place)
+
+
+def status(ledger: Ledger) -> list[str]:
+    return [stub.status for stub in stubs(ledger.place)]
+
+
+def test_effect_done_and_confirmation_are_one_transaction(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    during: list[tuple[int, int, list[str]]] = []
+
+    def handler(message: MessageExt, session: Session) -> None:
+        during.append(
+            (ledger.count(ledger.place.tables.receipt), ledger.count(ledger.place.tables.done), status(ledger))
+        )
+        ledger.apply(message, session)
+
+    listener = ledger.listener(handler)
+    listener(message_with(message_id))
+    assert during == [(1, 0, ["NEW"])]
+    assert ledger.effects() == ["x"]
+    assert (ledger.count(ledger.place.tables.receipt), ledger.count(ledger.place.tables.done)) == (0, 1)
+    (stub,) = stubs(ledger.place)
+    assert (stub.status, stub.awaiting, stub.due_at) == ("CONFIRMED", ",", None)
+    assert stub.confirmed_at >= stub.created_at
+    listener(message_with(message_id, reconsume_times=1))
+    assert ledger.effects() == ["x"]
+    assert (listener.counts.done, listener.counts.duplicates) == (1, 1)
+    assert ledger.count(ledger.place.tables.receipt) == 0
+
+
+async def consume_async(ledger: Ledger, message_id: str) -> None:
+    engine = ledger.place.async_engine()
+
+    @idempotent(engine, GROUP, tables=ledger.place.tables)
+    async def listener(message: MessageExt, session: AsyncSession) -> None:
+        await session.execute(insert(ledger.table).values(body=message.body.decode()))
+
+    assert inspect.iscoroutinefunction(listener)
+    for times in range(3):
+        await listener(message_with(message_id, reconsume_times=times))
+    assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
+
+
+def test_async_listener(ledger: Ledger, run_async: Any) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    run_async(consume_async(ledger, message_id))
+    assert ledger.effects() == ["x"]
+    assert status(ledger) == ["CONFIRMED"]
+
+
+def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_receipt(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    fails = [True]
+
+    def handler(message: MessageExt, session: Session) -> None:
+        ledger.apply(message, session)
+        session.flush()
+        if fails.pop():
+            raise ZeroDivisionError
+
+    listener = ledger.listener(handler)
+    with pytest.raises(ZeroDivisionError):
+        listener(message_with(message_id))
+    assert ledger.effects() == []
+    assert status(ledger) == ["NEW"]
+    with ledger.engine.connect() as connection:
+        (receipt,) = connection.execute(select(ledger.place.tables.receipt)).all()
+    assert (receipt.owner, receipt.lease_until) == (None, 0)
+    assert (receipt.broker, receipt.queue_id, receipt.queue_offset) == ("127.0.0.1:1", 0, 7)
+    fails.append(False)
+    listener(message_with(message_id, reconsume_times=1))
+    assert ledger.effects() == ["x"]
+
+
+def test_duplicate_in_progress_is_retried_later_and_never_acknowledged(ledger: Ledger) -> None:
+    if ledger.place.name == "sqlite":
+        return  # its one writer is the worker in progress: the duplicate waits for it, see the concurrent test
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+
+    def handler(message: MessageExt, session: Session) -> None:
+        ledger.apply(message, session)
+        session.flush()
+        with pytest.raises(ReconsumeLater):
+            listener(message_with(message_id))
+
+    listener = ledger.listener(handler)
+    listener(message_with(message_id))
+    assert ledger.effects() == ["x"]
+    assert (listener.counts.done, listener.counts.held) == (1, 1)
+
+
+def test_crashed_worker_holds_its_message_for_a_lease(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+
+    class Killed(BaseException):
+        pass
+
+    def crash(message: MessageExt, session: Session) -> None:
+        raise Killed
+
+    crashed = ledger.listener(crash)
+    crashed.counts  # noqa: B018
+    receipt = ledger.place.tables.receipt
+    with pytest.raises(Killed):
+        crashed(message_with(message_id))
+    with ledger.engine.begin() as connection:  # a real crash frees nothing
+        connection.execute(update(receipt).values(owner="dead", lease_until=1 << 60))
+    listener = ledger.listener()
+    with pytest.raises(ReconsumeLater):
+        listener(message_with(message_id))
+    with ledger.engine.begin() as connection:
+        connection.execute(update(receipt).values(lease_until=1))
+    listener(message_with(message_id))
+    assert ledger.effects() == ["x"]
+
+
+def test_worker_that_resumes_after_its_lease_rolls_back(ledger: Ledger) -> None:
+    """As a process that is paused in its listener: another one takes over and finishes first."""
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    receipt = ledger.place.tables.receipt
+    other = ledger.listener()
+
+    def paused(message: MessageExt, session: Session) -> None:
+        with ledger.engine.begin() as connection:
+            connection.execute(update(receipt).values(lease_until=1))
+        other(message)
+        ledger.apply(message, session)
+
+    listener = ledger.listener(paused)
+    listener(message_with(message_id))  # done by the other: acknowledged without an effect of its own
+    assert ledger.effects() == ["x"]
+    assert (listener.counts.done, listener.counts.duplicates, other.counts.done) == (0, 1, 1)
+
+
+def test_worker_that_lost_its_claim_to_one_that_still_works_rolls_back(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    receipt = ledger.place.tables.receipt
+
+    def slow(message: MessageExt, session: Session) -> None:
+        with ledger.engine.begin() as connection:
+            connection.execute(update(receipt).values(owner="other"))
+        ledger.apply(message, session)
+
+    with pytest.raises(LeaseLost):
+        ledger.listener(slow)(message_with(message_id))
+    assert ledger.effects() == []
+    assert ledger.count(ledger.place.tables.done) == 0
+
+
+def test_claim_is_renewed_while_the_listener_works(postgresql_ledger: Ledger) -> None:
+    ledger = postgresql_ledger
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    receipt = ledger.place.tables.receipt
+
+    def lease() -> int:
+        with ledger.engine.connect() as connection:
+            return connection.scalar(select(receipt.c.lease_until)) or 0
+
+    def handler(message: MessageExt, session: Session) -> None:
+        before = lease()
+        while lease() == before:
+            threading.Event().wait(0.01)
+        ledger.apply(message, session)
+
+    ledger.listener(handler, lease_ms=300)(message_with(message_id))
+    assert ledger.effects() == ["x"]
+
+
+def test_fifty_concurrent_duplicates_have_one_effect(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    listener = ledger.listener()
+
+    def deliver(number: int) -> str:
+        try:
+            listener(message_with(message_id, reconsume_times=number))
+        except ReconsumeLater:
+            return "later"
+        except OperationalError:  # SQLite's lock timed out: the broker delivers again
+            return "later"
+        return "acknowledged"
+
+    with ThreadPoolExecutor(25) as threads:
+        outcomes = list(threads.map(deliver, range(50)))
+    assert ledger.effects() == ["x"]
+    assert "acknowledged" in outcomes
+    assert listener.counts.done == 1
+    assert status(ledger) == ["CONFIRMED"]
+    assert ledger.count(ledger.place.tables.receipt) == 0
+
+
+def test_commit_that_is_applied_but_reports_an_error_is_acknowledged(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+
+    def handler(message: MessageExt, session: Session) -> None:
+        ledger.apply(message, session)
+
+        @event.listens_for(session, "after_commit", once=True)
+        def lose_the_answer(session: Session) -> None:
+            raise OperationalError("COMMIT", {}, ConnectionError("server closed the connection unexpectedly"))
+
+    listener = ledger.listener(handler)
+    listener(message_with(message_id))
+    assert ledger.effects() == ["x"]
+    assert status(ledger) == ["CONFIRMED"]
+
+
+def test_connection_that_dies_with_the_transaction_is_retried(postgresql_ledger: Ledger) -> None:
+    ledger = postgresql_ledger
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    dies = [True]
+
+    def handler(message: MessageExt, session: Session) -> None:
+        ledger.apply(message, session)
+        session.flush()
+        if dies.pop():
+            own = session.connection().exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            with ledger.engine.connect() as connection:
+                connection.exec_driver_sql(f"SELECT pg_terminate_backend({own})")
+
+    listener = ledger.listener(handler)
+    with pytest.raises(OperationalError):
+        listener(message_with(message_id))
+    assert ledger.effects() == []
+    dies.append(False)
+    listener(message_with(message_id))
+    assert ledger.effects() == ["x"]
+
+
+def test_serialization_failure_is_retried(postgresql_ledger: Ledger) -> None:
+    ledger = postgresql_ledger
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    with ledger.engine.begin() as connection:
+        connection.execute(insert(ledger.table).values(id=1000, body="shared"))
+    races = [True]
+
+    def handler(message: MessageExt, session: Session) -> None:
+        session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
+        session.execute(select(ledger.table)).all()
+        if races.pop():
+            with ledger.engine.begin() as connection:
+                connection.execute(update(ledger.table).values(body="raced"))
+        session.execute(update(ledger.table).values(body="own"))
+
+    listener = ledger.listener(handler)
+    with pytest.raises(OperationalError, match="serialize"):
+        listener(message_with(message_id))
+    assert ledger.effects() == ["raced"]
+    races.append(False)
+    listener(message_with(message_id))
+    assert ledger.effects() == ["own"]
+
+
+def test_void_message_is_dropped_even_if_it_is_voided_at_work(ledger: Ledger) -> None:
+    stub = ledger.place.tables.stub
+    first, second = add(ledger.place, "T", [b"1", b"2"], groups=[GROUP])
+
+    def void(message_id: str) -> None:
+        with ledger.engine.begin() as connection:
+            connection.execute(update(stub).where(stub.c.message_id == message_id).values(status="VOID"))
+
+    def handler(message: MessageExt, session: Session) -> None:
+        void(second)
+        ledger.apply(message, session)
+
+    listener = ledger.listener(handler)
+    void(first)
+    listener(message_with(first))
+    listener(message_with(second))
+    assert ledger.effects() == []
+    assert ledger.count(ledger.place.tables.receipt) == ledger.count(ledger.place.tables.done) == 0
+    assert status(ledger) == ["VOID", "VOID"]
+
+
+def test_void_that_commits_while_the_worker_waits_for_its_lock_wins(postgresql_ledger: Ledger) -> None:
+    ledger, stub = postgresql_ledger, postgresql_ledger.place.tables.stub
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    with ledger.engine.connect() as operator, ThreadPoolExecutor(1) as threads:
+        operator.execute(update(stub).values(status="VOID"))
+        worker = threads.submit(ledger.listener(), message_with(message_id))
+        with ledger.engine.connect() as observer:
+            while not observer.exec_driver_sql(waiting, (f"%{stub.name}%",)).scalar():
+                observer.rollback()
+        operator.commit()
+        worker.result()
+    assert ledger.effects() == []
+    assert status(ledger) == ["VOID"]
+
+
+def test_message_without_a_stub_is_processed_once_or_rejected(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    listener = ledger.listener()
+    for number in range(3):
+        listener(message_with(f"unknown-{number}"))
+        listener(message_with(f"unknown-{number}"))
+    assert len(ledger.effects()) == 3
+    assert [record.message for record in caplog.records if "no stub" in record.message] != []
+    assert len([record for record in caplog.records if "no stub" in record.message]) == 1, "no log storm"
+    rejecting = ledger.listener(unknown=UnknownMessage.REJECT)
+    with pytest.raises(ReliableError, match="no stub"):
+        rejecting(message_with("unknown-9"))
+    assert len(ledger.effects()) == 3
+
+
+def test_each_group_has_its_own_effect_and_the_last_one_settles_the_stub(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.place, "T", [b"x"], groups=["stock", "bill_ng", "billing"])
+    other = idempotent(ledger.engine, "stock", tables=ledger.place.tables)(ledger.apply)
+    other(message_with(message_id))
+    assert stubs(ledger.place)[0].awaiting == ",bill_ng,billing,"
+    ledger.listener()(message_with(message_id))
+    assert stubs(ledger.place)[0].awaiting == ",bill_ng,", "a _ in a group's name is no wildcard"
+    assert status(ledger) == ["NEW"]
+    with ledger.engine.begin() as connection:
+        assert not confirm(connection, ledger.place.tables, message_id, "billing")
+        assert confirm(connection, ledger.place.tables, message_id, "bill_ng")
+    assert status(ledger) == ["CONFIRMED"]
+    assert ledger.effects() == ["x", "x"]
+
+
+def test_stubs_in_another_database_are_confirmed_after_the_commit(
+    ledger: Ledger, tmp_path: Any, make_sqlite: Callable[[str], Place]
+) -> None:
+    senders = make_sqlite("sender.db")
+    senders.tables = ledger.place.tables
+    initialize(senders)
+    (message_id,) = add(senders, "T", [b"x"], groups=[GROUP])
+    listener = ledger.listener(ledger=senders.engine())
+    listener(message_with(message_id))
+    assert ledger.effects() == ["x"]
+    assert [stub.status for stub in stubs(senders)] == ["CONFIRMED"]
+    # The confirmation is lost, as by a crash: the message is sent again, and its duplicate confirms it.
+    with senders.engine().begin() as connection:
+        connection.execute(update(senders.tables.stub).values(status="SENT", awaiting=f",{GROUP},"))
+    listener(message_with(message_id))
+    assert ledger.effects() == ["x"]
+    assert [stub.status for stub in stubs(senders)] == ["CONFIRMED"]
+
+
+def initialize(place: Place) -> None:
+    from rucola.reliable import migration
+
+    with place.engine().begin() as connection:
+        migration.init(connection, place.tables)
+
+
+# Redis in front.
+
+
+def with_redis(ledger: Ledger, server: DatabaseServer, **options: Any) -> IdempotentFunction:
+    return ledger.listener(redis=RedisClaims(server.url, rest_s=0), **options)
+
+
+def test_redis_key_is_held_at_work_and_gone_afterwards(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    import redis
+
+    client = redis.Redis.from_url(redis_server.url)
+    held: list[Any] = []
+
+    def handler(message: MessageExt, session: Session) -> None:
+        held.extend(client.keys())
+        ledger_apply(message, session)
+        with pytest.raises(ReconsumeLater):
+            listener(message)
+
+    ledger_apply = sqlite_ledger.apply
+    listener = with_redis(sqlite_ledger, redis_server, handler=handler)
+    listener(message_with("m1"))
+    assert held == [b"rucola:claim:billing:m1"]
+    assert client.keys() == []
+    assert sqlite_ledger.effects() == ["x"]
+
+
+def test_key_of_another_worker_is_never_deleted(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    import redis
+
+    client = redis.Redis.from_url(redis_server.url)
+
+    def handler(message: MessageExt, session: Session) -> None:
+        client.set("rucola:claim:billing:m1", "another worker's")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        with_redis(sqlite_ledger, redis_server, handler=handler)(message_with("m1"))
+    assert client.get("rucola:claim:billing:m1") == b"another worker's"
+
+
+def test_done_message_whose_key_is_held_is_acknowledged(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    import redis
+
+    listener = with_redis(sqlite_ledger, redis_server)
+    listener(message_with("m1"))
+    redis.Redis.from_url(redis_server.url).set("rucola:claim:billing:m1", "left over")
+    listener(message_with("m1"))
+    assert sqlite_ledger.effects() == ["x"]
+
+
+def flushed(server: DatabaseServer) -> None:
+    import redis
+
+    redis.Redis.from_url(server.url).flushall()
+
+
+def restarted(server: DatabaseServer) -> None:
+    server.kill()
+    server.start()
+
+
+def paused(server: DatabaseServer) -> None:
+    import signal
+
+    server.signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("harm", [DatabaseServer.kill, flushed, restarted, paused], ids=lambda harm: harm.__name__)
+def test_redis_is_never_needed(
+    harm: Callable[[DatabaseServer], None], postgresql_ledger: Ledger, redis_server: DatabaseServer
+) -> None:
+    """It is harmed while a worker holds the key: the database's claim still keeps a second worker away."""
+    ledger = postgresql_ledger
+
+    def handler(message: MessageExt, session: Session) -> None:
+        ledger.apply(message, session)
+        harm(redis_server)
+        with pytest.raises(ReconsumeLater):
+            listener(message)
+
+    listener = with_redis(ledger, redis_server, handler=handler)
+    listener(message_with("m1"))
+    listener(message_with("m1"))
+    assert ledger.effects() == ["x"]
+    assert (listener.counts.done, listener.counts.held, listener.counts.duplicates) == (1, 1, 1)
+
+
+async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
+    engine = ledger.place.async_engine()
+    gate = asyncio.Event()
+
+    @idempotent(engine, GROUP, tables=ledger.place.tables, redis=RedisClaims(server.url), lease_ms=300)
+    async def listener(message: MessageExt, session: AsyncSession) -> None:
+        await gate.wait()
+        await session.execute(insert(ledger.table).values(body=message.body.decode()))
+
+    first = asyncio.create_task(listener(message_with("m1")))
+    import redis
+
+    client = redis.Redis.from_url(server.url)
+    await until(lambda: bool(client.keys()))
+    receipt = ledger.place.tables.receipt
+
+    def lease() -> int:
+        with ledger.engine.connect() as connection:
+            return connection.scalar(select(receipt.c.lease_until)) or 0
+
+    await until(lambda: lease() > 0)
+    first_lease = lease()
+    await until(lambda: lease() > first_lease + 600)  # renewed for longer than a lease
+    with pytest.raises(ReconsumeLater):
+        await listener(message_with("m1"))
+    gate.set()
+    await first
+    assert client.keys() == []
+
+
+def test_redis_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer, run_async: Any) -> None:
+    run_async(redis_async(postgresql_ledger, redis_server))
+    assert postgresql_ledger.effects() == ["x"]
+
+
+# What is wrong is named.
+
+
+def test_listener_and_engine_must_be_of_one_kind(sqlite_place: Place) -> None:
+    async def handler(message: MessageExt, session: AsyncSession) -> None: ...
+
+    with pytest.raises(ReliableError, match="handler is a coroutine function: give an AsyncEngine"):
+        idempotent(sqlite_place.engine(), GROUP)(handler)
+    with pytest.raises(ReliableError, match="give an Engine"):
+        idempotent(sqlite_place.async_engine(), GROUP)(lambda message, session: None)
+
+
+def test_missing_tables_are_named_at_the_first_message(empty_place: Place) -> None:
+    listener = idempotent(empty_place.engine(), GROUP, tables=Tables("none_"))(lambda message, session: None)
+    with pytest.raises(SchemaError, match="rucola reliable init"):
+        listener(message_with("m1"))
+
+
+def count_round_trips(engine: Engine) -> list[str]:
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+    return statements
+
+
+def test_overhead_on_postgresql_is_two_round_trips(postgresql_ledger: Ledger) -> None:
+    ledger = postgresql_ledger
+    first, second = add(ledger.place, "T", [b"1", b"2"], groups=[GROUP])
+    listener = ledger.listener()
+    listener(message_with(first))
+    statements = count_round_trips(ledger.engine)
+    listener(message_with(second))
+    assert len([text for text in statements if "pg_catalog" not in text and "effect" not in text]) == 2

@@ -1,0 +1,106 @@
+"""Outages: the database is killed and restarted under a relay and a consumer, a relay's process is paused."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, MetaData, String, Table, func, insert, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from databases import Place, server_user, serving, start_postgresql
+from relaying import add, relay, stubs
+from relaying import reaches as until
+from rucola.client import MessageExt, PushConsumer
+from rucola.client.consume_options import ConsumeFromWhere
+from rucola.reliable import Policy, Tables, idempotent, migration
+from rucola.testing.rocketmq import RocketMQ
+from servers import server
+
+QUICK_RETRIES = " ".join(["1s"] * 18)
+
+
+@pytest.fixture
+def own_place() -> Iterator[Place]:
+    """A PostgreSQL that this test may kill."""
+    with serving("postgresql", server_user("postgres"), start_postgresql) as own:
+        place = Place(own.url, Tables(), own)
+        with place.engine().begin() as connection:
+            migration.init(connection, place.tables)
+        yield place
+        place.close()
+
+
+def crash(place: Place) -> None:
+    """Immediate shutdown: as a crash, the database recovers from its log when it is started again."""
+    assert place.server is not None
+    place.server.signal(signal.SIGQUIT)
+    place.server.process.wait(30)
+
+
+@pytest.mark.rocketmq(messageDelayLevel=QUICK_RETRIES)
+def test_database_that_crashes_under_relay_and_consumer(own_place: Place, rocketmq: RocketMQ, run_async: Any) -> None:
+    place = own_place
+    invoices = Table("invoice", MetaData(), Column("text", String(20)))
+    invoices.create(place.engine())
+    rocketmq.create_topic("T", 1)
+
+    def count() -> int:
+        try:
+            with place.engine().connect() as connection:
+                return connection.scalar(select(func.count()).select_from(invoices)) or 0
+        except DBAPIError:  # a connection of the pool that the crash has ended
+            return -1
+
+    @idempotent(place.async_engine(), "billing", tables=place.tables, lease_ms=1000)
+    async def bill(message: MessageExt, session: AsyncSession) -> None:
+        await session.execute(insert(invoices).values(text=message.body.decode()))
+        if message.body == b"5" and place.server is not None and not crashed:
+            crashed.append(True)
+            crash(place)  # with the transaction open
+
+    crashed: list[bool] = []
+
+    async def main() -> None:
+        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
+        consumer.subscribe("T")
+        consumer.listen(bill)
+        policy = Policy(lease_ms=1000, poll_ms=50)
+        async with relay(place, rocketmq, policy=policy), consumer:
+            add(place, "T", [b"%d" % number for number in range(10)], groups=["billing"])
+            await until(lambda: bool(crashed) and place.server is not None and place.server.process.poll() is not None)
+            assert place.server is not None
+            place.server.start()
+            await until(lambda: count() == 10)
+            await until(lambda: {stub.status for stub in stubs(place)} == {"CONFIRMED"})
+
+    run_async(main())
+    with place.engine().connect() as connection:
+        texts = list(connection.scalars(select(invoices.c.text)))
+    assert sorted(texts) == [str(number) for number in range(10)]
+
+
+def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
+    sqlite_place: Place, rocketmq_session: RocketMQ, tmp_path: Path, run_async: Any
+) -> None:
+    topic = rocketmq_session.unique("T")
+    rocketmq_session.create_topic(topic, 1)
+    arguments = ("reliable", "relay", "-n", rocketmq_session.namesrv, "--database", sqlite_place.url, "--lease", "1")
+    prefix = ("--prefix", sqlite_place.tables.prefix)
+    with server(*arguments, *prefix, log=tmp_path / "first") as first:
+        assert first.first_line, first.log.read_text()
+        first.process.send_signal(signal.SIGSTOP)
+        add(sqlite_place, topic, [b"%d" % number for number in range(20)], shard_key="k")
+        with server(*arguments, *prefix, log=tmp_path / "second") as second:
+            assert second.first_line, second.log.read_text()
+            run_async(until(lambda: {stub.status for stub in stubs(sqlite_place)} == {"CONFIRMED"}))
+            first.process.send_signal(signal.SIGCONT)
+            add(sqlite_place, topic, [b"20"], shard_key="k")
+            run_async(until(lambda: {stub.status for stub in stubs(sqlite_place)} == {"CONFIRMED"}))
+            assert first.stop() == second.stop() == 0
+    assert [message.body for message in rocketmq_session.messages(topic)] == [b"%d" % number for number in range(21)]

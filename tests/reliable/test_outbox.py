@@ -1,0 +1,165 @@
+"""The outbox: a stub is there if and only if the caller's transaction committed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from sqlalchemy import Row, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from databases import Place
+from rucola.client import Message
+from rucola.errors import InvalidMessage
+from rucola.reliable.errors import ReliableError
+from rucola.reliable.outbox import Outbox, lane_of, message_of
+from rucola.reliable.schema import LANES
+
+
+def stubs(place: Place) -> list[Row[Any]]:
+    with place.engine().connect() as connection:
+        return list(connection.execute(select(place.tables.stub).order_by(place.tables.stub.c.seq)))
+
+
+def test_session_commits_or_rolls_back_the_message_with_its_own_rows(place: Place) -> None:
+    outbox = Outbox(["billing", "stock"], tables=place.tables)
+    message = Message("Orders", b"pizza", tags="new", keys="order-1", properties={"colour": "red"}, flag=7)
+    with Session(place.engine()) as session, session.begin():
+        message_id = outbox.add(session, message, shard_key="order-1")
+    with Session(place.engine()) as session:
+        outbox.add(session, Message("Orders", b"never"))
+        session.flush()
+    (stub,) = stubs(place)
+    assert stub.message_id == message_id == message.unique_key
+    assert (stub.topic, stub.tags, stub.body, stub.flag, stub.status) == ("Orders", "new", b"pizza", 7, "NEW")
+    assert stub.keys == f"order-1 {message_id}"
+    assert json.loads(stub.properties) == {"colour": "red"}
+    assert (stub.shard_key, stub.lane, stub.awaiting) == ("order-1", lane_of("order-1"), ",billing,stock,")
+    assert stub.due_at == stub.created_at > 1_600_000_000_000
+    assert message_of(stub._mapping) == message
+
+
+def test_rolled_back_savepoint_takes_its_messages_along(place: Place) -> None:
+    outbox = Outbox(tables=place.tables)
+    with Session(place.engine()) as session, session.begin():
+        outbox.add(session, Message("T", b"before"))
+        savepoint = session.begin_nested()
+        outbox.add(session, Message("T", b"inside"))
+        savepoint.rollback()
+        outbox.add(session, Message("T", b"after"))
+    assert [stub.body for stub in stubs(place)] == [b"before", b"after"]
+
+
+async def add_async(place: Place, outbox: Outbox) -> None:
+    async with AsyncSession(place.async_engine()) as session, session.begin():
+        outbox.add(session, Message("T", b"async"))
+    async with AsyncSession(place.async_engine()) as session:
+        outbox.add(session, Message("T", b"never"))
+    async with place.async_engine().begin() as connection:
+        await connection.run_sync(outbox.add, Message("T", b"core"))
+
+
+def test_async_session_and_connection(place: Place, run_async: Any) -> None:
+    run_async(add_async(place, Outbox(tables=place.tables)))
+    assert [stub.body for stub in stubs(place)] == [b"async", b"core"]
+
+
+def test_connection_of_the_driver(place: Place) -> None:
+    outbox = Outbox(["g"], tables=place.tables)
+    pooled = place.engine().raw_connection()
+    connection: Any = pooled.driver_connection
+    for body in (b"\x00\xff'%s\\", b"2"):
+        outbox.add(connection, Message("T", body, keys="a b", properties={"x": "1 % 2"}), shard_key="k")
+    connection.commit()
+    outbox.add(connection, Message("T", b"never"))
+    connection.rollback()
+    pooled.close()
+    found = stubs(place)
+    assert [stub.body for stub in found] == [b"\x00\xff'%s\\", b"2"]
+    assert message_of(found[0]._mapping).properties["x"] == "1 % 2"
+    assert found[0].due_at == found[0].created_at > 1_600_000_000_000
+
+
+def test_one_unique_key_fails_the_second_transaction(place: Place) -> None:
+    outbox = Outbox(tables=place.tables)
+    message = Message("T", b"once")
+    with Session(place.engine()) as session, session.begin():
+        outbox.add(session, message)
+    with pytest.raises(IntegrityError), Session(place.engine()) as session, session.begin():
+        outbox.add(session, message)
+    assert len(stubs(place)) == 1
+
+
+def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_place: Place) -> None:
+    outbox = Outbox(tables=sqlite_place.tables)
+    woken: list[int] = []
+    outbox.on_commit(lambda: woken.append(len(stubs(sqlite_place))))
+    with Session(sqlite_place.engine()) as session:
+        outbox.add(session, Message("T", b"1"))
+        outbox.add(session, Message("T", b"2"))
+        session.rollback()
+        assert woken == []
+        outbox.add(session, Message("T", b"3"))
+        session.commit()
+        assert woken == [1]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("a b", b"x"),
+        Message("%RETRY%g", b"x"),
+        Message("SCHEDULE_TOPIC_XXXX", b"x"),
+        Message("T", b""),
+        Message("T", b"x" * 101),
+        Message("T", "text"),  # type: ignore[arg-type]
+        Message("T", b"x", properties={"TRAN_MSG": "true"}),
+        Message("T", b"x", properties={"UNIQ_KEY": "a b"}),
+        Message("T", b"x", properties={"UNIQ_KEY": "x" * 65}),
+        Message("T", b"x", properties={"": "1"}),
+        Message("T", b"x", properties={"TIMER_DELAY_SEC": "soon"}),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_message_that_no_broker_takes_is_refused_before_the_commit(message: Message, sqlite_place: Place) -> None:
+    outbox = Outbox(tables=sqlite_place.tables, max_message_size=100)
+    with Session(sqlite_place.engine()) as session, pytest.raises(InvalidMessage), session.begin():
+        outbox.add(session, message)
+    assert stubs(sqlite_place) == []
+
+
+def test_what_is_no_transaction_is_named(sqlite_place: Place) -> None:
+    outbox = Outbox(tables=sqlite_place.tables)
+    with pytest.raises(ReliableError, match="object"):
+        outbox.add(object(), Message("T", b"x"))  # type: ignore[arg-type]
+    with pytest.raises(ReliableError, match="run_sync"):
+        outbox.add(sqlite_place.async_engine().connect(), Message("T", b"x"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="shard_key"), Session(sqlite_place.engine()) as session:
+        outbox.add(session, Message("T", b"x"), shard_key="")
+    with pytest.raises(ReliableError, match="groups"):
+        Outbox("billing")
+    with pytest.raises(InvalidMessage):
+        Outbox(["a,b"])
+
+
+@pytest.mark.parametrize(
+    ("properties", "delay_ms"),
+    [({}, 0), ({"DELAY": "3"}, 10_000), ({"TIMER_DELAY_MS": "70"}, 70), ({"TIMER_DELAY_SEC": "7"}, 7000)],
+)
+def test_delay_is_known_to_the_first_check(properties: dict[str, str], delay_ms: int, sqlite_place: Place) -> None:
+    with Session(sqlite_place.engine()) as session, session.begin():
+        Outbox(tables=sqlite_place.tables).add(session, Message("T", b"x", properties=properties))
+    assert stubs(sqlite_place)[0].delay_ms == delay_ms
+
+
+def test_lanes_are_all_used_and_a_key_has_one() -> None:
+    assert {lane_of(f"order-{number}") for number in range(1000)} == set(range(LANES))
+
+
+def test_drivers_are_the_ones_of_the_extra() -> None:
+    assert {psycopg.Connection.__module__, pymysql.Connection.__module__} == {"psycopg", "pymysql.connections"}

@@ -1,0 +1,341 @@
+"""Resend: what is lost is sent again, what is not is left alone, and what cannot be settled is told to a person."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, update
+
+from databases import Place
+from relaying import QUICK, Told, add, change, relay, statuses, stubs
+from relaying import reaches as until
+from rucola.client import PullConsumer, PushConsumer
+from rucola.client.consume_options import ConsumeFromWhere
+from rucola.message import MessageExt
+from rucola.protocol.queue import MessageQueue
+from rucola.reliable import operations
+from rucola.reliable.alerts import SHOWN, Alert, Alerts, Sink, digest, email_sink, webhook_sink
+from rucola.reliable.idempotent import idempotent
+from rucola.reliable.policy import Decision, Facts, KeyedResend, Policy, Position, Progress, Sent, decide
+from rucola.reliable.schema import now_ms
+from rucola.testing.rocketmq import RocketMQ
+
+HOUR_MS = 3_600_000
+AT_7 = Position("T", "b", 0, 7)
+POLICY = Policy(max_sends=3)
+
+
+@pytest.mark.parametrize(
+    ("stub", "facts", "decision"),
+    [
+        (Sent(1, False, 0, AT_7), Facts(None, Progress(7, 8)), Decision.WAIT),
+        (Sent(1, False, 0, AT_7), Facts(None, Progress(None, 8)), Decision.WAIT),
+        (Sent(1, False, 0, AT_7), Facts(None, None), Decision.WAIT),
+        (Sent(1, False, 0, AT_7), Facts(None, Progress(8, 9)), Decision.RESEND),
+        (Sent(1, False, 0, AT_7), Facts(0, Progress(8, 9)), Decision.WAIT),
+        (Sent(1, False, 0, AT_7), Facts(None, Progress(None, 7)), Decision.RESEND),
+        (Sent(1, False, 0, AT_7), Facts(None, Progress(3, 7)), Decision.RESEND),
+        (Sent(1, False, 0, None), Facts(None, None), Decision.RESEND),
+        (Sent(1, False, 0, None), Facts(0, None), Decision.WAIT),
+        (Sent(3, False, 0, AT_7), Facts(None, Progress(8, 9)), Decision.MANUAL),
+        (Sent(3, False, 0, AT_7), Facts(None, Progress(7, 9)), Decision.WAIT),
+        (Sent(1, True, 0, AT_7), Facts(None, Progress(8, 9)), Decision.MANUAL),
+        (Sent(1, True, 0, AT_7), Facts(None, Progress(7, 9)), Decision.WAIT),
+        (Sent(1, False, 0, AT_7), Facts(6 * HOUR_MS, Progress(8, 9)), Decision.STUCK),
+        (Sent(1, False, 24 * HOUR_MS, AT_7), Facts(None, Progress(7, 8)), Decision.STUCK),
+        (Sent(1, False, 0, AT_7), Facts(0, Progress(8, 9), dead_letters=1), Decision.DEAD),
+        (Sent(1, False, 0, AT_7, dead_letters=1), Facts(0, Progress(8, 9), dead_letters=1), Decision.WAIT),
+        (Sent(1, False, 0, AT_7, dead_letters=1), Facts(0, Progress(8, 9), dead_letters=2), Decision.DEAD),
+    ],
+)
+def test_decision_about_a_sent_stub(stub: Sent, facts: Facts, decision: Decision) -> None:
+    assert decide(stub, {"g": facts}, POLICY)[0] is decision
+
+
+def test_decision_with_several_groups_and_with_none() -> None:
+    waits, lost = Facts(None, Progress(7, 8)), Facts(None, Progress(8, 9))
+    assert decide(Sent(1, False, 0, AT_7), {"a": waits, "b": lost}, POLICY)[0] is Decision.RESEND
+    assert decide(Sent(1, False, 0, AT_7), {}, POLICY)[0] is Decision.RESEND
+    in_any_order = Policy(keyed_resend=KeyedResend.SEND)
+    assert decide(Sent(1, True, 0, AT_7), {"a": lost}, in_any_order)[0] is Decision.RESEND
+
+
+def test_waits_grow_to_a_limit() -> None:
+    policy = Policy(retry_ms=100, max_retry_ms=1000, confirm_timeout_ms=500, jitter=0)
+    assert [policy.retry_wait_ms(sends) for sends in (1, 2, 3, 4, 5, 99)] == [100, 200, 400, 800, 1000, 1000]
+    assert [policy.confirm_wait_ms(sends, 7) for sends in (1, 2, 3)] == [507, 1007, 1007]
+    assert policy.check_wait_ms(1, 100 * HOUR_MS) == policy.max_check_ms
+    waits = {Policy().retry_wait_ms(4) for _ in range(50)}
+    assert len(waits) > 1
+    assert all(8000 <= wait <= 9600 for wait in waits)
+
+
+@pytest.fixture
+def topic(rocketmq_session: RocketMQ) -> str:
+    name = rocketmq_session.unique("T")
+    rocketmq_session.create_topic(name, 1)
+    return name
+
+
+async def commit(rocketmq: RocketMQ, topic: str, group: str, queue_offset: int) -> None:
+    async with PullConsumer(group, rocketmq.namesrv) as consumer:
+        await consumer.commit(MessageQueue(topic, (await consumer.queues(topic))[0].broker_name, 0), queue_offset)
+
+
+def receive(place: Place, message_id: str, group: str, ms_ago: int = 0) -> None:
+    with place.engine().begin() as connection:
+        connection.execute(
+            insert(place.tables.receipt).values(
+                message_id=message_id, consumer_group=group, received_at=now_ms() - ms_ago
+            )
+        )
+
+
+def test_lost_message_is_sent_again_until_a_person_is_asked(
+    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+) -> None:
+    group, told = rocketmq_session.unique("g"), Told()
+    (message_id,) = add(place, topic, [b"x"], groups=[group])
+
+    async def main() -> None:
+        await commit(rocketmq_session, topic, group, 100)  # the group claims to have consumed what it never received
+        policy = Policy(max_sends=3, confirm_timeout_ms=1, poll_ms=10, jitter=0, retry_ms=1)
+        async with relay(place, rocketmq_session, policy=policy, alerts=Alerts([told])):
+            await until(lambda: bool(told.alerts))
+
+    run_async(main())
+    (stub,) = stubs(place)
+    assert (stub.status, stub.sends, stub.due_at) == ("MANUAL", 3, None)
+    assert "sent 3 times" in stub.error
+    assert {m.msg_id for m in rocketmq_session.messages(topic)} == {message_id}
+    assert len(rocketmq_session.messages(topic)) == 3
+    (alert,) = told.alerts
+    assert (alert.kind, alert.count, alert.message_ids) == ("MANUAL", 1, (message_id,))
+    assert "resend" in alert.text()
+
+
+def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
+    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+) -> None:
+    group = rocketmq_session.unique("g")
+    waits, received = add(place, topic, [b"1", b"2"], groups=[group])
+    receive(place, received, group)
+
+    async def main() -> None:
+        async with relay(place, rocketmq_session, policy=QUICK):
+            await until(lambda: statuses(place) == {"SENT": 2})
+            first_due = [stub.due_at for stub in stubs(place)]
+            await until(lambda: all(stub.due_at > due for stub, due in zip(stubs(place), first_due, strict=True)))
+
+    run_async(main())
+    assert [stub.sends for stub in stubs(place)] == [1, 1]
+    assert [m.msg_id for m in rocketmq_session.messages(topic)] == [waits, received]
+
+
+def test_position_behind_the_end_of_the_queue_is_that_of_a_lost_disk(
+    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+) -> None:
+    add(sqlite_place, topic, [b"x"], groups=[rocketmq_session.unique("g")])
+
+    async def main() -> None:
+        async with relay(sqlite_place, rocketmq_session, policy=Policy(poll_ms=10)) as running:
+            await until(lambda: statuses(sqlite_place) == {"SENT": 1})
+            change(sqlite_place, queue_offset=1000, due_at=1)
+            running.wake()
+            await until(lambda: stubs(sqlite_place)[0].sends == 2)
+            await until(lambda: stubs(sqlite_place)[0].queue_offset == 1)
+
+    run_async(main())
+
+
+def test_received_but_never_confirmed_is_stuck(
+    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+) -> None:
+    group, told = rocketmq_session.unique("g"), Told()
+    (message_id,) = add(sqlite_place, topic, [b"x"], groups=[group])
+    receive(sqlite_place, message_id, group, ms_ago=7 * HOUR_MS)
+
+    async def main() -> None:
+        async with relay(sqlite_place, rocketmq_session, alerts=Alerts([told])):
+            await until(lambda: bool(told.alerts))
+
+    run_async(main())
+    assert statuses(sqlite_place) == {"STUCK": 1}
+    assert told.alerts[0].kind == "STUCK"
+    assert "received it 7 h 0 min ago" in told.alerts[0].detail
+
+
+def test_dead_letter_is_dead_until_it_is_redriven(
+    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+) -> None:
+    group, told, works = rocketmq_session.unique("g"), Told(), [False]
+    (message_id,) = add(sqlite_place, topic, [b"x"], groups=[group])
+
+    @idempotent(sqlite_place.engine(), group, tables=sqlite_place.tables)
+    def listener(message: MessageExt, session: Any) -> None:
+        if not works[0]:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        consumer = PushConsumer(group, rocketmq_session.namesrv, consume_from=first, max_reconsume_times=0)
+        consumer.subscribe(topic)
+        consumer.listen(listener)
+        async with consumer, relay(sqlite_place, rocketmq_session, alerts=Alerts([told])) as running:
+            await until(lambda: bool(told.alerts))
+            assert statuses(sqlite_place) == {"DEAD": 1}
+            assert told.alerts[0].kind == "DEAD"
+            assert "redriveDlq" in told.alerts[0].text()
+            works[0] = True
+            # An operator repairs the consumer and has it sent once more. The old dead letter does not count again.
+            with sqlite_place.engine().begin() as connection:
+                assert operations.resend(connection, sqlite_place.tables, [message_id]) == 1
+            running.wake()
+            await until(lambda: statuses(sqlite_place) == {"CONFIRMED": 1})
+
+    run_async(main())
+    assert len(rocketmq_session.dead_letters(group)) == 1
+
+
+@pytest.mark.rocketmq(brokerRole="SYNC_MASTER")
+def test_message_that_the_broker_does_not_vouch_for_stays_unconfirmed(
+    sqlite_place: Place, rocketmq: RocketMQ, run_async: Any
+) -> None:
+    add(sqlite_place, "T", [b"x"])
+
+    async def main() -> None:
+        async with relay(sqlite_place, rocketmq):
+            await until(lambda: stubs(sqlite_place)[0].sends >= 2)  # SLAVE_NOT_AVAILABLE each time
+
+    rocketmq.create_topic("T", 1)
+    run_async(main())
+    (stub,) = stubs(sqlite_place)
+    assert stub.status in ("SENT", "MANUAL")
+    assert stub.broker is not None
+
+
+# Alerts.
+
+
+def test_alerts_are_digests_with_one_per_kind_and_interval(
+    sqlite_place: Place, rocketmq_session: RocketMQ, run_async: Any
+) -> None:
+    told = Told()
+    ids = add(sqlite_place, "T", [b"x"] * 50)
+    change(sqlite_place, status="STUCK", due_at=1, error="why")
+
+    async def main() -> None:
+        async with relay(sqlite_place, rocketmq_session, alerts=Alerts([told])) as running:
+            await until(lambda: bool(told.alerts))
+            await until(lambda: all(stub.due_at is None for stub in stubs(sqlite_place)))
+            (one_more,) = add(sqlite_place, "T", [b"x"])
+            stub = sqlite_place.tables.stub
+            with sqlite_place.engine().begin() as connection:
+                connection.execute(update(stub).where(stub.c.message_id == one_more).values(status="STUCK", due_at=2))
+            running.wake()
+            await until(lambda: stubs(sqlite_place)[-1].due_at > stubs(sqlite_place)[-1].created_at + 1000)
+
+    run_async(main())
+    (alert,) = told.alerts
+    assert (alert.kind, alert.count, alert.detail) == ("STUCK", 50, "why")
+    assert alert.message_ids == tuple(ids[:SHOWN])
+    assert "and 30 more" in alert.text()
+
+
+async def failing_then_working(place: Place, rocketmq: RocketMQ) -> list[str]:
+    order: list[str] = []
+
+    def fails_once(alert: Alert) -> None:
+        order.append("fails")
+        if order.count("fails") == 1:
+            raise OSError("no route to host")
+
+    def works(alert: Alert) -> None:
+        order.append("works")
+
+    async with relay(place, rocketmq, alerts=Alerts([fails_once, works], interval_ms=1)):
+        await until(lambda: stubs(place)[0].due_at is None)
+    return order
+
+
+def test_sink_that_fails_gets_the_alert_again_and_the_others_do_not(
+    sqlite_place: Place, rocketmq_session: RocketMQ, run_async: Any
+) -> None:
+    add(sqlite_place, "T", [b"x"])
+    change(sqlite_place, status="DEAD", due_at=1)
+    assert run_async(failing_then_working(sqlite_place, rocketmq_session)) == ["fails", "works", "fails"]
+
+
+@contextmanager
+def server(server: socketserver.BaseServer) -> Iterator[int]:
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_address[1]  # type: ignore[misc]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+ALERT = digest("DEAD", ["A", "B"], [None, "in the dead letter queue of group g"])
+
+
+def deliver(sink: Sink) -> bool:
+    return asyncio.run(Alerts([sink], clock_s=lambda: 0.0).raise_alert(ALERT))
+
+
+def test_webhook() -> None:
+    posted: list[Any] = []
+    answers = [500, 200]
+
+    class Hook(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(answers.pop(0))
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None: ...
+
+    with server(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as port:
+        sink = webhook_sink(f"http://127.0.0.1:{port}/hook")
+        assert not deliver(sink)
+        assert deliver(sink)
+    assert posted[1]["kind"] == "DEAD"
+    assert posted[1]["message_ids"] == ["A", "B"]
+    assert posted[1]["text"] == ALERT.text()
+
+
+def test_email() -> None:
+    mails: list[str] = []
+
+    class Smtp(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 here\r\n")
+            lines: list[str] = []
+            while line := self.rfile.readline().decode().strip():
+                match line.split()[0].upper():
+                    case "EHLO" | "HELO" | "MAIL" | "RCPT":
+                        self.wfile.write(b"250 ok\r\n")
+                    case "DATA":
+                        self.wfile.write(b"354 go on\r\n")
+                        while (text := self.rfile.readline().decode().rstrip("\r\n")) != ".":
+                            lines.append(text)
+                        mails.append("\n".join(lines))
+                        self.wfile.write(b"250 ok\r\n")
+                    case _:
+                        self.wfile.write(b"221 bye\r\n")
+                        return
+
+    with server(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as port:
+        assert deliver(email_sink("127.0.0.1", port, "rucola@example.org", ["a@example.org", "b@example.org"]))
+    (mail,) = mails
+    assert "Subject: rucola: 2 messages DEAD" in mail
+    assert "To: a@example.org, b@example.org" in mail
+    assert "redriveDlq" in mail
