@@ -27,6 +27,7 @@ from rucola.client import (
     push,
 )
 from rucola.client import sync as blocking
+from rucola.client.producer import Sent
 from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
 
@@ -397,6 +398,40 @@ def test_a_trace_that_fails_changes_nothing_for_the_message(tmp_path: Path, at: 
             assert len(broker.given_back.items) == 1
 
     asyncio.run(run())
+
+
+class FailingTrace:
+    """A trace that fails at everything that a producer tells it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def sent(self, sent: Sent) -> None:
+        self.told.append("sent")
+        raise OSError("no disk for the trace")
+
+    def ended(self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool) -> None:
+        self.told.append("ended")
+        raise OSError("no disk for the trace")
+
+
+def test_a_trace_that_fails_changes_nothing_for_a_producer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The message is stored: an error would make the application send it again."""
+
+    async def run() -> None:
+        trace = FailingTrace()
+        async with (
+            filled(tmp_path) as (running, _),
+            TransactionProducer("p", running.namesrv, check=lambda message: None, trace=trace) as producer,
+        ):
+            assert (await producer.send(Message("T", b"0"))).is_ok
+            assert [result.is_ok async for result in producer.send_many([Message("T", b"1")])] == [True]
+            state = LocalTransactionState.COMMIT_MESSAGE
+            assert (await producer.send_in_transaction(Message("T", b"2"), lambda message: state)).state is state
+        assert trace.told == ["sent", "sent", "sent", "ended"]
+
+    asyncio.run(run())
+    assert caplog.text.count("the trace failed in FailingTrace.") == 4
 
 
 def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> None:

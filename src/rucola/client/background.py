@@ -46,7 +46,7 @@ class Background:
         if tasks:
             _, running = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_MS / 1000)
             for task in running:
-                logger.warning("%s goes on, though it was cancelled %d ms ago", task.get_name(), CANCEL_TIMEOUT_MS)
+                logger.warning("%s is still running %d ms after it was cancelled", task.get_name(), CANCEL_TIMEOUT_MS)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

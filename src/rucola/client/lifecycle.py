@@ -2,13 +2,13 @@
 
     new ── open ──> opening ──> open ── close ──> closing ──> closed ── open ──> …
 
-- Opening and closing run in tasks of their own, one at a time. Callers that come meanwhile await the same task, so a
-  second `close` returns when the first is finished.
+- Opening and closing run in tasks of their own, one at a time. Concurrent callers await the same task, so a second
+  `close` returns when the first is finished.
 - A cancelled caller passes its cancellation on to the task and still waits for it. Opening then fails and closes
-  again what it has begun. Closing is not given up but hurried, see `finish`.
-- A client belongs to the event loop, and the process, in which it was opened first: its connections and tasks live
-  there. On any other loop every use is an MQError. So is every use in a fork of the process; `close` has no effect
-  there, since the sockets are the parent's.
+  everything again. Closing is not given up but hurried, see `finish`.
+- A client belongs to the event loop, and the process, in which it was opened first, with its connections and tasks. On
+  any other loop every use raises MQError. So does every use in a fork of the process, except `close`, which has no
+  effect there: the sockets are the parent's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HURRIED_STEP_MS = 1000
 
 
 class Lifecycle(ABC):
-    """Something that `async with` opens and closes. `is_open` says whether it may be used, from opening to closing."""
+    """A client that `async with` opens and closes. `is_open` is true from the begin of opening to that of closing."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -80,8 +80,8 @@ class Lifecycle(ABC):
     async def close(self) -> None:
         """Stop, and close everything that is open; return when that is done, also if another task began it.
 
-        May be repeated. A cancelled close finishes in a hurry, with no grace for what runs, before CancelledError is
-        raised. In a task that belongs to the client, such as a call of its listener, closing begins, and goes on when
+        Idempotent. A cancelled close finishes in a hurry, without graces, before CancelledError is raised. In a task
+        that belongs to the client, such as a call of its listener, this returns at once, and closing continues after
         that task has ended.
         """
         if (not self.is_open and self._closing is None) or os.getpid() != self._process_id:
@@ -105,7 +105,7 @@ class Lifecycle(ABC):
     @property
     @abstractmethod
     def _title(self) -> str:
-        """What errors call it."""
+        """The client's name in errors."""
 
     @abstractmethod
     async def _start(self) -> None:
@@ -113,10 +113,10 @@ class Lifecycle(ABC):
 
     @abstractmethod
     async def _stop(self) -> None:
-        """Stop, also what was only begun. A first cancellation hurries this, see `finish`."""
+        """Stop, also after an incomplete `_start`. A first cancellation hurries this, see `finish`."""
 
     def _runs(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a task is one that `_stop` waits for, and may therefore not wait for the end of that."""
+        """Whether `_stop` waits for a task, which may therefore not wait for `close`."""
         return False
 
     def _must_be_open(self) -> None:

@@ -102,14 +102,14 @@ class Line:
         self._offer(own)
 
     def requeue(self, delivery: Delivery) -> None:
-        """What was taken and is not done waits again, in front of its queue, and may be taken at once."""
+        """Put a delivery's unfinished messages back in front of their queue, from which they may be taken at once."""
         self.put_back(delivery, delivery.not_done)
         self.come_back(delivery.own)
 
     def take_again(self, delivery: Delivery) -> bool:
-        """Take a message out by name after `requeue`. False if it does not wait any more.
+        """Take the message of a requeued delivery out again.
 
-        Then it was given out again, or its queue began anew or was given up.
+        False if it does not wait any more: it was taken, or its queue was reset or given up.
         """
         own, message = delivery.own, delivery.messages[0]
         if delivery.progress is not own.progress or own.is_given_up:

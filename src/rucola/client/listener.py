@@ -1,6 +1,6 @@
 """Listeners: how the application is called with messages, and what it says of them.
 
-A listener that returns is done with its messages; one that raises, whatever it raises, is not. Two errors say more:
+A listener that returns is done with its messages; one that raises anything has failed. Two errors carry more:
 
     ReconsumeLater                 side by side: when these come again, and which of a batch are done all the same
     SuspendCurrentQueueAMoment     in order: how long the queue rests before the same messages come again
@@ -155,7 +155,7 @@ def _outcome(function: Callable[[Any], Any], argument: Any) -> _Outcome:
 
 
 async def _result_of(called: asyncio.Future[_Outcome]) -> Any:
-    """Wait for a call in a thread; its result, or what it raised is raised here.
+    """Wait for a call in a thread and return its result, or raise its error.
 
     Some are coroutine functions at heart and do not look it: an object with `async def __call__`, a lambda around one.
     The awaitable that such a call returns is awaited, or a message would count as done before it was looked at.

@@ -4,10 +4,10 @@ Side by side, what the application has in hand for longer than `consume_timeout_
 one message that never ends does not hold the queue's offset for ever; what its listener says of it later counts for
 nothing. A plain function keeps its thread until it ends. In order there is no such limit: nothing may overtake.
 
-A worker outlives every failure of its listener, SystemExit and a CancelledError of the listener's own included. It ends
-when the consumer closes, and when the event loop ends: `asyncio.run` then cancels all tasks. What such a cancellation
-interrupts is neither done nor failed, and so is what no thread took: when the main thread has ended, Python's thread
-pools refuse calls, though the consumer still runs.
+A worker survives every failure of its listener, SystemExit and a CancelledError of the listener's own included. It ends
+when the consumer closes, and when the event loop ends: `asyncio.run` then cancels all tasks. A delivery that such a
+cancellation interrupts is neither done nor failed. The same holds for a delivery that no thread took: after the main
+thread has ended, Python's thread pools refuse calls, though the consumer still runs.
 
 Answers to the two `ConsumeMessage…Service` and to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate
 difference: the time is looked at when it is up, where Apache looks once per timeout and so takes up to twice as long.
@@ -20,13 +20,13 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
-from types import TracebackType
+from contextlib import suppress
 from typing import Any
 
 from rucola.client.background import Background
 from rucola.client.clock import timer_ms
-from rucola.client.consume_options import ConsumeOptions, ConsumeTrace
+from rucola.client.consume_options import ConsumeOptions
+from rucola.client.hooks import Told
 from rucola.client.line import Line
 from rucola.client.listener import Call, NotCalled, ReconsumeLater, SuspendCurrentQueueAMoment, is_meant_for
 from rucola.client.own_queue import Delivery
@@ -37,7 +37,7 @@ from rucola.message import MessageExt
 logger = logging.getLogger(__name__)
 
 NOT_CALLED_PAUSE_MS = 1000
-"""How long a worker waits for which there was no thread."""
+"""How long a worker pauses after no thread took its call."""
 
 
 class InHand:
@@ -56,9 +56,9 @@ class InHand:
         self._held[delivery] = timer_ms(), counts
 
     def leave(self, delivery: Delivery, done: int | None) -> bool:
-        """The application is through with it: so many of its messages are done; None if it did not say.
+        """Count a delivery as finished with `done` messages done; None counts neither success nor failure.
 
-        Returns whether it was still in hand, and not given back because it was there for too long.
+        Returns whether it was still in hand: it may have timed out and gone back to the broker.
         """
         held = self._held.pop(delivery, None)
         if held is None:
@@ -85,9 +85,9 @@ class InHand:
 
 
 class Listening:
-    """Calls a listener with what waits in line, several calls at a time.
+    """Calls a listener with the messages of the line, several calls at a time.
 
-    `on_stranded` is called if no call is possible any more, because the program has ended but for some threads.
+    `on_stranded` is called if no call is possible any more: the main thread has ended, other threads have not.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Listening:
         if self._trace is None:
             await call(messages, self._threads)
         else:
-            with _Traced(self._trace, self._group, messages):
+            with Told(self._trace.consuming, self._group, messages):
                 await call(messages, self._threads)
 
     def runs(self, task: asyncio.Task[Any] | None) -> bool:
@@ -136,7 +136,7 @@ class Listening:
         return task in self._tasks
 
     async def close(self, grace_ms: float) -> None:
-        """End, with so much time for the calls that run; once more: with none. The line must be closed before."""
+        """End, after a grace for running calls, which a second call cuts short. The line must be closed before."""
         if self._closing.is_set():
             grace_ms = 0
         self._closing.set()
@@ -182,7 +182,7 @@ class Listening:
                 raise asyncio.CancelledError  # the listener has suppressed it
 
     async def _not_called(self, delivery: Delivery, error: NotCalled) -> None:
-        """The listener has not seen a delivery, which therefore has not failed: requeue it, and pause."""
+        """Requeue a delivery that the listener has not seen, and which therefore has not failed, and pause."""
         self._in_hand.leave(delivery, None)
         self._line.requeue(delivery)
         if not self._has_warned:
@@ -216,45 +216,18 @@ class Listening:
         await self._closing.wait()
 
     def _is_ending(self) -> bool:
-        """Whether a cancellation of a worker is to end it; any other came from the listener that it runs.
+        """Whether a worker that is cancelled must end; if not, its listener has cancelled it.
 
-        `task.cancel()` does not say who called it. The end of `asyncio.run` cancels the sentinel together with the
-        workers; a listener that cancels its current task, or a library that forgets `task.uncancel()`, does not.
+        A task does not know its canceller. The end of `asyncio.run` cancels the sentinel together with the workers; a
+        listener that cancels its current task, or a library that forgets `task.uncancel()`, does not.
         """
         return self._closing.is_set() or self._sentinel is None or self._sentinel.cancelling() > 0
 
     async def _withdraw_cancellation(self, task: asyncio.Task[None]) -> None:
-        """Undo what the listener did by `task.cancel()` to the worker that runs it."""
+        """Undo a `task.cancel()` of the listener on the worker that runs it."""
         while task.uncancel():
             pass
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # which raises it, if nothing has awaited since
         if task.cancelling() and self._is_ending():
             raise asyncio.CancelledError
-
-
-class _Traced:
-    """A call of a listener, told to a trace, whose own errors are logged and change nothing."""
-
-    def __init__(self, trace: ConsumeTrace, group: str, messages: list[MessageExt]) -> None:
-        self._trace = trace
-        self._group = group
-        self._messages = messages
-        self._context: AbstractContextManager[None] | None = None
-
-    def __enter__(self) -> None:
-        try:
-            context = self._trace.consuming(self._group, self._messages)
-            context.__enter__()
-            self._context = context
-        except Exception:
-            logger.warning("group %s: the trace failed at the begin of a call", self._group, exc_info=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._context is not None:
-                self._context.__exit__(kind, error, trace)
-        except Exception:
-            logger.warning("group %s: the trace failed at the end of a call", self._group, exc_info=True)

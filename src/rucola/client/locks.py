@@ -61,9 +61,9 @@ class QueueLocks:
         await asyncio.gather(*(self._lock(of_broker) for of_broker in by_broker(wanted)))
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Release those of these queues that are held, or may be: a broker's answer may not have been awaited.
+        """Release the locks of these queues, also those whose request was sent and whose answer was not awaited.
 
-        A broker that is away forgets them by itself.
+        If a broker is away, its locks expire.
         """
         released = [queue for queue in queues if queue in self._wanted or queue in self._releasing]
         self._wanted.difference_update(released)
@@ -74,7 +74,7 @@ class QueueLocks:
         self._releasing.difference_update(released)
 
     async def unlock_all(self) -> None:
-        """Release everything, also what an earlier call that was cancelled has not."""
+        """Release all locks, those included whose release an earlier, cancelled call has not completed."""
         await self.unlock(self._wanted | self._releasing)
 
     async def keep(self) -> None:

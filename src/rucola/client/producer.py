@@ -34,6 +34,7 @@ import msgspec
 
 from rucola.client.clock import clock_ms, now_ms
 from rucola.client.faults import BrokerFaults, Turns
+from rucola.client.hooks import tell
 from rucola.client.in_flight import InFlight, Posted
 from rucola.client.instance import ClientInstance, GroupClient
 from rucola.client.parcel import (
@@ -420,7 +421,8 @@ class Producer(GroupClient):
         """What the answer says of the parcel's messages, told to the trace as well."""
         results = parcel.results(answer, queue, address)
         if self.trace is not None:
-            self.trace.sent(
+            tell(
+                self.trace.sent,
                 Sent(
                     group=self.group,
                     code=parcel.code,
@@ -433,7 +435,7 @@ class Producer(GroupClient):
                     trace_on=answer.ext_fields.get(properties.TRACE_ON) != "false",
                     begin_ms=begin_ms,
                     cost_ms=now_ms() - begin_ms,
-                )
+                ),
             )
         return results
 

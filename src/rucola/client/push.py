@@ -13,11 +13,11 @@ Delivery is at least once: what was not done before the end, or before the queue
 Messages come side by side, many of one queue at a time, or in order: with `orderly`, of each queue one alone is in
 hand, everywhere in the group. In clustering each message goes to one member of the group, in broadcasting to all.
 
-An iteration counts a message as done when the next one is asked for, or earlier by `ack`. A message in hand when the
-loop ends otherwise (by `break`, an error, a cancellation) is not done: it is requeued in front of its queue and comes
-again to the next iteration of this consumer, or to another one under way. Its `reconsume_times` stay, since nothing
-says that it failed. Until it is given out again, `ack` and `reconsume_later` still settle it. What is left when the
-consumer closes is not committed, and comes again to the queue's next owner.
+An iteration counts a message as done when the next one is requested, or earlier by `ack`. A message in hand when the
+loop ends otherwise (by `break`, an error, a cancellation) is not done: it is requeued in front of its queue and
+delivered again to the next iteration of this consumer, or to another running one. Its `reconsume_times` stay, since it
+may not have failed. Until it is delivered again, `ack` and `reconsume_later` still settle it. If the consumer closes
+first, it stays uncommitted for the queue's next owner.
 
 `reconsume_later` gives a message back. A listener is done with what it got when it returns, and gives it back when it
 raises. What becomes of what was given back stands in `returns`.
@@ -100,9 +100,9 @@ class PushConsumer(GroupClient):
         self._call: Call | None = None
         self._iterations = 0
         self._in_iterations: dict[int, Delivery] = {}
-        """What iterations have in hand, by the id of the message."""
+        """Deliveries that iterations have in hand, by the id of the message."""
         self._left: dict[int, Delivery] = {}
-        """What iterations have left in hand and was requeued, until it is given out again or settled."""
+        """Deliveries that iterations have left and that were requeued, until they are taken again or settled."""
         self._background = Background()
         self._pulls = PullConsumer(group, instance=self.instance)
         self._locks = QueueLocks(group, self.instance) if self.options.orderly and not broadcasting else None
@@ -208,8 +208,8 @@ class PushConsumer(GroupClient):
     async def messages(self, idle_timeout_ms: float | None = None) -> AsyncGenerator[MessageExt, None]:
         """Messages as they come, until the consumer is closed, or until none came for `idle_timeout_ms`.
 
-        Asking for the next message says that the one before is done. A message in hand when the loop is left is not
-        done: the next iteration begins with it. Several iterations share the messages.
+        Requesting the next message acknowledges the one before. A message in hand when the loop is left is not done:
+        the next iteration begins with it. Several iterations share the messages.
 
         Python closes a generator that a loop has left as soon as nothing refers to it. Keep none that is not iterated
         to its end, or close it (`contextlib.aclosing`): until then its message is in hand.
@@ -305,7 +305,7 @@ class PushConsumer(GroupClient):
             self._listening.start(call)
 
     def _close_stranded(self) -> None:
-        """Leave the queues to other members: the listener can be called no more, though the process goes on."""
+        """Leave the group: the listener cannot be called any more, though other threads keep the process alive."""
         if self.is_open:
             logger.warning("group %s: the main thread has ended, so that no thread takes calls: closing", self.group)
             self._background.start(self.close(), f"closing of {self._title}")
@@ -335,7 +335,7 @@ class PushConsumer(GroupClient):
         return self._share.may_take(own)
 
     def _settle(self, message: MessageExt) -> Delivery | None:
-        """The delivery of a message that is to be settled now; None if it was already, or is given out again."""
+        """Return the delivery of a message to settle; None if it is settled already or was delivered again."""
         delivery = self._in_iterations.pop(id(message), None)
         if delivery is None and (delivery := self._left.pop(id(message), None)) is not None:
             if not self._line.take_again(delivery):
@@ -344,7 +344,7 @@ class PushConsumer(GroupClient):
         return delivery
 
     def _left_in_hand(self, message: MessageExt) -> None:
-        """An iteration ended without a word about the message that it had: requeue it."""
+        """Requeue the message of an iteration that ended without settling it."""
         if (delivery := self._in_iterations.pop(id(message), None)) is not None and self._in_hand.leave(delivery, None):
             self._line.requeue(delivery)
             self._left[id(message)] = delivery

@@ -86,7 +86,7 @@ class EventLoopThread:
             pass
 
     def stop(self) -> None:
-        """Cancel what runs on the loop, and end the loop and its thread. In a fork: no effect."""
+        """Cancel all tasks of the loop, and end the loop and its thread. In a fork: no effect."""
         if self.is_inherited:
             return
         with self._lock:
@@ -147,7 +147,7 @@ class EventLoopThread:
         """Run the loop until `stop`.
 
         asyncio lets SystemExit and KeyboardInterrupt of any task end the loop, for the sake of a main thread. Here they
-        are errors of that task: its caller gets them, and the loop goes on for all others.
+        are errors of that task alone: its caller gets them, and the loop continues.
         """
         while not self._has_ended:
             with suppress(SystemExit, KeyboardInterrupt):
@@ -248,8 +248,8 @@ os.register_at_fork(after_in_child=_open_clients.clear)  # they are the parent's
 def _close_all() -> None:
     """Close the clients that the program leaves open, while their threads still run.
 
-    By now Python has waited for the threads of listeners, and thread pools take no more calls. Without this, locks
-    of queues stay with the broker for a minute, and what was done since the last commit comes again.
+    Python has waited for the threads of listeners before, and thread pools take no more calls. Without this, brokers
+    keep the locks of queues for a minute, and everything since the last commit is delivered again.
     """
     for client in list(_open_clients):
         try:
@@ -421,8 +421,8 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
         """Messages as they come, until closed, or until none came for `idle_timeout_ms`.
 
-        Asking for the next message says that the one before is done. A message in hand when the loop is left is not
-        done: the next iteration begins with it.
+        Requesting the next message acknowledges the one before. A message in hand when the loop is left is not done:
+        the next iteration begins with it.
         """
         if (thread := self._thread) is None:
             raise self._not_open()

@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rucola.client.background import Background
+from rucola.client.hooks import tell
 from rucola.client.lifecycle import finish
 from rucola.client.listener import call, is_meant_for
 from rucola.client.parcel import SendResult, SendStatus
@@ -121,7 +122,7 @@ class TransactionProducer(Producer):
                 await self._end(sent, state, why, Deadline(timeout_ms))
                 if self.trace is not None:
                     address = self.instance.routes.address(sent.queue.broker_name) or sent.queue.broker_name
-                    self.trace.ended(self.group, half, address, state.name, from_check=False)
+                    tell(self.trace.ended, self.group, half, address, state.name, from_check=False)
         return TransactionSendResult(sent.status, sent.msg_id, sent.offset_msg_id, sent.queue, sent.queue_offset, state)
 
     async def _end(self, sent: SendResult, state: LocalTransactionState, why: str | None, deadline: Deadline) -> None:
@@ -179,7 +180,7 @@ class TransactionProducer(Producer):
         command.remark = why
         connection.send(command)
         if self.trace is not None:
-            self.trace.ended(self.group, message, connection.peer, state.name, from_check=True)
+            tell(self.trace.ended, self.group, message, connection.peer, state.name, from_check=True)
 
 
 def _state(value: object) -> LocalTransactionState:
