@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -189,6 +191,25 @@ def test_many_rows_are_written_in_several_files(
             if "k1" in (each.message.keys or "").split()
         ]
     )
+
+
+def test_small_jobs_do_not_load_pandas(small_store: SmallStore, tmp_path: Path) -> None:
+    """That would take as long as the jobs themselves."""
+    fill(small_store, 20)
+    store, lake = str(small_store.path), str(tmp_path / "lake")
+    for arguments in (
+        ["archive", "--store", store, "--out", lake],
+        ["audit", "--from", store, "--from", lake],
+        ["replay", "--from", lake, "--dry-run"],
+        ["search", "--lake", lake, "-g", "A", "-b", "0"],
+    ):
+        program = f"""
+import sys
+from rucola.cli.main import main
+main({["pipeline", *arguments]!r}, standalone_mode=False)
+assert "pandas" not in sys.modules
+"""
+        subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=True)
 
 
 # -- which of both is chosen ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Arrays between numpy, Arrow and Python, where Arrow's own ways are too dear.
 
-Arrow converts all of these as well, but looks for pandas at the first of its conversions, and loading that takes every
-worker a second or two. Here only buffers are handed over.
+Arrow converts all of these as well, but looks for pandas at the first of its conversions, be it of a single string, and
+loading that takes every process a fifth of a second or more. Here only buffers are handed over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,21 +39,46 @@ def strings(values: Sequence[bytes], kind: pa.DataType | None = None) -> pa.Arra
     return pa.Array.from_buffers(kind or pa.string(), len(values), buffers)
 
 
+def scalar(value: str) -> pa.StringScalar:
+    """Return a string as a function of Arrow takes it."""
+    return strings([value.encode()])[0]
+
+
+def repeated(value: str, count: int) -> pa.StringArray:
+    """Return an array of the same string `count` times."""
+    return strings([value.encode()]).take(arrow(np.zeros(count, np.int32)))
+
+
+def values_of(maps: pa.MapArray, name: str) -> pa.StringArray:
+    """Return the value under a name in each map, null in maps without it."""
+    return pc.map_lookup(maps, scalar(name), "first")
+
+
 def ints(array: pa.Array | pa.ChunkedArray) -> Array:
     """Return integers without nulls as numpy has them; they borrow the array's, unless that is of several chunks."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    array = combined(array)
     _, data = array.buffers()
     kind = np.dtype(str(array.type))
     return np.frombuffer(data, kind, len(array), array.offset * kind.itemsize) if len(array) else np.empty(0, kind)
 
 
-def bools(array: pa.BooleanArray) -> Array:
+def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column of a table as one array."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)
+
+
+def bools(array: pa.BooleanArray | pa.ChunkedArray) -> Array:
     """Return truth values as numpy has them; null counts as false."""
-    if array.null_count:
-        array = array.fill_null(False)
-    _, data = array.buffers()
+    array = combined(array)
+    valid, data = array.buffers()
+    found = _truths(data, array)
+    return found if valid is None else found & _truths(valid, array)
+
+
+def _truths(bits: pa.Buffer, array: pa.BooleanArray) -> Array:
     if not len(array):
         return np.empty(0, np.bool_)
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=array.offset + len(array), bitorder="little")
-    return bits[array.offset :].view(np.bool_)
+    found = np.unpackbits(np.frombuffer(bits, np.uint8), count=array.offset + len(array), bitorder="little")
+    return found[array.offset :].view(np.bool_)

@@ -41,7 +41,7 @@ from rucola.message import properties, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host
 from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer
-from rucola.spark.arrays import Array, arrow, ints, mask, strings
+from rucola.spark.arrays import Array, arrow, ints, mask, repeated, strings
 from rucola.spark.schema import COLUMNS, CORRUPT
 
 BATCH_ROWS: Final = 16 * 1024
@@ -344,7 +344,7 @@ def _column(name: str, records: Records, broker_name: str) -> pa.Array:
         case "properties":
             return records.properties.as_map()
         case "brokerName":
-            return strings([broker_name.encode()]).take(arrow(np.zeros(len(records), np.int32)))
+            return repeated(broker_name, len(records))
         case "tags":
             return records.properties.values_of(properties.TAGS)
         case "keys":

@@ -20,12 +20,16 @@ import pyarrow.compute as pc
 from rucola.client.parcel import COMPRESS_THRESHOLD
 from rucola.message import properties
 from rucola.message.properties import MAX_PROPERTIES_SIZE, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from rucola.spark.arrays import Array, arrow, bools, ints, mask
+from rucola.spark.arrays import Array, arrow, bools, ints, mask, scalar, strings
 from rucola.spark.sink import TAKEN_OVER
 
 _HEAD: Final = np.dtype([("size", ">i4"), ("unused", ">i8"), ("flag", ">i4"), ("body_size", ">i4")])
 _SIZE: Final = np.dtype(">u2")
-_LEFT_OUT: Final = pa.array(sorted(properties.RESERVED - TAKEN_OVER))
+_NOTHING: Final = strings([b""], pa.binary())[0]
+_UNIQ_KEY: Final = scalar(properties.UNIQ_KEY)
+_NAME_VALUE: Final = scalar(NAME_VALUE_SEPARATOR)
+_PAIR: Final = scalar(PROPERTY_SEPARATOR)
+_LEFT_OUT: Final = strings([name.encode() for name in sorted(properties.RESERVED - TAKEN_OVER)])
 """Properties that the system set."""
 
 
@@ -48,7 +52,7 @@ def encode(rows: pa.RecordBatch) -> Encoded:
     body_sizes = _sizes(bodies)
     is_small = (body_sizes > 0) & (body_sizes < COMPRESS_THRESHOLD)
     if not is_small.all():
-        bodies = pc.if_else(mask(is_small), bodies, b"")
+        bodies = pc.if_else(mask(is_small), bodies, _NOTHING)
     joined, is_regular = _joined(rows["properties"], unique_keys)
     sizes = _sizes(joined)
     heads = np.zeros(len(rows), _HEAD)
@@ -56,7 +60,7 @@ def encode(rows: pa.RecordBatch) -> Encoded:
     heads["flag"] = ints(rows["flag"])
     heads["body_size"] = body_sizes
     parts = [_binary(heads), bodies, _binary(sizes.astype(_SIZE)), joined]
-    messages = pc.binary_join_element_wise(*parts, b"")
+    messages = pc.binary_join_element_wise(*parts, _NOTHING)
     _, offsets, data = messages.buffers()
     return Encoded(
         memoryview(data) if data else memoryview(b""),
@@ -72,20 +76,20 @@ def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryAr
     names, values = maps.keys[offsets[0] : offsets[-1]], maps.items[offsets[0] : offsets[-1]]
     row = np.repeat(np.arange(len(maps), dtype=np.int32), np.diff(offsets))
     taken = bools(values.is_valid()) & ~bools(pc.is_in(names, _LEFT_OUT))
-    is_key = bools(pc.equal(names, properties.UNIQ_KEY))
+    is_key = bools(pc.equal(names, _UNIQ_KEY))
     values = pc.if_else(mask(is_key), unique_keys.take(arrow(row)), values)
     if not taken.all():
         names, values, row = names.filter(mask(taken)), values.filter(mask(taken)), row[taken]
         is_key = is_key[taken]
     counts = np.bincount(row, minlength=len(maps))
-    segments = pc.binary_join_element_wise(names, values, NAME_VALUE_SEPARATOR)
+    segments = pc.binary_join_element_wise(names, values, _NAME_VALUE)
     lists = pa.ListArray.from_arrays(arrow(np.append(0, np.cumsum(counts)).astype(np.int32)), segments)
-    joined = pc.binary_join(lists, PROPERTY_SEPARATOR)
+    joined = pc.binary_join(lists, _PAIR)
     without = np.ones(len(maps), np.bool_)
     without[row[is_key]] = False
     if without.any():
-        key = pc.binary_join_element_wise(properties.UNIQ_KEY, unique_keys, NAME_VALUE_SEPARATOR)
-        first = pc.binary_join_element_wise(joined, key, PROPERTY_SEPARATOR)
+        key = pc.binary_join_element_wise(_UNIQ_KEY, unique_keys, _NAME_VALUE)
+        first = pc.binary_join_element_wise(joined, key, _PAIR)
         joined = pc.if_else(mask(without), pc.if_else(mask(counts == 0), key, first), joined)
         counts = counts + without
     return joined.view(pa.binary()), _regular(joined, counts, names, values, row)

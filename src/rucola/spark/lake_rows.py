@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark import columns
-from rucola.spark.arrays import arrow, ints, mask, strings
+from rucola.spark.arrays import arrow, ints, mask, repeated
 from rucola.spark.key_index import ENTRIES_PER_FILE, HASH_BITS
 from rucola.spark.lake import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
 from rucola.spark.session import SMALL_SIZE
@@ -78,7 +78,7 @@ def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Ite
         table = opened.read_row_group(group, stored or ["queueId"])
         arrays = {name: _as(table[name], schema.field(name).type) for name in stored}
         if "topic" in schema.names:
-            arrays["topic"] = strings([topic.encode()]).take(arrow(np.zeros(len(table), np.int32)))
+            arrays["topic"] = repeated(topic, len(table))
         yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
@@ -179,15 +179,15 @@ def merge(root: Path, files: Iterable[RowFile], directory: Path) -> None:
         places.setdefault(Path(file.path).parent, []).append(file)
     for place, group in places.items():
         rows = pa.Table.from_batches(list(read(root, group, _ROW_COLUMNS)))
-        ordered = rows.sort_by([("brokerName", "ascending"), ("commitLogOffset", "ascending")])
-        write_file(ordered, directory / place / "part-00000.parquet")
+        order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
+        write_file(rows.take(order), directory / place / "part-00000.parquet")
 
 
 def entries(paths: Iterable[Path]) -> pa.Table:
     """Return the entries of the key index for the rows in staged files, in any order."""
     names = ("brokerName", "commitLogOffset", "msgId", "keys")
     found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_staged(path, names)]
-    return pa.concat_tables([_ENTRY.empty_table(), *found])
+    return pa.concat_tables([pa.Table.from_batches([], _ENTRY), *found])
 
 
 def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
@@ -198,21 +198,19 @@ def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
     row = np.concatenate([np.arange(len(batch)), ints(pc.list_parent_indices(keys))])
     row, word = np.divmod(np.unique(row * len(hashes) + ints(words.indices)), max(len(hashes), 1))
     count, taken = len(row), arrow(row)
-    return pa.table(
-        {
-            "hash": arrow(hashes[word]),
-            "topic": pa.repeat(topic, count),
-            "date": pa.repeat(date.fromisoformat(day), count),
-            "brokerName": batch["brokerName"].take(taken),
-            "commitLogOffset": batch["commitLogOffset"].take(taken),
-        },
-        _ENTRY,
-    )
+    arrays = [
+        arrow(hashes[word]),
+        repeated(topic, count),
+        arrow(np.full(count, date.fromisoformat(day).toordinal() - _EPOCH, np.int32)).view(pa.date32()),
+        batch["brokerName"].take(taken),
+        batch["commitLogOffset"].take(taken),
+    ]
+    return pa.Table.from_arrays(arrays, schema=_ENTRY)
 
 
 def read_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
     """Return the entries in some files of the key index. Raises StoreCorrupt if one is damaged."""
-    found = [_ENTRY.empty_table()]
+    found = [pa.Table.from_batches([], _ENTRY)]
     for file in files:
         with open_parquet(root, file) as opened:
             found.append(opened.read().select(_ENTRY.names).cast(_ENTRY))
@@ -224,7 +222,8 @@ def write_entries(found: pa.Table, directory: Path) -> None:
     if not len(found):
         return
     directory.mkdir(parents=True)
-    found = found.sort_by([(name, "ascending") for name in ("hash", "date", "commitLogOffset")])
+    order = pc.sort_indices(found, [(name, "ascending") for name in ("hash", "date", "commitLogOffset")])
+    found = found.take(order)
     hashes = ints(found["hash"])
     files = -(-len(found) // ENTRIES_PER_FILE)
     edges = np.searchsorted((hashes * files) >> HASH_BITS, np.arange(files + 1)).tolist()

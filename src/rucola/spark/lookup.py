@@ -28,7 +28,7 @@ from rucola.message.ids import parse_offset_msg_id
 from rucola.message.properties import KEY_SEPARATOR
 from rucola.message.record import body_crc
 from rucola.spark import lake_rows
-from rucola.spark.arrays import Array, arrow, ints, strings
+from rucola.spark.arrays import Array, arrow, ints, repeated
 from rucola.spark.key_index import key_hash
 from rucola.spark.lake import open_parquet, row_group_bounds
 from rucola.spark.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
@@ -215,7 +215,7 @@ class _Spot:
         """Return some of them, with the topic that the path of the file says."""
         with open_parquet(self.root, self.file) as opened:
             table = opened.read_row_group(self.group).take(arrow(rows))
-        return table.append_column("topic", strings([self.file.topic.encode()] * len(table)))
+        return table.append_column("topic", repeated(self.file.topic, len(table)))
 
 
 def _spots(root: Path, file: RowFile, offsets: Array) -> Iterator[_Spot]:

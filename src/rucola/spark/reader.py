@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from rucola.spark import pulls, reading
+from rucola.spark import reading
 from rucola.spark.failure import sentences
-from rucola.spark.live import LiveSource
 from rucola.spark.options import Options
 from rucola.spark.places import Source, at_offsets, batch_ranges, refuse_missing
 from rucola.spark.planning import StoreSource, Stretch
-from rucola.spark.pulls import Pulls
 from rucola.spark.pushdown import narrowed, narrowed_ranges
 
 _log = logging.getLogger(__name__)
@@ -22,7 +20,11 @@ _log = logging.getLogger(__name__)
 
 def source_of(options: Options) -> Source:
     """Return what these options read."""
-    return StoreSource(options) if options.name_server is None else LiveSource(options)
+    if options.name_server is None:
+        return StoreSource(options)
+    from rucola.spark.live import LiveSource  # here, since a client takes every process of Spark a while to import
+
+    return LiveSource(options)
 
 
 def plan(options: Options) -> Sequence[InputPartition]:
@@ -43,10 +45,12 @@ def plan(options: Options) -> Sequence[InputPartition]:
 
 def read(partition: InputPartition, options: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one partition as record batches of these columns."""
-    # Spark makes a partition of its own where nothing is to be read.
     if isinstance(partition, Stretch):
         yield from reading.read(partition, options, names)
-    elif isinstance(partition, Pulls):
+    elif type(partition) is not InputPartition:  # which Spark makes if nothing is to be read
+        from rucola.spark import pulls  # here, as above
+
+        assert isinstance(partition, pulls.Pulls)
         yield from pulls.read(partition, options, names)
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from rucola.errors import ConfigError
 from rucola.message import properties
-from rucola.spark.arrays import Array, bools, ints, mask
+from rucola.spark.arrays import Array, bools, ints, mask, strings, values_of
 from rucola.spark.options import matching, parse_tags
 from rucola.spark.snapshot import RowFile
 
@@ -116,11 +116,9 @@ class Selection:
             maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
             found[found] = [is_wanted(each) for each in maps]
         if self.starting_timestamp is not None:
-            begin = pa.scalar(self.starting_timestamp * 1000, pa.int64()).cast(rows["storeTimestamp"].type)
-            found &= bools(pc.greater_equal(rows["storeTimestamp"], begin))
+            found &= ints(rows["storeTimestamp"].view(pa.int64())) >= self.starting_timestamp * 1000
         if self.ending_timestamp is not None:
-            end = pa.scalar(self.ending_timestamp * 1000, pa.int64()).cast(rows["storeTimestamp"].type)
-            found &= bools(pc.less(rows["storeTimestamp"], end))
+            found &= ints(rows["storeTimestamp"].view(pa.int64())) < self.ending_timestamp * 1000
         return found
 
     def _conditions(self, *, by_date: bool) -> Iterator[Column]:
@@ -155,14 +153,14 @@ _ASKED: Final = {
 
 
 def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
-    return bools(pc.is_in(values, pa.array(sorted(wanted), pa.string())))
+    return bools(pc.is_in(values, strings([each.encode() for each in wanted])))
 
 
 def _with_keys(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
     """Tell which rows have one of these as a key or as their unique key."""
-    found = _is_in(pc.map_lookup(rows["properties"], properties.UNIQ_KEY, "first"), wanted)
-    hits = pc.list_parent_indices(rows["keys"]).filter(pc.is_in(rows["keys"].flatten(), pa.array(sorted(wanted))))
-    found[ints(hits)] = True
+    found = _is_in(values_of(rows["properties"], properties.UNIQ_KEY), wanted)
+    hits = _is_in(rows["keys"].flatten(), wanted)
+    found[ints(pc.list_parent_indices(rows["keys"]))[hits]] = True
     return found
 
 

@@ -8,32 +8,42 @@ what restores a damaged lake; `command` and `selecting` what they have in common
 from __future__ import annotations
 
 import signal
+from importlib import import_module
 from typing import Any
 
 import click
 
-from rucola.cli.pipeline.archiving import archive, compact
-from rucola.cli.pipeline.auditing import audit
-from rucola.cli.pipeline.rebuilding import rebuild
-from rucola.cli.pipeline.repairing import repair
-from rucola.cli.pipeline.replaying import replay
-from rucola.cli.pipeline.searching import search
+COMMANDS = {
+    "archive": "archiving",
+    "compact": "archiving",
+    "repair": "repairing",
+    "search": "searching",
+    "audit": "auditing",
+    "replay": "replaying",
+    "rebuild": "rebuilding",
+}
+"""The module of each command."""
 
 
 class Jobs(click.Group):
-    """Commands that an interrupt ends silently; what a job has completed stays."""
+    """Commands that are imported when they are asked for, and that an interrupt ends silently."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"{__name__}.{COMMANDS[cmd_name]}"), cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # what a job has completed stays
             ctx.exit(128 + signal.SIGINT)
 
 
 @click.group(cls=Jobs)
 def pipeline() -> None:
     """Jobs over store directories, live brokers and the archive lake, in Spark if there is much to read."""
-
-
-for command in (archive, compact, repair, search, audit, replay, rebuild):
-    pipeline.add_command(command)

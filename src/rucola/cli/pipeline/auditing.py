@@ -76,5 +76,5 @@ def audit(
     if audited.messages:
         names = ("topic", "messages", "bytes", "p50", "p99", "repeatedIds", "repeatedBodies")
         titles = ("#Topic", "#Messages", "#Bytes", "#ms p50", "#ms p99", "#Repeated Ids", "#Repeated Bodies")
-        print_table(titles, [[row[name] for name in names] for row in audited.tables["topics"].to_pylist()])
+        print_table(titles, [row.values() for row in audited.tables["topics"].select(names).to_pylist()])
     click.echo(f"{audited.messages} messages audited" + (f"; the report is {out / 'report.html'}" if out else ""))

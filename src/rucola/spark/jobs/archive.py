@@ -24,17 +24,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
 from rucola.spark import lake_rows, reader
+from rucola.spark.arrays import ints
 from rucola.spark.failure import plainly
+from rucola.spark.groups import Groups
 from rucola.spark.key_index import key_entries, write_keys
 from rucola.spark.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
-from rucola.spark.live import LiveSource
 from rucola.spark.messages import frame_of
 from rucola.spark.options import Options, is_store, parse
 from rucola.spark.places import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
@@ -209,6 +210,8 @@ def run_live(
     if no name server answers, or if a broker is missing that is required or has been archived before; without
     `fail_on_missing_broker` the summary names it. Nothing is archived after an error.
     """
+    from rucola.spark.live import LiveSource  # here, since an archive of a store needs no client
+
     chosen = {
         "nameServer": name_server,
         "includeSystemTopics": str(include_system_topics).lower(),
@@ -310,22 +313,15 @@ def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
         return Staged()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
     written = pa.Table.from_batches([batch for path in paths for batch in lake_rows.read_staged(path, names)])
-    counts = [("storeSize", "count"), ("storeSize", "sum"), ("queueOffset", "min"), ("queueOffset", "max")]
-    counted = written.group_by(["brokerName", "topic", "queueId"]).aggregate(counts)
     lake_rows.write_entries(lake_rows.entries(paths), lake.staged_keys)
+    groups = Groups(written, ["brokerName", "topic", "queueId"])
+    sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
+    numbers = groups.count(), groups.sum(sizes), groups.least(offsets), groups.most(offsets) + 1
     queues = [
-        QueueSummary(
-            broker_name=row["brokerName"],
-            topic=row["topic"],
-            queue_id=row["queueId"],
-            rows=row["storeSize_count"],
-            size=row["storeSize_sum"],
-            begin_queue_offset=row["queueOffset_min"],
-            end_queue_offset=row["queueOffset_max"] + 1,
-        )
-        for row in counted.to_pylist()
+        QueueSummary(row["brokerName"], row["topic"], row["queueId"], *counts)
+        for row, counts in zip(groups.keys.to_pylist(), np.stack(numbers, 1).tolist(), strict=True)
     ]
-    return Staged(tuple(sorted(queues, key=_place_of)), pc.max(written["commitLogOffset"]).as_py())
+    return Staged(tuple(sorted(queues, key=_place_of)), int(ints(written["commitLogOffset"]).max()))
 
 
 def _stage(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> Staged:

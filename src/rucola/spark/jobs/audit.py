@@ -314,7 +314,8 @@ def _in_this_process(
     hottest: int,
     delay_levels: str,
 ) -> dict[str, pa.Table]:
-    nothing = pa.RecordBatch.from_pylist([], schema_of(audit_tables.COLUMNS))
+    schema = schema_of(audit_tables.COLUMNS)
+    nothing = pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
     batches = chain([nothing], *(each.batches(audit_tables.COLUMNS) for each in messages))
     counted = pa.concat_tables(map(audit_tables.facts, batches)).combine_chunks()
     bodies = (body for each in traces for batch in each.batches(["body"]) for body in batch["body"].to_pylist())

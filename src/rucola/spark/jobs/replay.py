@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
@@ -35,6 +36,7 @@ from rucola.errors import ConfigError
 from rucola.spark import columns, resending
 from rucola.spark.arrays import ints, mask
 from rucola.spark.failure import plainly
+from rucola.spark.groups import Groups
 from rucola.spark.ledger import Ledger, Reached, SourceQueue, open_ledger
 from rucola.spark.messages import Messages
 from rucola.spark.options import SinkOptions, parse_sink
@@ -149,15 +151,17 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     )
 
 
-def counted(batches: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
-    """Return the rows of `queues_of` for record batches."""
-    each = [("storeSize", "count"), ("storeSize", "sum"), ("commitLogOffset", "max")]
-    parts = [pa.table(batch).group_by(_QUEUE).aggregate(each) for batch in batches]
-    if not parts:
-        return []
-    all_parts = [("storeSize_count", "sum"), ("storeSize_sum", "sum"), ("commitLogOffset_max", "max")]
-    found = pa.concat_tables(parts).group_by(_QUEUE).aggregate(all_parts)
-    return list(zip(*(found[name].to_pylist() for name in (*_QUEUE, *map("_".join, all_parts))), strict=True))
+def counted(batches: Iterable[pa.RecordBatch]) -> list[QueueToReplay]:
+    """Return what `queues_of` counts of record batches."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for batch in batches:
+        groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
+        sizes, offsets = ints(batch["storeSize"]), ints(batch["commitLogOffset"])
+        numbers = np.stack([groups.count(), groups.sum(sizes), groups.most(offsets)], 1).tolist()
+        for key, (rows, size, last) in zip(groups.keys.to_pylist(), numbers, strict=True):
+            total = found.setdefault(tuple(key.values()), [0, 0, 0])
+            total[:] = total[0] + rows, total[1] + size, max(total[2], last)
+    return [QueueToReplay(*key, *total) for key, total in found.items()]
 
 
 Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
@@ -178,7 +182,8 @@ def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     if not messages.is_lake:
         return batches
     rows = pa.Table.from_batches(list(batches), columns.schema_of(resending.COLUMNS))
-    return iter(rows.sort_by([("brokerName", "ascending"), ("commitLogOffset", "ascending")]).to_batches())
+    order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
+    return iter(rows.take(order).to_batches())
 
 
 def _send_lanes(work: Resending, messages: Messages, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -268,13 +273,13 @@ def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tupl
 
 def _count(spark: Spark, messages: Messages) -> tuple[QueueToReplay, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
-    rows: Iterable[Any]
     if runs_in_spark(spark, messages.size):
         with plainly():
             rows = queues_of(messages.frame(session_of(spark), names)).collect()
+        queues = [QueueToReplay(*row) for row in rows]
     else:
-        rows = counted(messages.batches(names))
-    return tuple(sorted((QueueToReplay(*row) for row in rows), key=lambda each: each.queue))
+        queues = counted(messages.batches(names))
+    return tuple(sorted(queues, key=lambda each: each.queue))
 
 
 def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
