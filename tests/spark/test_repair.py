@@ -20,13 +20,15 @@ from pyspark.sql import SparkSession
 from rucola.cli.main import main
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
 from rucola.spark import lake as lake_module
-from rucola.spark.jobs import archive, compact, repair
+from rucola.spark.jobs import archive, compact, repair, search
 from rucola.spark.lake import open_lake, read_lake
 from rucola.spark.lookup import by_key
+from rucola.spark.selection import Selection
 from rucola.spark.session import local_session
 from rucola.spark.snapshot import read_snapshot
 from spark.small_store import SmallStore
 from spark.test_lake import Deadly, Killed
+from spark.test_sink import broker
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 BROKER = "broker-a"
@@ -144,6 +146,12 @@ def test_each_file_of_a_lake_is_damaged(spark: SparkSession, filled: Filled, nam
     correct_or_refused(lambda: messages(spark, filled.path), is_concerned=is_snapshot or is_message)
     keys = is_snapshot or is_key or is_message
     correct_or_refused(lambda: indexed(filled.path, filled.archived), is_concerned=keys)
+
+    if is_message and damage == "overwritten":
+        with pytest.raises(StoreError) as raised:
+            search.run(spark, filled.path, Selection())
+        assert str(raised.value).startswith(f"{path} cannot be read: the file is damaged; put it back from a copy")
+        assert "\n" not in str(raised.value)
 
     # A dry run changes nothing, and tells.
     before = content(filled.path)
@@ -271,6 +279,30 @@ def test_messages_that_were_archived_again_into_an_empty_lake_are_there_once(
     repair.run(spark, filled.path)
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("is_said", [False, True])
+def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path, is_said: bool) -> None:
+    """Its progress is that of queues; nothing of a broker's log may be deleted for it."""
+    lake = tmp_path / "lake"
+    own = lake / "_rucola"
+    with broker(tmp_path / "broker", "T") as namesrv:
+        for number in range(2):
+            rows = spark.range(0, 40).selectExpr(f"concat({number}, '-', id) AS body")
+            rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()
+            assert archive.run_live(spark, namesrv, lake).rows == 40
+        wanted = read_snapshot(lake).progress
+        (own / "snapshot.json").unlink()
+        if is_said:
+            for name in ("snapshot.json.bak", "progress.json", "progress.json.bak"):
+                (own / name).unlink()
+            with pytest.raises(ConfigError, match="or --live broker-a"):
+                repair.run(spark, lake)
+        done = repair.run(spark, lake, live=["broker-a"] if is_said else [])
+        assert (done.rows, done.losses, done.asides) == (80, (), ())
+        assert read_snapshot(lake).progress == wanted
+        assert archive.run_live(spark, namesrv, lake).rows == 0
 
 
 @contextmanager

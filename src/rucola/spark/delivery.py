@@ -1,8 +1,8 @@
 """Delivery of messages from a task to brokers: which queue, in which requests, and how often.
 
 A request that fails is tried again, with growing pauses, until `timeout_ms` have passed since it first failed: brokers
-are restarted, and masters replaced, within such times. A message may so be stored twice; its unique key tells. What a
-later try cannot change, such as a topic without permission to write or a message that is too large, fails at once.
+are restarted, and masters replaced, within such times. A message may be stored twice then, under one unique key. An
+error that a later try cannot change, such as a message that is too large, fails at once.
 
 Messages for one queue are sent in requests one after the other, so that their order holds whatever fails.
 """

@@ -19,16 +19,17 @@ from contextlib import contextmanager
 from functools import wraps
 from inspect import isfunction
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from rucola import errors
 
 _OURS: Final = re.compile(r"rucola\.errors\.(\w+): (.*)")
 _SPARKS: Final = re.compile(r"SparkException: (?!Job aborted)(.*)")
-_UNREADABLE: Final = re.compile(r"error while reading file (?:file:)?(\S+\.parquet)")
-"""What Spark says of a Parquet file; jobs have it read no other than those of lakes."""
+_UNREADABLE: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+\.parquet)")
+"""Spark's error for a Parquet file. The only Parquet files that jobs read are those of lakes."""
 
 _WORKER: Final = "PYTHON_WORKER_FACTORY_"
 """How variables begin that Spark sets in the environment of each of its Python processes."""
@@ -84,10 +85,10 @@ def plainly() -> Iterator[None]:
     """
     try:
         yield
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, Py4JError) as error:
         ours = _ours(str(error))
         if ours is not None:
-            raise ours from None  # where in Spark it was met is not of interest
+            raise ours from None  # Spark's error would be printed before ours, with its traceback
         raise errors.StoreError(_first_sentence(str(error))) from error
 
 
@@ -103,11 +104,11 @@ def _ours(text: str) -> errors.MQError | None:
 
 
 def _first_sentence(text: str) -> str:
-    """Return what Spark says about an error of its own, without what it says around that."""
+    """Return the sentence in the text of an error that is Spark's own."""
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
         return (
-            f"{unreadable[1]} cannot be read: the file is damaged; put it back from a copy, or see what "
+            f"{unquote(unreadable[1])} cannot be read: the file is damaged; put it back from a copy, or see what "
             f"`rucola pipeline repair --lake DIR --dry-run` says of its lake"
         )
     sparks = _SPARKS.search(text)

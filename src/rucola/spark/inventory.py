@@ -1,7 +1,7 @@
-"""The inventory of a lake: every file of it, whether it can be read, and what it holds.
+"""Inventory of a lake: every file, whether it can be read, and its entry for a snapshot.
 
-Everything is read from the files themselves, footers included, and nothing is believed on another file's word. So it
-tells of a lake whose snapshot is lost what there is to build a new one from, and of any lake what is damaged.
+Each file is read by itself, Parquet files by their footers; no file is trusted for the content of another. The
+inventory therefore shows the damage of any lake, and the material for a new snapshot if that file is lost.
 
 Nothing here needs Spark, and nothing is written.
 """
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.errors import StoreCorrupt
-from rucola.spark.lake import first_line, key_file, row_file
+from rucola.spark.lake import first_line, key_file, row_file, row_group_bounds
 from rucola.spark.snapshot import (
     OWN,
     KeyFile,
@@ -44,9 +44,9 @@ class Inventory:
     """The files of a lake. Paths are counted from the lake.
 
     `snapshot`, `pending` and `progress` are the files of that name, `older_snapshot` and `older_progress` the copies
-    of what they held before; None if there is no such file, or it cannot be read. `rows` and `keys` are the files of
+    of their previous content; None if there is no such file, or it cannot be read. `rows` and `keys` are the files of
     messages and of the key index whose footers can be read, `places` the paths of those of a pending commit that are
-    still staged. `damages` says of each other file why it cannot be read, `strangers` are files that no commit wrote.
+    still staged. `damages` has the reason why a file cannot be read, `strangers` are files that no commit wrote.
     """
 
     root: Path
@@ -135,6 +135,17 @@ def _read(
 
 def _copy(path: Path) -> Path:
     return path.with_name(f"{path.name}.bak")
+
+
+def brokers_of(found: Inventory, file: RowFile) -> frozenset[str] | None:
+    """Return from which brokers the messages of a file are, if its footer tells; None if that takes reading it."""
+    footer = pq.read_metadata(found.place(file.path))
+    names: set[str] = set()
+    for least, most in row_group_bounds(footer, "brokerName"):
+        if least != most:
+            return None
+        names.add(str(least))
+    return frozenset(names)
 
 
 def addresses(found: Inventory, file: RowFile) -> dict[str, pa.Table]:

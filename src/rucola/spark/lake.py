@@ -230,7 +230,7 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
     """Open the lake in a directory for writing, make it if it is new, and finish what an earlier run left.
 
     Raises ConfigError for what cannot hold a lake, LakeInUse when another run is writing to it, StoreCorrupt for a lake
-    that is damaged: what is missing or cannot be read must not be taken for archived.
+    that is damaged: messages of a missing file must not count as archived.
     """
     if "://" in str(root):
         raise ConfigError(f"{root} is no local path; the lake must lie on a file system of this machine")
@@ -316,7 +316,7 @@ def open_parquet(root: Path, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, without a full stop."""
+    """Return the first line of an error's message, without a full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
@@ -326,8 +326,8 @@ def bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int]:
     return min(least for least, _ in ranges), max(most for _, most in ranges)
 
 
-def row_group_bounds(footer: pq.FileMetaData, column: str) -> list[tuple[int, int]]:
-    """Return the least and the greatest number in a column of each row group, as its statistics have them."""
+def row_group_bounds(footer: pq.FileMetaData, column: str) -> list[tuple[Any, Any]]:
+    """Return the least and the greatest value in a column of each row group, as its statistics have them."""
     at = next(number for number, name in enumerate(footer.schema.names) if name == column)
     statistics: list[Any] = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]
     return [(each.min, each.max) for each in statistics]

@@ -1,4 +1,4 @@
-"""The plan of a repair: a lake as it can be restored from its own files, and what cannot be.
+"""Plan of a repair: the lake that can be restored from its own files, and the losses.
 
 Built from an inventory, in this order:
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -31,12 +31,13 @@ import pyarrow.compute as pc
 
 from rucola.errors import ConfigError
 from rucola.spark.arrays import Array, ints
-from rucola.spark.inventory import Inventory, addresses, commit_of
+from rucola.spark.inventory import Inventory, addresses, brokers_of, commit_of
 from rucola.spark.snapshot import OWN, KeyFile, Pending, Progress, RowFile, Snapshot, further
 
 _SNAPSHOT: Final = f"{OWN}/snapshot.json"
 _PROGRESS: Final = f"{OWN}/progress.json"
 _PENDING: Final = f"{OWN}/pending.json"
+_FILES_IN_MEMORY: Final = 4
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Plan:
 
     `moves` are those of a pending commit that is completed. `keys` are kept; if `unindexed` is not None, entries for
     these rows are added to them: for all rows, or for those that have none. `asides` are set aside; `replaced` stay for
-    a while for queries that read them. `findings` say what is wrong; `missing` which messages were in files that the
-    snapshot names and that are gone or damaged.
+    a while for queries that read them. `findings` name the damage, `missing` the messages of files that are in the
+    snapshot and are gone or damaged.
     """
 
     number: int
@@ -63,7 +64,7 @@ class Plan:
 
 
 class Planner:
-    """Makes the plan for one lake. `kinds` says of a broker whether it was archived live, if no file does."""
+    """Planner for one lake. `kinds` has for a broker whether it was archived live, in case that no file shows it."""
 
     def __init__(self, found: Inventory, kinds: Mapping[str, bool]) -> None:
         self._found = found
@@ -76,7 +77,9 @@ class Planner:
         self._findings: list[str] = []
         self._missing: list[str] = []
         self._asides: list[str] = []
-        self._addresses = cache(lambda path: addresses(found, found.rows[path]))
+        # Files are read one after the other, so that a lake of any size can be repaired; few are needed twice.
+        self._addresses = lru_cache(_FILES_IN_MEMORY)(lambda path: addresses(found, found.rows[path]))
+        self._brokers = cache(lambda path: brokers_of(found, found.rows[path]))
 
     def plan(self) -> Plan:
         """Return the plan. Raises ConfigError if nothing says how a broker was archived."""
@@ -104,7 +107,7 @@ class Planner:
         )
 
     def _name_damage(self) -> None:
-        """Note what is wrong with the lake's own files."""
+        """Add the damage of the lake's own files to the findings."""
         found = self._found
         for path in (_SNAPSHOT, f"{_SNAPSHOT}.bak", _PROGRESS, f"{_PROGRESS}.bak"):
             if path in found.damages:
@@ -198,6 +201,10 @@ class Planner:
         published = self._found.progress
         if published is None:
             return True
+        names = self._brokers(file.path)
+        single = published.get(min(names)) if names is not None and len(names) == 1 else None
+        if single is not None and not single.is_live:
+            return file.least < single.physical_offset
         for name, table in self._addresses(file.path).items():
             progress = published.get(name)
             if progress is None:
@@ -223,11 +230,17 @@ class Planner:
                 and (other.topic, other.date) == (file.topic, file.date)
                 and other.least <= file.most
                 and file.least <= other.most
+                and self._may_share(file, other)
             ]
             if others and self._are_in(file, others):
                 left.remove(file)
                 redundant.append(file)
         return redundant
+
+    def _may_share(self, file: RowFile, other: RowFile) -> bool:
+        """Tell whether two files may have messages of one broker."""
+        one, another = self._brokers(file.path), self._brokers(other.path)
+        return one is None or another is None or bool(one & another)
 
     def _are_in(self, file: RowFile, others: Sequence[RowFile]) -> bool:
         """Tell whether every message of a file is in others, too."""
@@ -259,17 +272,28 @@ class Planner:
     # Progress
 
     def _progress(self, added: Sequence[RowFile]) -> dict[str, Progress]:
-        """Return the furthest progress that is known, with what the added rows show."""
+        """Return the furthest known progress, advanced by the added rows."""
         known = dict(self._known.progress)
         if self._found.snapshot is None or added:
             for copy in (self._found.progress, self._found.older_progress):
                 for name, progress in (copy or {}).items():
                     known[name] = further(known.get(name, progress), progress)
+        said = dict(known)
         for file in added:
+            if self._is_covered(file, said):
+                continue
             for name, table in self._addresses(file.path).items():
                 before = known.get(name) or Progress(0, is_live=self._is_live(name))
                 known[name] = advanced(before, file.topic, table)
         return known
+
+    def _is_covered(self, file: RowFile, progress: Mapping[str, Progress]) -> bool:
+        """Tell by a file's footer that its messages are all before the progress of their stores."""
+        ends = [
+            progress[name].physical_offset if name in progress and not progress[name].is_live else 0
+            for name in self._brokers(file.path) or ()
+        ]
+        return bool(ends) and file.most < min(ends)
 
     def _is_live(self, name: str) -> bool:
         """Tell whether a broker was archived live. The default name of a store is its path, which no broker has."""

@@ -15,8 +15,8 @@ Columns of a row, of which only `body` must be there:
     queueId      int or bigint; the queue, if there is no shardingKey (see `delivery.queue_like`)
     brokerName   string; of which broker that queue is, if several have the topic
 
-Other columns of `schema.COLUMNS` say where a message was and are ignored, so that what was read can be written as it
-is. Rows without shardingKey and queueId go to all queues in turn.
+Other columns of `schema.COLUMNS` describe the place of a message and are ignored, so that rows can be written as they
+were read. Rows without shardingKey and queueId go to all queues in turn.
 
 Every message is sent at least once. Spark repeats a task that failed and a batch that it does not know to be complete,
 and with it the messages that were sent already; a request that fails is tried again for `deliveryTimeoutMs`. So that
@@ -27,8 +27,8 @@ again, as those of files and of the source `rocketmq` do.
 Order holds within a partition of the rows and a queue: those with one shardingKey, or one queueId, are stored in the
 order in which they come.
 
-A task that fails says how many of its messages brokers have acknowledged. What was sent stays sent, and up to
-`CHUNK_ROWS` more may have been stored.
+A task that fails reports how many of its messages brokers have acknowledged. They stay sent, and up to `CHUNK_ROWS`
+more may have been stored.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ TAKEN_OVER: Final = frozenset({properties.KEYS, properties.TAGS, properties.UNIQ
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task sent: messages by topic, and how many of them a broker took without all that it vouches for.
+    """Result of a task: messages by topic, and how many of them were not flushed or replicated in time.
 
-    `skipped` rows were invalid; `first_skipped` says of one of them why.
+    `skipped` rows were invalid; `first_skipped` is the reason for one of them.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
@@ -112,9 +112,9 @@ class Sending:
         self._run = uuid.uuid4().hex
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
-        """Send all rows and return what that was.
+        """Send all rows and return the result.
 
-        Raises RemotingError, or InvalidMessage for a row, with an account of what was sent until then.
+        Raises RemotingError, or InvalidMessage for a row, with a count of the messages sent before.
         """
         task = TaskContext.get()
         assert task is not None, "writers are called in a task"
@@ -273,7 +273,7 @@ def _cut(rows: Sequence[_Row], most: int) -> Iterator[Sequence[_Row]]:
 
 
 def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:
-    """Return what an error calls a row: its place in the task and, if it has any, its keys."""
+    """Return the name of a row in an error: its place in the task and, if it has any, its keys."""
     keys = row.get("keys")
     words = keys if isinstance(keys, str) else " ".join(key for key in keys or () if key is not None)
     known = f"keys {words!r}" if words else f"msgId {row['msgId']}" if row.get("msgId") else ""

@@ -102,7 +102,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Pending:
-    """A commit: staged files and their places, the entries of the new files, what they replace, what is removed.
+    """A commit: staged files and their places, the entries of the new files, the files replaced and removed.
 
     The commit of a repair (`is_repair`) follows no snapshot: its rows, keys and progress are all there is. Only such a
     commit sets files aside: `asides` has their new places.

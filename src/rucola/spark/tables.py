@@ -35,7 +35,7 @@ from rucola.spark.schema import TYPES
 _METADATA: Final = "rocketmq.options"
 _PREFIX: Final = "option."
 _SOURCES: Final = frozenset({"storepath", "nameserver", "path", "paths"})
-"""Options, in lower case, that say what is read or written."""
+"""Options, in lower case, that name the source or target."""
 
 _TYPES: Final[Mapping[str, DataType]] = {
     "string": StringType(),
@@ -85,7 +85,9 @@ def _within(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> StructType:
-    """Return these columns with the options of a table in the metadata of the first one."""
+    """Return these columns with the options of a table in the metadata of the first one. Raises ConfigError."""
+    if not columns:
+        raise ConfigError("a table needs a column; leave out the option columns")
     fields: list[StructField] = []
     for name in columns:
         metadata: dict[str, Any] = {} if fields else {_METADATA: json.dumps(options)}

@@ -14,7 +14,7 @@ from rucola.cli.pipeline.command import json_option, master_option, spark_needed
 
 @click.command()
 @lake_option
-@click.option("--dry-run", is_flag=True, help="Only say what is wrong, and what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only report the damage and the planned repair.")
 @click.option("--allow-loss", is_flag=True, help="Go on without messages that are in no file any more.")
 @click.option("--store", "stores", metavar="NAME", multiple=True, help="This broker was archived from its store.")
 @click.option("--live", metavar="NAME", multiple=True, help="This broker was archived live.")

@@ -1,8 +1,8 @@
-"""The repair job: a lake whose own files are missing or damaged is restored from what is durable.
+"""Repair job: restores a lake whose own files are missing or damaged.
 
-    inventory   every file of the lake, read as it is (see `rucola.spark.inventory`)
-    plan        the content of the restored lake, what is set aside, what is gone (see `rucola.spark.restoration`)
-    verify      if the snapshot was lost: the old key index and the progress tell of messages that no file has
+    inventory   every file of the lake, read by itself (see `rucola.spark.inventory`)
+    plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.restoration`)
+    verify      if the snapshot was lost: the old key index and the progress show messages that no file has
     index       entries of the key index that are lost are made again, from the rows
     commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake`)
 
@@ -38,7 +38,7 @@ _MOST_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Summary:
-    """What a repair found and did, or would do if it is dry.
+    """Result of a repair, or of a dry run.
 
     `losses` are messages that were archived and that no file has any more. Paths are counted from the lake.
     """
