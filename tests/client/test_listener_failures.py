@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,9 @@ from rucola.client import (
     ReconsumeLater,
     SuspendCurrentQueueAMoment,
     TransactionProducer,
+    listening,
     push,
+    share,
 )
 from rucola.client import sync as blocking
 from rucola.client.producer import Sent
@@ -96,8 +99,10 @@ def test_side_by_side_each_failure_is_counted_logged_and_given_back(
 @each_error
 @each_kind
 def test_in_order_the_message_comes_again_and_its_queue_can_go_to_another_member(
-    tmp_path: Path, error: BaseException, kind: str
+    tmp_path: Path, error: BaseException, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(share, "UNBALANCED_PAUSE_MS", 20)
+
     async def run() -> None:
         async with filled(tmp_path, range(40)) as (running, _):
             seen: Tally[tuple[int, int]] = Tally()
@@ -340,18 +345,59 @@ def test_ctrl_c_in_a_coroutine_listener_ends_the_program(tmp_path: Path) -> None
             asyncio.run(consume(namesrv))
 
 
-def test_a_strategy_that_fails_leaves_the_share(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In order, for nothing may be delivered twice at a time. The system has no thread for the first five calls."""
+    monkeypatch.setattr(listening, "NOT_CALLED_PAUSE_MS", 10)
+    refused: list[str] = []
+    start = threading.Thread.start
+
+    def start_or_refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("listener of") and len(refused) < 5:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+
+    async def run() -> None:
+        async with filled(tmp_path, range(20)) as (running, _):
+            seen: Tally[int] = Tally()
+            loop = asyncio.get_running_loop()
+            consumer = consumer_of(running, orderly=True)
+            consumer.listen(lambda message: loop.call_soon_threadsafe(seen.add, int(message.body)))
+            async with consumer:
+                await seen.reach(20)
+                await until(lambda: consumer.stats()["T"].consumed == 20)
+                assert consumer.stats()["T"].failed == 0
+            assert sorted(seen.items) == list(range(20))
+            assert await committed(running) == 20
+
+    asyncio.run(run())
+    assert len(refused) == 5
+    assert caplog.text.count("messages wait, uncommitted: no thread takes a call of the listener: can't start") == 1
+
+
+@pytest.mark.parametrize("result", [SystemExit(3), None])
+def test_a_strategy_that_fails_leaves_the_share(
+    tmp_path: Path, result: BaseException | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second time: by an error, or by a result that is none."""
+
     async def run() -> None:
         async with filled(tmp_path, queues=2) as (running, _):
             calls: list[str] = []
 
-            def share(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
+            def share_out(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
                 calls.append(queues[0].topic)
                 if calls.count("T") == 2 and queues[0].topic == "T":
-                    raise SystemExit(3)
+                    if result is not None:
+                        raise result
+                    return None  # type: ignore[return-value]
                 return list(queues)
 
-            async with consumer_of(running, strategy=share) as consumer:
+            async with consumer_of(running, strategy=share_out) as consumer:
                 consumer.members_changed()
                 await consumer.rebalanced()
                 assert len(consumer.queues) == 2

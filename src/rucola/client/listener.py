@@ -135,23 +135,39 @@ def _running_task() -> asyncio.Task[Any] | None:
 _Outcome: TypeAlias = tuple[Any, BaseException | None]
 
 
-def _in_thread(
-    function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
-) -> asyncio.Future[_Outcome]:
-    """Call a function in a thread. RuntimeError if none takes the call, which is then not made."""
-    return asyncio.get_running_loop().run_in_executor(threads, _outcome, function, argument)
-
-
-def _outcome(function: Callable[[Any], Any], argument: Any) -> _Outcome:
-    """Call a function; its result, or the error that it raised, as a value.
+class _ThreadCall:
+    """A call of a function in a thread, which returns its result, or the error that it raised, as a value.
 
     As exceptions of a future some errors do not arrive: asyncio refuses StopIteration, so that the future never
     completes, and turns concurrent.futures.CancelledError into a cancellation of the task that waits.
     """
+
+    __slots__ = ("argument", "function", "is_withdrawn")
+
+    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
+        self.function = function
+        self.argument = argument
+        self.is_withdrawn = False
+
+    def __call__(self) -> _Outcome:
+        if self.is_withdrawn:
+            return None, None
+        try:
+            return self.function(self.argument), None
+        except BaseException as error:
+            return None, error
+
+
+def _in_thread(
+    function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
+) -> asyncio.Future[_Outcome]:
+    """Call a function in a thread. RuntimeError if none takes the call, which is then not made."""
+    call = _ThreadCall(function, argument)
     try:
-        return function(argument), None
-    except BaseException as error:
-        return None, error
+        return asyncio.get_running_loop().run_in_executor(threads, call)
+    except RuntimeError:
+        call.is_withdrawn = True  # if no thread could be started, the executor keeps the call for the next one
+        raise
 
 
 async def _result_of(called: asyncio.Future[_Outcome]) -> Any:

@@ -253,7 +253,7 @@ class Share:
             await self._instance.beat(BROKER_WAIT_MS)
             return None
         try:
-            return self._options.strategy(self._instance.client_id, queues, sorted(members))
+            return list(self._options.strategy(self._instance.client_id, queues, sorted(members)))
         except BaseException as error:
             if is_meant_for(asyncio.current_task(), error):
                 raise
