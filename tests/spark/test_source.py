@@ -88,11 +88,12 @@ def test_columns_are_chosen_by_option_and_by_schema(spark: SparkSession, small_s
 
 def test_sql_reads_a_store(spark: SparkSession, golden: Path) -> None:
     spark.sql(
-        f"CREATE OR REPLACE TEMP VIEW messages USING rocketmq "
+        f"CREATE OR REPLACE TEMP VIEW golden_messages USING rocketmq "
         f"OPTIONS (storePath '{golden / 'g1-clean' / 'store'}', subscribePattern 'G.*|%RETRY%.*')"
     )
     counted = {
-        row.topic: row.n for row in spark.sql("SELECT topic, count(*) AS n FROM messages GROUP BY topic").collect()
+        row.topic: row.n
+        for row in spark.sql("SELECT topic, count(*) AS n FROM golden_messages GROUP BY topic").collect()
     }
     wanted = [row["topic"] for row in expected(golden, "g1-clean") if row["topic"].startswith(("G", "%RETRY%"))]
     assert counted == {topic: wanted.count(topic) for topic in set(wanted)}

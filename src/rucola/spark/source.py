@@ -33,10 +33,10 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, MQError
 from rucola.spark.failure import sentences
 from rucola.spark.options import Options, SinkOptions, check_for_batch, check_for_stream, parse, parse_sink
 from rucola.spark.schema import TYPES, ddl
@@ -45,7 +45,6 @@ from rucola.spark.tables import options_in, options_of_new_table, readable, sche
 if TYPE_CHECKING:
     from rucola.spark.reader import RocketMQReader
     from rucola.spark.sink import RocketMQStreamWriter, RocketMQWriter
-    from rucola.spark.streaming import RocketMQStreamReader
 
 FORMAT = "rocketmq"
 
@@ -77,11 +76,14 @@ class RocketMQSource(DataSource):
         kind = NarrowedRocketMQReader if options.push_filters else RocketMQReader
         return kind(options, _columns_of(schema))
 
-    def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
-        from rucola.spark.streaming import RocketMQStreamReader  # here, since it takes Arrow
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from rucola.spark.streaming import RefusedStreamReader, RocketMQStreamReader  # here, since it takes Arrow
 
-        options = self._for_reading(schema)
-        check_for_stream(options)
+        try:
+            options = self._for_reading(schema)
+            check_for_stream(options)
+        except MQError as error:
+            return RefusedStreamReader(error)
         return RocketMQStreamReader(options, _columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:

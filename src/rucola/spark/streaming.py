@@ -44,7 +44,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from rucola.errors import RemotingError
+from rucola.errors import MQError, RemotingError
 from rucola.spark import reader
 from rucola.spark.failure import sentences
 from rucola.spark.live import commit
@@ -67,6 +67,30 @@ from rucola.spark.places import (
 )
 
 _log = logging.getLogger(__name__)
+
+
+@sentences
+class RefusedStreamReader(DataSourceStreamReader):
+    """A stream whose options are refused: the first call raises the error.
+
+    An error of `DataSource.streamReader` itself would be lost: PySpark's runner fails in its own cleanup then, and
+    reports that failure (UnboundLocalError).
+    """
+
+    def __init__(self, error: MQError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise self._error
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise self._error
+
+    def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 @sentences
