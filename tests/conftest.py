@@ -5,10 +5,13 @@ from __future__ import annotations
 import lzma
 import shutil
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from rucola.testing.rocketmq import RocketMQ
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("rucola", deadline=None)
@@ -27,3 +30,13 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with lzma.open(ARCHIVES / "wire.jsonl.xz") as packed, open(directory / "wire.jsonl", "wb") as wire:
         shutil.copyfileobj(packed, wire)
     return directory
+
+
+@pytest.fixture(scope="session")
+def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
+    """A name server and a broker for all tests of a run; `unique` makes names that no other test has.
+
+    Unlike the plugin's `rocketmq_session` it leaves NAMESRV_ADDR alone: brokers of other tests would register there.
+    """
+    with RocketMQ(tmp_path_factory.mktemp("rocketmq"), {}) as running:
+        yield running

@@ -104,16 +104,16 @@ def test_purge_removes_what_is_old_and_settled_and_nothing_else(shop: Shop) -> N
     assert old not in str(left)
 
 
-def test_relay_as_a_service(shop: Shop, tmp_path: Path, rocketmq_session: Any) -> None:
-    topic = rocketmq_session.unique("T")
-    rocketmq_session.create_topic(topic)
+def test_relay_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: Any) -> None:
+    topic = shared_rocketmq.unique("T")
+    shared_rocketmq.create_topic(topic)
     (message_id,) = shop.add(topic=topic)
-    arguments = ("-n", rocketmq_session.namesrv, "--database", shop.url)
+    arguments = ("-n", shared_rocketmq.namesrv, "--database", shop.url)
     with server("reliable", "relay", *arguments, log=tmp_path / "log") as running:
         assert running.first_line.startswith("rucola ready relay="), running.log.read_text()
-        rocketmq_session.wait_for_messages(topic)
+        shared_rocketmq.wait_for_messages(topic)
         assert running.stop(signal.SIGTERM) == 0
-    shown = shop.ask("show", message_id, "-n", rocketmq_session.namesrv)
+    shown = shop.ask("show", message_id, "-n", shared_rocketmq.namesrv)
     assert "CONFIRMED" in shown
     assert f"stored     {topic}, queue" in shown
     assert "Traceback" not in running.log.read_text()

@@ -86,11 +86,11 @@ def test_database_that_crashes_under_relay_and_consumer(own_place: Place, rocket
 
 
 def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
-    sqlite_place: Place, rocketmq_session: RocketMQ, tmp_path: Path, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, tmp_path: Path, run_async: Any
 ) -> None:
-    topic = rocketmq_session.unique("T")
-    rocketmq_session.create_topic(topic, 1)
-    arguments = ("reliable", "relay", "-n", rocketmq_session.namesrv, "--database", sqlite_place.url, "--lease", "1")
+    topic = shared_rocketmq.unique("T")
+    shared_rocketmq.create_topic(topic, 1)
+    arguments = ("reliable", "relay", "-n", shared_rocketmq.namesrv, "--database", sqlite_place.url, "--lease", "1")
     prefix = ("--prefix", sqlite_place.tables.prefix)
     with server(*arguments, *prefix, log=tmp_path / "first") as first:
         assert first.first_line, first.log.read_text()
@@ -103,4 +103,4 @@ def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
             add(sqlite_place, topic, [b"20"], shard_key="k")
             run_async(until(lambda: {stub.status for stub in stubs(sqlite_place)} == {"CONFIRMED"}))
             assert first.stop() == second.stop() == 0
-    assert [message.body for message in rocketmq_session.messages(topic)] == [b"%d" % number for number in range(21)]
+    assert [message.body for message in shared_rocketmq.messages(topic)] == [b"%d" % number for number in range(21)]

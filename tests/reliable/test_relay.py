@@ -31,9 +31,9 @@ ALL = frozenset(range(LANES))
 
 
 @pytest.fixture
-def topic(rocketmq_session: RocketMQ) -> str:
-    name = rocketmq_session.unique("T")
-    rocketmq_session.create_topic(name, 4)
+def topic(shared_rocketmq: RocketMQ) -> str:
+    name = shared_rocketmq.unique("T")
+    shared_rocketmq.create_topic(name, 4)
     return name
 
 
@@ -49,7 +49,7 @@ def record(place: Place, owner: str, *outcomes: Outcome) -> int:
 
 
 def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
-    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     outbox = Outbox(tables=place.tables)
     message = Message(topic, b"x", tags="a", keys="k1 k2", properties={"colour": "red"}, flag=3)
@@ -57,11 +57,11 @@ def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
         outbox.add(session, message)
 
     async def main() -> None:
-        async with relay(place, rocketmq_session):
+        async with relay(place, shared_rocketmq):
             await until(lambda: statuses(place) == {"CONFIRMED": 1})
 
     run_async(main())
-    (found,) = rocketmq_session.messages(topic)
+    (found,) = shared_rocketmq.messages(topic)
     assert (found.body, found.tags, found.flag, found.unique_key) == (b"x", "a", 3, message.unique_key)
     assert found.keys == f"k1 k2 {message.unique_key}"
     assert found.properties["colour"] == "red"
@@ -72,22 +72,22 @@ def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
 
 
 def test_message_that_awaits_groups_stays_sent_with_its_position(
-    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     add(place, topic, [b"%d" % number for number in range(300)], groups=["billing"])
 
     async def main() -> None:
-        async with relay(place, rocketmq_session, policy=PATIENT):
+        async with relay(place, shared_rocketmq, policy=PATIENT):
             await until(lambda: statuses(place) == {"SENT": 300})
 
     run_async(main())
-    positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in rocketmq_session.messages(topic)}
+    positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in shared_rocketmq.messages(topic)}
     assert positions == {(stub.message_id, stub.queue_id, stub.queue_offset) for stub in stubs(place)}
     assert all(stub.due_at >= stub.created_at + PATIENT.confirm_timeout_ms for stub in stubs(place))
 
 
 def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
-    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     outbox, engine = Outbox(tables=place.tables), place.engine()
     for number in range(15):
@@ -98,8 +98,8 @@ def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
     async def main() -> None:
         policy = Policy(batch=16, poll_ms=20, lease_ms=3000)  # leases are renewed, and lanes change hands, all the time
         async with (
-            relay(place, rocketmq_session, policy=policy) as first,
-            relay(place, rocketmq_session, policy=policy) as second,
+            relay(place, shared_rocketmq, policy=policy) as first,
+            relay(place, shared_rocketmq, policy=policy) as second,
         ):
             await until(lambda: statuses(place) == {"CONFIRMED": 150})
             assert first.sent + second.sent >= 150
@@ -107,7 +107,7 @@ def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
     run_async(main())
     sent: dict[bytes, list[int]] = {}
     queues: dict[bytes, set[int]] = {}
-    for message in sorted(rocketmq_session.messages(topic), key=lambda message: message.queue_offset):
+    for message in sorted(shared_rocketmq.messages(topic), key=lambda message: message.queue_offset):
         key, number = message.body.split()
         if int(number) not in sent.setdefault(key, []):  # a copy that follows changes nothing
             sent[key].append(int(number))
@@ -142,12 +142,12 @@ def test_broker_that_is_away_uses_up_no_sends_and_loses_nothing(
 
 
 def test_commit_in_this_process_wakes_an_idle_relay(
-    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     outbox = Outbox(tables=sqlite_place.tables)
 
     async def main() -> None:
-        async with relay(sqlite_place, rocketmq_session, outbox=outbox, policy=PATIENT):
+        async with relay(sqlite_place, shared_rocketmq, outbox=outbox, policy=PATIENT):
             for number in range(3):
                 with Session(sqlite_place.engine()) as session, session.begin():
                     outbox.add(session, Message(topic, b"%d" % number))
@@ -157,10 +157,10 @@ def test_commit_in_this_process_wakes_an_idle_relay(
 
 
 def test_notify_of_postgresql_wakes_an_idle_relay(
-    postgresql_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    postgresql_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     async def main() -> None:
-        async with relay(postgresql_place, rocketmq_session, policy=PATIENT):
+        async with relay(postgresql_place, shared_rocketmq, policy=PATIENT):
             for number in range(3):  # added as by another process: nothing but the database knows of it
                 await asyncio.to_thread(add, postgresql_place, topic, [b"x"])
                 await until(lambda count=number + 1: statuses(postgresql_place) == {"CONFIRMED": count})
@@ -168,20 +168,20 @@ def test_notify_of_postgresql_wakes_an_idle_relay(
     run_async(main())
 
 
-def test_relay_on_an_async_engine(place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any) -> None:
+def test_relay_on_an_async_engine(place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any) -> None:
     add(place, topic, [b"1", b"2"])
 
     async def main() -> None:
-        async with Relay(place.async_engine(), rocketmq_session.namesrv, tables=place.tables, policy=QUICK):
+        async with Relay(place.async_engine(), shared_rocketmq.namesrv, tables=place.tables, policy=QUICK):
             await until(lambda: statuses(place) == {"CONFIRMED": 2})
 
     run_async(main())
 
 
-def test_relay_names_missing_tables(empty_place: Place, rocketmq_session: RocketMQ, run_async: Any) -> None:
+def test_relay_names_missing_tables(empty_place: Place, shared_rocketmq: RocketMQ, run_async: Any) -> None:
     async def main() -> None:
         with pytest.raises(SchemaError, match="rucola reliable init"):
-            async with relay(empty_place, rocketmq_session):
+            async with relay(empty_place, shared_rocketmq):
                 pass
 
     run_async(main())
@@ -337,14 +337,14 @@ def test_late_commit_with_a_smaller_number_is_not_skipped(place: Place) -> None:
 
 
 def test_delayed_message_has_no_position_and_a_later_first_check(
-    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     outbox = Outbox(["g"], tables=sqlite_place.tables)
     with Session(sqlite_place.engine()) as session, session.begin():
         outbox.add(session, Message(topic, b"later", properties={properties.DELAY: "18"}))
 
     async def main() -> None:
-        async with relay(sqlite_place, rocketmq_session, policy=PATIENT):
+        async with relay(sqlite_place, shared_rocketmq, policy=PATIENT):
             await until(lambda: statuses(sqlite_place) == {"SENT": 1})
 
     run_async(main())

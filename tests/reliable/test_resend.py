@@ -79,9 +79,9 @@ def test_waits_grow_to_a_limit() -> None:
 
 
 @pytest.fixture
-def topic(rocketmq_session: RocketMQ) -> str:
-    name = rocketmq_session.unique("T")
-    rocketmq_session.create_topic(name, 1)
+def topic(shared_rocketmq: RocketMQ) -> str:
+    name = shared_rocketmq.unique("T")
+    shared_rocketmq.create_topic(name, 1)
     return name
 
 
@@ -100,53 +100,53 @@ def receive(place: Place, message_id: str, group: str, ms_ago: int = 0) -> None:
 
 
 def test_lost_message_is_sent_again_until_a_person_is_asked(
-    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
-    group, told = rocketmq_session.unique("g"), Told()
+    group, told = shared_rocketmq.unique("g"), Told()
     (message_id,) = add(place, topic, [b"x"], groups=[group])
 
     async def main() -> None:
-        await commit(rocketmq_session, topic, group, 100)  # the group claims to have consumed what it never received
+        await commit(shared_rocketmq, topic, group, 100)  # the group claims to have consumed what it never received
         policy = Policy(max_sends=3, confirm_timeout_ms=1, poll_ms=10, jitter=0, retry_ms=1)
-        async with relay(place, rocketmq_session, policy=policy, alerts=Alerts([told])):
+        async with relay(place, shared_rocketmq, policy=policy, alerts=Alerts([told])):
             await until(lambda: bool(told.alerts))
 
     run_async(main())
     (stub,) = stubs(place)
     assert (stub.status, stub.sends, stub.due_at) == ("MANUAL", 3, None)
     assert "sent 3 times" in stub.error
-    assert {m.msg_id for m in rocketmq_session.messages(topic)} == {message_id}
-    assert len(rocketmq_session.messages(topic)) == 3
+    assert {m.msg_id for m in shared_rocketmq.messages(topic)} == {message_id}
+    assert len(shared_rocketmq.messages(topic)) == 3
     (alert,) = told.alerts
     assert (alert.kind, alert.count, alert.message_ids) == ("MANUAL", 1, (message_id,))
     assert "resend" in alert.text()
 
 
 def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
-    place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
-    group = rocketmq_session.unique("g")
+    group = shared_rocketmq.unique("g")
     waits, received = add(place, topic, [b"1", b"2"], groups=[group])
     receive(place, received, group)
 
     async def main() -> None:
-        async with relay(place, rocketmq_session, policy=QUICK):
+        async with relay(place, shared_rocketmq, policy=QUICK):
             await until(lambda: statuses(place) == {"SENT": 2})
             first_due = [stub.due_at for stub in stubs(place)]
             await until(lambda: all(stub.due_at > due for stub, due in zip(stubs(place), first_due, strict=True)))
 
     run_async(main())
     assert [stub.sends for stub in stubs(place)] == [1, 1]
-    assert [m.msg_id for m in rocketmq_session.messages(topic)] == [waits, received]
+    assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [waits, received]
 
 
 def test_position_behind_the_end_of_the_queue_is_that_of_a_lost_disk(
-    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
-    add(sqlite_place, topic, [b"x"], groups=[rocketmq_session.unique("g")])
+    add(sqlite_place, topic, [b"x"], groups=[shared_rocketmq.unique("g")])
 
     async def main() -> None:
-        async with relay(sqlite_place, rocketmq_session, policy=Policy(poll_ms=10)) as running:
+        async with relay(sqlite_place, shared_rocketmq, policy=Policy(poll_ms=10)) as running:
             await until(lambda: statuses(sqlite_place) == {"SENT": 1})
             change(sqlite_place, queue_offset=1000, due_at=1)
             running.wake()
@@ -157,14 +157,14 @@ def test_position_behind_the_end_of_the_queue_is_that_of_a_lost_disk(
 
 
 def test_received_but_never_confirmed_is_stuck(
-    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
-    group, told = rocketmq_session.unique("g"), Told()
+    group, told = shared_rocketmq.unique("g"), Told()
     (message_id,) = add(sqlite_place, topic, [b"x"], groups=[group])
     receive(sqlite_place, message_id, group, ms_ago=7 * HOUR_MS)
 
     async def main() -> None:
-        async with relay(sqlite_place, rocketmq_session, alerts=Alerts([told])):
+        async with relay(sqlite_place, shared_rocketmq, alerts=Alerts([told])):
             await until(lambda: bool(told.alerts))
 
     run_async(main())
@@ -174,9 +174,9 @@ def test_received_but_never_confirmed_is_stuck(
 
 
 def test_dead_letter_is_dead_until_it_is_redriven(
-    sqlite_place: Place, rocketmq_session: RocketMQ, topic: str, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
-    group, told, works = rocketmq_session.unique("g"), Told(), [False]
+    group, told, works = shared_rocketmq.unique("g"), Told(), [False]
     (message_id,) = add(sqlite_place, topic, [b"x"], groups=[group])
 
     @idempotent(sqlite_place.engine(), group, tables=sqlite_place.tables)
@@ -186,10 +186,10 @@ def test_dead_letter_is_dead_until_it_is_redriven(
 
     async def main() -> None:
         first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        consumer = PushConsumer(group, rocketmq_session.namesrv, consume_from=first, max_reconsume_times=0)
+        consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
         consumer.subscribe(topic)
         consumer.listen(listener)
-        async with consumer, relay(sqlite_place, rocketmq_session, alerts=Alerts([told])) as running:
+        async with consumer, relay(sqlite_place, shared_rocketmq, alerts=Alerts([told])) as running:
             await until(lambda: bool(told.alerts))
             assert statuses(sqlite_place) == {"DEAD": 1}
             assert told.alerts[0].kind == "DEAD"
@@ -202,7 +202,7 @@ def test_dead_letter_is_dead_until_it_is_redriven(
             await until(lambda: statuses(sqlite_place) == {"CONFIRMED": 1})
 
     run_async(main())
-    assert len(rocketmq_session.dead_letters(group)) == 1
+    assert len(shared_rocketmq.dead_letters(group)) == 1
 
 
 @pytest.mark.rocketmq(brokerRole="SYNC_MASTER")
@@ -226,14 +226,14 @@ def test_message_that_the_broker_does_not_vouch_for_stays_unconfirmed(
 
 
 def test_alerts_are_digests_with_one_per_kind_and_interval(
-    sqlite_place: Place, rocketmq_session: RocketMQ, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, run_async: Any
 ) -> None:
     told = Told()
     ids = add(sqlite_place, "T", [b"x"] * 50)
     change(sqlite_place, status="STUCK", due_at=1, error="why")
 
     async def main() -> None:
-        async with relay(sqlite_place, rocketmq_session, alerts=Alerts([told])) as running:
+        async with relay(sqlite_place, shared_rocketmq, alerts=Alerts([told])) as running:
             await until(lambda: bool(told.alerts))
             await until(lambda: all(stub.due_at is None for stub in stubs(sqlite_place)))
             (one_more,) = add(sqlite_place, "T", [b"x"])
@@ -267,11 +267,11 @@ async def failing_then_working(place: Place, rocketmq: RocketMQ) -> list[str]:
 
 
 def test_sink_that_fails_gets_the_alert_again_and_the_others_do_not(
-    sqlite_place: Place, rocketmq_session: RocketMQ, run_async: Any
+    sqlite_place: Place, shared_rocketmq: RocketMQ, run_async: Any
 ) -> None:
     add(sqlite_place, "T", [b"x"])
     change(sqlite_place, status="DEAD", due_at=1)
-    assert run_async(failing_then_working(sqlite_place, rocketmq_session)) == ["fails", "works", "fails"]
+    assert run_async(failing_then_working(sqlite_place, shared_rocketmq)) == ["fails", "works", "fails"]
 
 
 @contextmanager
