@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt
@@ -413,3 +413,31 @@ def test_damaged_stores_give_rows_or_an_error_of_ours(golden: Path, tmp_path: Pa
             except MQError:
                 continue
             assert len(set(offsets(rows))) == len(rows)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever units say, true or false, the log is read as without them: from record to record."""
+    store = SmallStore(tmp_path_factory.mktemp("store") / "store")
+    places = [
+        store.put("T", data.draw(st.integers(0, 2)), bytes(data.draw(st.integers(1, 300))), dispatch=dispatch)
+        for dispatch in data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=1, max_size=40))
+    ]
+    options = parse({"storePath": str(store.path), "corruptRecords": "skip"})
+    stretches = plan(options)
+    for queue_id, offset in data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=4)):
+        address = data.draw(st.one_of(st.sampled_from(places), st.integers(0, store.end + 5000)))
+        store.put_unit("T", queue_id, offset, address, data.draw(st.integers(0, 500)))
+    if data.draw(st.booleans()):
+        store.overwrite(data.draw(st.sampled_from(places)) + data.draw(st.integers(0, 90)), b"\xff\x00\xff")
+
+    def rows() -> list[list[Row]]:
+        found = [batch for stretch in stretches for batch in reader.read(stretch, options, ("commitLogOffset", "body"))]
+        return [row for batch in found for row in batch.to_pylist()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rucola.spark.columns.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
+        with_queues = rows()
+        patch.setattr("rucola.spark.reading._MOST_QUEUES", -1)
+        assert rows() == with_queues

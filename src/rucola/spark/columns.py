@@ -25,7 +25,7 @@ when they are decompressed is decoded in halves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -92,6 +92,8 @@ _PLACES: Final = np.dtype(
 )
 """Where in its file the parts of a record begin; a part ends where the fields before the next one begin."""
 
+_SMALL_BODY: Final = 512
+"""Bytes on average below which copies of bodies take less time than views: 80 ns instead of 170 for 100 bytes."""
 _MAX_BODIES_SIZE: Final = 512 * 1024 * 1024
 _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper().encode(), np.uint32)
 """The four hexadecimal digits of every two bytes."""
@@ -183,11 +185,15 @@ class Records:
         return parse_properties(self.log, self.places["properties"], self.places["end"])
 
     def body_crcs(self) -> Array:
-        """Return the CRC of each body as it lies on disk, cut to 31 bits as records hold it."""
-        log = memoryview(self.log)  # type: ignore[arg-type]  # an array is a buffer
-        ranges = map(slice, self.places["body"].tolist(), (self.places["topic"] - 1).tolist())
-        crcs = np.fromiter(map(crc32, map(log.__getitem__, ranges)), np.uint32, len(self))
-        return crcs & np.uint32(0x7FFFFFFF)
+        """Return the CRC of each body as it is on disk, cut to 31 bits as records hold it."""
+        begins, ends = self.places["body"], self.places["topic"] - 1
+        bodies: Iterable[Buffer]
+        if (ends - begins).sum() < _SMALL_BODY * len(self):
+            bodies = _gather(self.log, begins, ends).to_pylist()
+        else:
+            log = memoryview(self.log)  # type: ignore[arg-type]  # an array is a buffer
+            bodies = map(log.__getitem__, map(slice, begins.tolist(), ends.tolist()))
+        return np.fromiter(map(crc32, bodies), np.uint32, len(self)) & np.uint32(0x7FFFFFFF)
 
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:
         """Return the bodies, decompressed, and for each row whose body cannot be decompressed why not.
@@ -224,7 +230,7 @@ class Records:
         if not len(wide):
             return hosts
         begin = self.places["begin"] + _BORN_HOST if field == "born_host" else self.places["store_host"]
-        packed = _at(self.log, begin[wide], np.dtype("V20"))
+        packed = fields_at(self.log, begin[wide], np.dtype("V20"))
         return _replace(hosts, wide, strings([decode_host(host).encode() for host in packed.tolist()]))
 
     def offset_msg_ids(self) -> pa.StringArray:
@@ -236,7 +242,7 @@ class Records:
         if not len(wide):
             return ids
         packed = np.empty(len(wide), [("host", "V20"), ("physical_offset", ">i8")])
-        packed["host"] = _at(self.log, self.places["store_host"][wide], np.dtype("V20"))
+        packed["host"] = fields_at(self.log, self.places["store_host"][wide], np.dtype("V20"))
         packed["physical_offset"] = self.heads["physical_offset"][wide]
         return _replace(ids, wide, _hexadecimal(packed))
 
@@ -280,7 +286,7 @@ def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) 
     )
     if kept is not None:
         rows = rows[kept]
-    heads = _at(file, rows["begin"], HEAD)
+    heads = fields_at(file, rows["begin"], HEAD)
     elsewhere = False if log_offset is None else heads["physical_offset"] != rows["begin"] + log_offset
     kept = without(
         (heads["magic"] != MESSAGE_MAGIC) | (heads["size"] != rows["end"] - rows["begin"]) | elsewhere,
@@ -297,12 +303,12 @@ def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) 
         kept = without(rows["body"] + 1 + 2 > rows["end"], "too short for the hosts its sysFlag names")
         if kept is not None:
             rows, heads, store_host, behind_hosts = rows[kept], heads[kept], store_host[kept], behind_hosts[kept]
-        heads["store_timestamp"] = _at(file, store_host - 8, np.dtype(">i8"))
-        heads["store_host"] = _at(file, store_host, np.dtype("V8"))
-        fields = _at(file, behind_hosts, _BEHIND_HOSTS)
+        heads["store_timestamp"] = fields_at(file, store_host - 8, np.dtype(">i8"))
+        heads["store_host"] = fields_at(file, store_host, np.dtype("V8"))
+        fields = fields_at(file, behind_hosts, _BEHIND_HOSTS)
         for name in _BEHIND_HOSTS.names or ():
             heads[name] = fields[name]
-        ports = _at(file, store_host - 12, np.dtype(">u4")) | _at(file, behind_hosts - 4, np.dtype(">u4"))
+        ports = fields_at(file, store_host - 12, np.dtype(">u4")) | fields_at(file, behind_hosts - 4, np.dtype(">u4"))
     else:
         rows["store_host"], rows["body"] = rows["begin"] + _STORE_HOST, rows["begin"] + HEAD.itemsize
         ports = heads["born_host"].view(_HOST)["port"] | heads["store_host"].view(_HOST)["port"]
@@ -313,7 +319,7 @@ def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) 
     topic_size = file[np.minimum(rows["topic"] - 1, last)].view(np.int8)
     claimed = rows["topic"] + topic_size
     rows["properties_size"] = np.clip(claimed, rows["begin"], last - 1)
-    properties_size = _at(file, rows["properties_size"], np.dtype(">i2"))
+    properties_size = fields_at(file, rows["properties_size"], np.dtype(">i2"))
     rows["properties"] = rows["properties_size"] + 2
     kept = without(
         (ports > 0xFFFF)
@@ -509,7 +515,7 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _at(log: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
+def fields_at(log: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
     """Return a copy of the fields of this type that stand at `positions`."""
     if not len(positions):
         return np.empty(0, dtype)

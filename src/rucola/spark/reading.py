@@ -1,7 +1,9 @@
 """Records of a stretch of a store's log as record batches: where they stand, whether they are wanted, what is damaged.
 
-A stretch that names queues is read by their units, in the order of the addresses to which these point; any other is
-followed from record to record. Either way a batch's places are found first, then decoded together (see `columns`).
+A stretch that names queues is read by their units, in the order of the addresses to which these point. Any other is
+followed from record to record; the units of ConsumeQueues, if there are few of these, say beforehand where records may
+begin, so that a batch of them is checked at once. Either way a batch's places are found first, then decoded together
+(see `columns`).
 
 The store may have changed since the stretch was planned. What was deleted meanwhile ends the read, or with
 failOnDataLoss=false is left out with a warning.
@@ -10,9 +12,11 @@ failOnDataLoss=false is left out with a warning.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +36,10 @@ from rucola.spark.planning import QueueRange, Stretch
 from rucola.store.reader import LogFile, StoreReader
 
 _log = logging.getLogger(__name__)
+
+_FRAME: Final = np.dtype([("size", ">i4"), ("magic", ">u4")])
+_MOST_QUEUES: Final = 64
+"""Queues whose units are looked for in a stretch, at a quarter of a millisecond each."""
 
 
 class Found(NamedTuple):
@@ -128,14 +136,20 @@ def _still_there(reader: StoreReader, stretch: Stretch, chosen: Options) -> Stre
 def _along_the_log(reader: StoreReader, stretch: Stretch, _: Options, damaged: _Damaged) -> Iterator[Found]:
     """Follow the log from record to record."""
     offset = stretch.begin
+    dispatched = _dispatched(reader, stretch)
     while offset < stretch.end:
         file = _file_of(reader, offset)
         log = reader.buffer(file)
         end = min(stretch.end - file.begin, file.size)
+        first = int(np.searchsorted(dispatched, offset))
+        positions, position = _confirmed(log, dispatched[first : first + columns.BATCH_ROWS] - file.begin, end)
+        if len(positions) and positions[0] == offset - file.begin:
+            yield Found(file, positions, np.diff(positions, append=position))
+            offset = file.begin + position
+            continue
         positions, position = _chain(log, offset - file.begin, end)
-        if positions:
-            begins = np.array(positions, np.int64)
-            yield Found(file, begins, np.diff(begins, append=position))
+        if len(positions):
+            yield Found(file, positions, np.diff(positions, append=position))
         offset = file.begin + position
         whole = position >= end or len(positions) == columns.BATCH_ROWS
         size, magic = FRAME.unpack_from(log, position) if not whole and position + FRAME.size <= file.size else (0, 0)
@@ -146,11 +160,52 @@ def _along_the_log(reader: StoreReader, stretch: Stretch, _: Options, damaged: _
             offset = planning.next_record(reader, offset + 1) or stretch.end
 
 
-def _chain(log: memoryview, position: int, end: int) -> tuple[list[int], int]:
+def _dispatched(reader: StoreReader, stretch: Stretch) -> Array:
+    """Return the addresses in a stretch to which the units of ConsumeQueues point, ascending.
+
+    They only spare steps from record to record, so there are none if there are many queues, or if one cannot be read.
+    """
+    queues = reader.queues()
+    found = [np.empty(0, np.int64)]
+    if len(queues) <= _MOST_QUEUES:
+        with suppress(StoreError, OSError, IndexError):
+            found += [_addresses(reader, *queue, *bounds, stretch) for queue, bounds in queues.items()]
+    return np.sort(np.concatenate(found))
+
+
+def _addresses(reader: StoreReader, topic: str, queue_id: int, least: int, most: int, stretch: Stretch) -> Array:
+    """Return the addresses in a stretch to which the units of a queue point."""
+
+    def address(queue_offset: int) -> int:
+        return int(reader.units(topic, queue_id, queue_offset, queue_offset + 1)["physical_offset"][0])
+
+    begin, end = (bisect_left(range(least, most), edge, key=address) for edge in (stretch.begin, stretch.end))
+    return reader.units(topic, queue_id, least + begin, least + end)["physical_offset"].astype(np.int64)
+
+
+def _confirmed(log: memoryview, positions: Array, end: int) -> tuple[Array, int]:
+    """Return those positions from the first on at which one record follows the other, and where the last one ends.
+
+    Does for all of them at once what `_chain` does for each, for a tenth of the time. There are none if less than half
+    of the positions are such, so that batches stay large.
+    """
+    positions = positions[(positions < end) & (positions <= len(log) - _FRAME.itemsize)]
+    frames = columns.fields_at(np.frombuffer(log, np.uint8), positions, _FRAME)
+    sizes = frames["size"].astype(np.int64)
+    ends = positions + sizes
+    sound = (frames["magic"] == MESSAGE_MAGIC) & (sizes >= MIN_RECORD_SIZE) & (ends <= len(log))
+    sound[1:] &= positions[1:] == ends[:-1]
+    count = len(positions) if sound.all() else int(np.argmin(sound))
+    if not count or 2 * count < len(positions):
+        return positions[:0], 0
+    return positions[:count], int(ends[count - 1])
+
+
+def _chain(log: memoryview, position: int, end: int) -> tuple[Array, int]:
     """Return where records of a file begin, from `position` to `end` at most a batch, and where the last one ends.
 
-    That is before `end` where no record begins there. This is the one step over single records of which a read has no
-    other way: it is kept to what finds the next.
+    That is before `end` if no record begins there. This is the only step over single records: it is kept to what finds
+    the next.
     """
     positions: list[int] = []
     found, unpack = positions.append, FRAME.unpack_from
@@ -165,7 +220,7 @@ def _chain(log: memoryview, position: int, end: int) -> tuple[list[int], int]:
         position += size
     if position > len(log):
         position = positions.pop()
-    return positions, position
+    return np.array(positions, np.int64), position
 
 
 def _by_units(reader: StoreReader, stretch: Stretch, chosen: Options, damaged: _Damaged) -> Iterator[Found]:
