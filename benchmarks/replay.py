@@ -1,21 +1,23 @@
-"""The replay job from a store to a live broker, beside the plain Producer sending the same messages."""
+"""The replay job from a store to a live broker, in this process and in Spark, beside the plain Producer."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import frames
-from figures import Figure, median
-from floors import Options, in_turns
+from figures import Aim, Figure, median
+from floors import Options
 from load import answer_to
+from processes import Spent, spent_in_turns
 from rucola.client import Message, MessageQueue, Producer
 from rucola.spark.jobs import replay
 from rucola.spark.resending import MESSAGES_A_REQUEST
-from rucola.spark.session import local_session
+from rucola.spark.session import LaterSession, Spark, local_session
 from rucola.store.reader import StoreReader
 from servers import Server, standalone
 from stored import check_stored
@@ -23,11 +25,12 @@ from written import QUEUES, write
 
 TOPIC = "BenchReplay"
 RECORD_SIZE = 1024
-STORED = 64 * 1024
+STORED = 256 * 1024
+FLOOR = "the plain Producer sending the same messages, in batches of the same size"
 
 
 def measure(options: Options) -> list[Figure]:
-    """Write a store, and send what is in it to a broker, both ways by turns, each time to a topic of its own."""
+    """Write a store, and send what is in it to a broker, all ways by turns, each time to a topic of its own."""
     count = options.count(STORED)
     session = local_session("rucola-bench")
     try:
@@ -37,43 +40,64 @@ def measure(options: Options) -> list[Figure]:
             queues = _messages(folder / "store")
             with standalone(folder / "broker") as broker:
                 numbers = itertools.count()
-                rates: list[float] = []
 
-                def replay_all() -> None:
-                    target = f"{TOPIC}Replayed{next(numbers)}"
+                def to_a_topic(send: Callable[[str], None]) -> None:
+                    target = f"{TOPIC}{next(numbers)}"
                     answer_to(broker, frames.create_topic(target, QUEUES))
-                    done = replay.run(
-                        session,
-                        folder / "store",
-                        name_server=broker.namesrv,
-                        ledger=folder / target,
-                        topic=target,
-                    )
-                    if done.acknowledged != count:
-                        raise RuntimeError(f"of {count} messages {done.acknowledged} were acknowledged")
-                    check_stored(broker, target, count, QUEUES)
-                    rates.append(_rate(folder / target))
-
-                def send_all() -> None:
-                    target = f"{TOPIC}Sent{next(numbers)}"
-                    answer_to(broker, frames.create_topic(target, QUEUES))
-                    asyncio.run(_send(broker, target, queues))
+                    send(target)
                     check_stored(broker, target, count, QUEUES)
 
-                send_s, replay_s = in_turns([send_all, replay_all], max(2, options.rounds // 2))
+                def replay_by(spark: Spark, rates: list[float]) -> Callable[[str], None]:
+                    def send(target: str) -> None:
+                        source, ledger = folder / "store", folder / target
+                        done = replay.run(spark, source, name_server=broker.namesrv, ledger=ledger, topic=target)
+                        if done.acknowledged != count:
+                            raise RuntimeError(f"of {count} messages {done.acknowledged} were acknowledged")
+                        rates.append(_rate(ledger))
+
+                    return send
+
+                rates: list[list[float]] = [[], []]
+                ways = [
+                    lambda target: asyncio.run(_send(broker, target, queues)),
+                    replay_by(LaterSession("rucola-bench", is_wanted=False), rates[0]),
+                    replay_by(session, rates[1]),
+                ]
+                acts = [lambda way=way: to_a_topic(way) for way in ways]  # type: ignore[misc]
+                floor, *both = spent_in_turns(acts, max(2, options.rounds - 2))
     finally:
         session.stop()
-    return [
-        Figure(
-            "replay",
-            count / replay_s,
-            "messages/s",
-            floor=count / send_s,
-            floor_is="the plain Producer sending the same messages, in batches of the same size",
-            more_is_better=True,
-            more={"messages": count, "messages/s_while_sending": median(float, rates)},
-        )
-    ]
+    names = ("replay_in_one_process", "replay_in_Spark")
+    return [_figure(name, count, of_way, floor, rate) for name, of_way, rate in zip(names, both, rates, strict=True)]
+
+
+def _figure(name: str, count: int, spent: list[Spent], floor: list[Spent], rates: list[float]) -> Figure:
+    """The rate of whole jobs, from counting the messages to the last acknowledgement."""
+
+    def rate(each: Spent) -> float:
+        return count / each.wall_s
+
+    def cpu_us(each: Spent) -> float:
+        return each.cpu_s / count * 1e6
+
+    return Figure(
+        name,
+        median(rate, spent),
+        "messages/s",
+        floor=median(rate, floor),
+        floor_is=FLOOR,
+        more_is_better=True,
+        ratios=[one.wall_s / other.wall_s for one, other in zip(spent, floor, strict=True)],
+        aims=[Aim("ratio", 2)],
+        more={
+            "messages": count,
+            "messages/s_while_sending": median(float, rates),
+            "least_messages/s": min(map(rate, spent)),
+            "most_messages/s": max(map(rate, spent)),
+            "µs_CPU/message_with_broker": median(cpu_us, spent),
+            "µs_CPU/message_with_broker_of_Producer": median(cpu_us, floor),
+        },
+    )
 
 
 def _rate(ledger: Path) -> float:

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from figures import Aim, Figure
 from floors import Options
+from processes import below, text
 from ready import drop
 from rucola.spark import source
 from rucola.spark.jobs import archive
@@ -49,8 +50,8 @@ class Peaks:
     def look(self) -> None:
         """Look at this process and all below it."""
         self.driver = max(self.driver, _resident(os.getpid()))
-        for pid in _below(os.getpid()):
-            name = _text(pid, "comm").strip()
+        for pid in below(os.getpid()):
+            name = text(pid, "comm").strip()
             if name == "java":
                 self.java = max(self.java, _resident(pid))
             elif name.startswith("python"):
@@ -155,28 +156,6 @@ def _watched() -> Iterator[Peaks]:
         thread.join()
 
 
-def _below(pid: int) -> list[int]:
-    """The processes that this one started, and those that these did."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        fields = _text(int(path.name), "stat").rpartition(")")[2].split()
-        if fields:
-            parents.setdefault(int(fields[1]), []).append(int(path.name))
-    found, left = [], [pid]
-    while left:
-        found += (children := parents.get(left.pop(), []))
-        left += children
-    return found
-
-
 def _resident(pid: int) -> float:
-    fields = _text(pid, "statm").split()
+    fields = text(pid, "statm").split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6 if fields else 0.0
-
-
-def _text(pid: int, name: str) -> str:
-    """What the kernel tells of a process; nothing where it has just ended."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

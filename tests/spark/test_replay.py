@@ -19,11 +19,12 @@ from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.errors import ConfigError, InvalidExpression, RemotingError, StoreCorrupt, StoreError
+from rucola.spark import resending
 from rucola.spark.jobs import archive, replay
 from rucola.spark.ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
 from rucola.spark.resending import Pace
 from rucola.spark.selection import Selection
-from rucola.spark.session import Spark
+from rucola.spark.session import LaterSession, Spark
 from servers import RUCOLA, server
 from spark.small_store import SmallStore
 from spark.test_live import Row, read
@@ -117,6 +118,26 @@ def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: S
                 replay.run(jobs, small_store.path, name_server=namesrv, ledger=ledger)
             reached = Acks(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
             assert reached.count == len(read(namesrv, subscribe="T")) == 400
+
+
+def test_no_message_overtakes_one_that_no_broker_takes(
+    small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks are in flight together; those behind a failure do not go to its queue, and the ledger has all others."""
+    monkeypatch.setattr(resending, "CHUNK_ROWS", 10)
+    fill(small_store, 60, queues=2)
+    small_store.put("T", 0, b"", UNIQ_KEY="empty")
+    fill(small_store, 60, queues=2)
+    ledger = tmp_path / "ledger"
+    with broker(tmp_path / "broker", "T") as namesrv:
+        with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
+            replay.run(LaterSession("tests", is_wanted=False), small_store.path, name_server=namesrv, ledger=ledger)
+        reached = {queue.queue_id: each.count for queue, each in Acks(ledger).refresh().items()}
+        first, second = by_queue(read(namesrv, subscribe="T"))
+    assert numbers(first) == list(range(0, 60, 2))
+    assert numbers(second)[:30] == list(range(1, 60, 2))
+    assert 30 <= len(second) < 60  # what was in flight has ended, and nothing was begun after the failure
+    assert reached == {0: len(first), 1: len(second)}
 
 
 @pytest.mark.spark

@@ -2,8 +2,8 @@
 
 Rows come in the order of their log, of several queues in turn. A chunk of them is ordered by queue and encoded in
 columns (see `encoding`). The queues of a chunk are sent concurrently, the messages of each in requests one after the
-other, so that a queue stays in order whatever fails. While a chunk is sent, the next rows are read or decoded in a
-thread. Small messages share a request (SEND_BATCH_MESSAGE), large ones go alone, compressed.
+other, so that a queue stays in order whatever fails. Two chunks are in flight, while the next rows are read and encoded
+in a thread. Small messages share a request (SEND_BATCH_MESSAGE), large ones go alone, compressed.
 
 All messages of a source queue go to one queue of the target topic: to the one of the same broker and id if there is
 such a queue, else to the one its id leads to. A request that fails is tried again for half a minute, since replays are
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,11 +38,16 @@ from rucola.spark.options import SinkOptions
 from rucola.spark.sink import message_of
 
 T = TypeVar("T")
+Sending: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
+"""The rows of one queue in a chunk: what was acknowledged of them, and what ended them before the last one."""
 
 COLUMNS: Final = ("brokerName", "topic", "queueId", "commitLogOffset", "body", "properties", "flag", "msgId")
 """What is sent of a message, and where it was."""
 
 CHUNK_ROWS: Final = 4096
+MOST_CHUNKS: Final = 2
+"""Chunks in flight, so that no queue waits for the end of the others. Alone, a chunk takes twice as long: it ends with
+one request at a time, of its last queue."""
 MESSAGES_A_REQUEST: Final = 128
 
 _TRIES: Final = 9
@@ -114,18 +120,44 @@ class Resending:
         writer: AckWriter,
         reached: Mapping[SourceQueue, Reached],
     ) -> int:
-        sent = 0
+        sent, errors = 0, list[MQError]()
+        in_flight: deque[list[Sending]] = deque()
+
+        async def settle(chunk: list[Sending]) -> int:
+            """Wait for the end of a chunk and write its acknowledgements down; return how many these are."""
+            done = await asyncio.gather(*chunk)
+            acks = [ack for ack, _ in done if ack.count]
+            errors.extend(error for _, error in done if error is not None)
+            await asyncio.to_thread(writer.write, acks)
+            return sum(ack.count for ack in acks)
+
         async with Producer(self.target.producer_group, self.target.name_server) as producer:
             sender = _Sender(producer, self.target.topic, partition)
-            async with aclosing(_ahead(_chunks(batches, pace.chunk_rows, reached))) as chunks:
+            async with aclosing(_ahead(_chunks(batches, pace.chunk_rows, reached))) as chunks, _ended(in_flight):
                 async for chunk in chunks:
                     await pace.let(chunk.rows.num_rows)
-                    found, errors = await sender.send(chunk)
-                    writer.write(found)
-                    sent += sum(ack.count for ack in found)
+                    in_flight.append(sender.start(chunk))
+                    if len(in_flight) >= MOST_CHUNKS:
+                        sent += await settle(in_flight.popleft())
                     if errors:
-                        raise RemotingError(f"{errors[0]}. What was acknowledged stands in {self.ledger}")
+                        break
+                while in_flight:
+                    sent += await settle(in_flight.popleft())
+        if errors:
+            raise RemotingError(f"{errors[0]}. What was acknowledged stands in {self.ledger}")
         return sent
+
+
+@asynccontextmanager
+async def _ended(in_flight: Iterable[list[Sending]]) -> AsyncIterator[None]:
+    """Cancel what is in flight when the block is left."""
+    try:
+        yield
+    finally:
+        left = [sending for chunk in in_flight for sending in chunk]
+        for sending in left:
+            sending.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 @dataclass(frozen=True)
@@ -186,11 +218,21 @@ class _Sender:
         self._producer = producer
         self._topic = topic
         self._partition = partition
+        self._last: dict[SourceQueue, Sending] = {}
 
-    async def send(self, chunk: Chunk) -> tuple[list[Ack], list[MQError]]:
-        """Send rows; return what was acknowledged of each queue, and what ended the others before their last row."""
-        done = await asyncio.gather(*(self._send_in_order(chunk, queue) for queue in chunk.bounds))
-        return [ack for ack, _ in done if ack.count], [error for _, error in done if error is not None]
+    def start(self, chunk: Chunk) -> list[Sending]:
+        """Start to send a chunk: each queue when the rows of the chunk before are acknowledged."""
+        for queue in chunk.bounds:
+            self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
+        return [self._last[queue] for queue in chunk.bounds]
+
+    async def _send_after(self, before: Sending | None, chunk: Chunk, queue: SourceQueue) -> tuple[Ack, MQError | None]:
+        """Return what was acknowledged of a queue's rows, and what ended them before the last one."""
+        if before is not None:
+            _, error = await before
+            if error is not None:
+                return Ack(queue, -1, 0), error
+        return await self._send_in_order(chunk, queue)
 
     async def _send_in_order(self, chunk: Chunk, queue: SourceQueue) -> tuple[Ack, MQError | None]:
         reached, count, unsafe, target = -1, 0, 0, None
