@@ -135,13 +135,14 @@ class Planner:
     def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
         """Return the files of messages of the repaired lake, and which of them the base does not have."""
         found, known = self._found, self._known
-        rows = [file for file in known.rows if self._is_whole(file, found.rows)]
-        missing = [file for file in known.rows if file not in rows]
+        whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
+        rows = [file for file in known.rows if file.path in whole]
+        missing = [file for file in known.rows if file.path not in whole]
         spare = self._replaced_by(missing)
         unnamed = [found.rows[path] for path in self._unnamed(found.rows)]
         added = [file for file in unnamed if commit_of(file.path) > self._base.number and self._counts(file)]
         rows += [*spare, *added]
-        redundant = self._redundant(rows) if spare or added else []
+        redundant = self._redundant(rows) if spare or added else set()
         rows = [file for file in rows if file not in redundant]
         added = [file for file in added if file not in redundant]
         if added:
@@ -149,9 +150,9 @@ class Planner:
             self._findings.append(f"{len(added)} files with {count} messages are not in the snapshot; they are added")
         if missing:
             self._name_missing(missing, rows, added)
-        unused = [file.path for file in (*unnamed, *redundant) if file not in added and file not in spare]
-        unused += [path for path in found.damages if path.startswith("topic=") and found.place(path).exists()]
-        self._set_aside(set(unused), "messages")
+        unused = {*unnamed, *redundant}.difference(added, spare)
+        damaged = {path for path in found.damages if path.startswith("topic=") and found.place(path).exists()}
+        self._set_aside(damaged.union(file.path for file in unused), "messages")
         return rows, added
 
     def _replaced_by(self, missing: Sequence[RowFile]) -> list[RowFile]:
@@ -199,7 +200,7 @@ class Planner:
         if self._is_dropped and self._found.pending is not None and file in self._found.pending.rows:
             return False
         published = self._found.progress
-        if published is None:
+        if not published:
             return True
         names = self._brokers(file.path)
         single = published.get(min(names)) if names is not None and len(names) == 1 else None
@@ -219,22 +220,25 @@ class Planner:
                 return True
         return False
 
-    def _redundant(self, files: Sequence[RowFile]) -> list[RowFile]:
+    def _redundant(self, files: Iterable[RowFile]) -> set[RowFile]:
         """Return the files whose messages are all in others that stay: what compactions replaced, oldest first."""
-        left, redundant = list(files), []
-        for file in sorted(files, key=lambda file: commit_of(file.path)):
-            others = [
-                other
-                for other in left
-                if other is not file
-                and (other.topic, other.date) == (file.topic, file.date)
-                and other.least <= file.most
-                and file.least <= other.most
-                and self._may_share(file, other)
-            ]
-            if others and self._are_in(file, others):
-                left.remove(file)
-                redundant.append(file)
+        by_place: dict[tuple[str, str], list[RowFile]] = {}
+        for file in files:
+            by_place.setdefault((file.topic, file.date), []).append(file)
+        redundant: set[RowFile] = set()
+        for left in by_place.values():
+            for file in sorted(left, key=lambda file: commit_of(file.path)):
+                others = [
+                    other
+                    for other in left
+                    if other is not file
+                    and other.least <= file.most
+                    and file.least <= other.most
+                    and self._may_share(file, other)
+                ]
+                if others and self._are_in(file, others):
+                    left.remove(file)
+                    redundant.add(file)
         return redundant
 
     def _may_share(self, file: RowFile, other: RowFile) -> bool:
@@ -308,7 +312,7 @@ class Planner:
         if paths:
             self._asides += paths
             few = ", ".join(sorted(paths)[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-            self._findings.append(f"{len(paths)} files of {what} are not used, and set aside: {few}")
+            self._findings.append(f"files of {what} that no commit accounts for, {len(paths)} in all: {few}")
 
 
 def completable(found: Inventory, base: Snapshot) -> Pending | None:
