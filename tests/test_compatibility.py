@@ -14,6 +14,7 @@ from rucola.client.instance import ClientInstance
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 
 TIMEOUT_MS = 30_000
@@ -28,7 +29,7 @@ async def answered(connection: Connection) -> set[int]:
     them have been when the last is.
     """
     answers = {code: connection.post(RemotingCommand.request(code)) for code in RequestCode}
-    assert await refused(connection.request(RemotingCommand.request(UNKNOWN), TIMEOUT_MS))
+    assert await refused(connection.request(RemotingCommand.request(UNKNOWN), Deadline(TIMEOUT_MS)))
     for answer in answers.values():
         if answer.done():
             remark = answer.result().remark or ""

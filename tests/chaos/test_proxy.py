@@ -12,6 +12,7 @@ from rucola.errors import RemotingConnectError, RemotingTimeout
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 
 ECHO = 1
@@ -60,7 +61,7 @@ def test_every_fault_and_its_end() -> None:
             silent = await client.connect(proxy.address)
             assert proxy.half_open() == 1
             with pytest.raises(RemotingTimeout):
-                await silent.request(RemotingCommand.request(ECHO), 50)
+                await silent.request(RemotingCommand.request(ECHO), Deadline(50))
             other = RemotingClient()
             assert await ask(other, proxy) == b"x" * 100_000
             assert proxy.accepted == 5

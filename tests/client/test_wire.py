@@ -14,6 +14,7 @@ from rucola.client.instance import ClientInstance
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 from wire import Exchange, decode, exchanges, shape
 
@@ -60,7 +61,7 @@ def test_recorded_questions_get_answers_of_the_same_form(golden: Path, tmp_path:
             consumer.listen(lambda message: None)
             async with consumer:
                 await client.remoting.connect(f"{HOST}:{asking.port}")
-                answers = [await connections[0].request(decode(one.request), TIMEOUT_MS) for one in recorded]
+                answers = [await connections[0].request(decode(one.request), Deadline(TIMEOUT_MS)) for one in recorded]
         await asking.stop()
         return answers
 

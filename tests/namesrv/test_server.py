@@ -39,6 +39,7 @@ from rucola.protocol.route import (
 )
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.deadline import Deadline
 from wire import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 9877
@@ -231,7 +232,9 @@ def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
         nonlocal now_ms
         broker = RemotingClient()
         connection = await broker.connect(t.address)
-        await connection.request(RemotingCommand.request(RequestCode.REGISTER_BROKER, *registration("T")), 3000)
+        await connection.request(
+            RemotingCommand.request(RequestCode.REGISTER_BROKER, *registration("T")), Deadline(3000)
+        )
         now_ms = 120_000
         t.namesrv.drop_silent_brokers()
         assert (await t.route("T")).code == ResponseCode.SUCCESS

@@ -17,6 +17,7 @@ from rucola.protocol.frame import FrameDecoder
 from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply, address_of
+from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 
 ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
@@ -438,7 +439,7 @@ def resident_bytes() -> int:
 
 def test_a_servers_request_is_answered_over_the_same_connection() -> None:
     async def ask_back(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        back = await connection.request(request(NOTIFY, b"how are you"), 3000)
+        back = await connection.request(request(NOTIFY, b"how are you"), Deadline(3000))
         return command.response(0, body=back.body)
 
     async def scenario(server: RemotingServer) -> None:
@@ -516,7 +517,7 @@ def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
         with pytest.raises(RemotingConnectError, match="is closed"):
             await posted
         with pytest.raises(RemotingConnectError, match="is closed"):
-            await connection.request(request(ECHO), 1000)
+            await connection.request(request(ECHO), Deadline(1000))
         assert (await client.invoke(address, request(ECHO))).code == 0, "a new connection is made"
         await client.close()
 
@@ -554,7 +555,7 @@ def test_peers_are_named_by_address() -> None:
     async def scenario(server: RemotingServer) -> None:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
-        answer = await connection.request(request(ECHO), 3000)
+        answer = await connection.request(request(ECHO), Deadline(3000))
         assert connection.peer == f"127.0.0.1:{server.port}"
         assert connection._transport is not None
         host, port = connection._transport.get_extra_info("sockname")

@@ -15,6 +15,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 
 ECHO, HOLD = 1, 2
@@ -121,7 +122,7 @@ def test_a_server_keeps_a_client_that_leaves_its_request_unanswered(monkeypatch:
         await client.connect(f"127.0.0.1:{server.port}")
         accepted = await opened.get()
         with pytest.raises(RemotingTimeout):
-            await accepted.request(request(HOLD), 50)
+            await accepted.request(request(HOLD), Deadline(50))
         assert accepted.is_open
         await client.close()
         await server.stop()

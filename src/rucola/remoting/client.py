@@ -47,12 +47,11 @@ class RemotingClient:
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
         """Send a request and return its answer, whatever its code. RemotingConnectError, RemotingTimeout."""
+        deadline = Deadline(timeout_ms)
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
-            deadline = Deadline(timeout_ms)
             connection = await self.connect(address, timeout_ms)
-            timeout_ms = deadline.left_ms
-        return await connection.request(command, timeout_ms)
+        return await connection.request(command, deadline)
 
     async def invoke_ok(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS

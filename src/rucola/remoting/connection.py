@@ -51,6 +51,7 @@ from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, Re
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
+from rucola.remoting.deadline import Deadline
 from rucola.remoting.turns import AtOnce, Turns, turns_of
 
 logger = logging.getLogger(__name__)
@@ -152,22 +153,22 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._write(frame)
 
-    async def request(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
+    async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """Send a request and wait for its answer.
 
         RemotingTimeout if none came in time, RemotingConnectError if the connection is or gets closed. Without time
         left, nothing is sent.
         """
-        if timeout_ms <= 0:
+        if not (waited_ms := deadline.left_ms):
             raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}")
         answer = self.post(command)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with deadline.scope():
                 return await answer
         except TimeoutError:
-            self.give_up(command, timeout_ms)
+            self.give_up(command, waited_ms)
             raise RemotingTimeout(
-                f"{self.peer} gave no answer to {name_of(command.code)} within {timeout_ms:.0f} ms"
+                f"{self.peer} gave no answer to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms"
             ) from None
         finally:
             self._waiting.pop(command.opaque, None)

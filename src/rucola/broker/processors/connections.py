@@ -41,6 +41,7 @@ from rucola.protocol.connections import (
 from rucola.protocol.heartbeat import subscription
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
+from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class ConnectionProcessor:
         request = RemotingCommand.request(command.code, body=body)
         request.ext = command.ext_fields if fields is None else fields
         try:
-            answer = await client.request(request, CLIENT_TIMEOUT_MS)
+            answer = await client.request(request, Deadline(CLIENT_TIMEOUT_MS))
         except RemotingTimeout as error:
             return command.response(
                 ResponseCode.CONSUME_MSG_TIMEOUT, remark=f"consumer <{group}> <{client_id}> Timeout: {error}"
@@ -183,7 +184,7 @@ class ConnectionProcessor:
             question = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
             request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
             try:
-                answer = await client.request(request, STATUS_TIMEOUT_MS)
+                answer = await client.request(request, Deadline(STATUS_TIMEOUT_MS))
             except RemotingError as error:
                 logger.warning("client %s of group %s told no status: %s", member.client_id, header.group, error)
                 return member.client_id, None

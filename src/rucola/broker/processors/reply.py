@@ -24,6 +24,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
+from rucola.remoting.deadline import Deadline
 from rucola.store.config import PutMessageStatus
 
 CLIENT_TIMEOUT_MS = 10_000
@@ -127,7 +128,7 @@ class ReplyProcessor:
         if connection is None:
             return f"push reply message fail, channel of <{asker}> not found."
         try:
-            received = await connection.request(push, CLIENT_TIMEOUT_MS)
+            received = await connection.request(push, Deadline(CLIENT_TIMEOUT_MS))
         except RemotingError as error:
             return f"push reply message to {asker} fail: {error}"
         if received.code != ResponseCode.SUCCESS:
