@@ -15,8 +15,8 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
 from rucola.message.record import encode
-from rucola.spark import columns
-from rucola.spark.arrays import Array
+from rucola.spark.source import columns
+from rucola.spark.source.arrays import Array
 
 TOPIC = "BenchColumns"
 SIZES = {1024: 128 * 1024, 200: 512 * 1024}

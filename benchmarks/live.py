@@ -17,8 +17,8 @@ from ready import drop
 from rucola.admin import AdminClient, TopicConfig
 from rucola.client import Message, MessageQueue
 from rucola.client.sync import Producer
-from rucola.spark import source
 from rucola.spark.session import local_session
+from rucola.spark.source import data_source
 from servers import Server, standalone
 
 WIDE = "BenchWide", 256, 4
@@ -60,9 +60,9 @@ def _fill(broker: Server, topic: str, queues: int, count: int) -> None:
 def _figure(
     session: SparkSession, broker: Server, store: Path, topic: str, queues: int, count: int, rounds: int
 ) -> Figure:
-    reading = session.read.format(source.FORMAT).option("subscribe", topic)
+    reading = session.read.format(data_source.FORMAT).option("subscribe", topic)
     stored = reading.option("storePath", str(store)).load()
-    live = session.read.format(source.FORMAT).options(nameServer=broker.namesrv, subscribe=topic).load()
+    live = session.read.format(data_source.FORMAT).options(nameServer=broker.namesrv, subscribe=topic).load()
     for messages in (stored, live):
         if (found := messages.count()) != queues * count:
             raise RuntimeError(f"{queues * count} messages are stored, and Spark reads {found}")

@@ -12,7 +12,7 @@ from figures import Aim, Figure
 from floors import Options
 from processes import spent_in_turns
 from ready import drop, ready_rows, session_with_floor
-from rucola.spark import source
+from rucola.spark.source import data_source
 from written import write
 
 TOPIC = "BenchRead"
@@ -38,7 +38,7 @@ def _figures(session: SparkSession, size: int, count: int, share: float, rounds:
     with TemporaryDirectory(prefix="rucola-bench-") as name:
         folder = Path(name)
         write(folder / "store", TOPIC, size, count)
-        messages = session.read.format(source.FORMAT).option("storePath", str(folder / "store")).load()
+        messages = session.read.format(data_source.FORMAT).option("storePath", str(folder / "store")).load()
         found = messages.count()
         if found != count:
             raise RuntimeError(f"{count} messages are stored, and Spark reads {found}")

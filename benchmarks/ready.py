@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rucola.spark import columns
-from rucola.spark.schema import ddl
 from rucola.spark.session import local_session
+from rucola.spark.source import columns
+from rucola.spark.source.schema import ddl
 
 PARTITIONS = 2
 

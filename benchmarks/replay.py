@@ -16,7 +16,7 @@ from load import answer_to
 from processes import Spent, spent_in_turns
 from rucola.client import Message, MessageQueue, Producer
 from rucola.spark.jobs import replay
-from rucola.spark.resending import MESSAGES_A_REQUEST
+from rucola.spark.jobs.resend import MESSAGES_A_REQUEST
 from rucola.spark.session import LaterSession, Spark, local_session
 from rucola.store.reader import StoreReader
 from servers import Server, standalone

@@ -26,9 +26,9 @@ from figures import Aim, Figure
 from floors import Options
 from processes import below, text
 from ready import drop
-from rucola.spark import source
 from rucola.spark.jobs import archive
 from rucola.spark.session import local_session
+from rucola.spark.source import data_source
 from written import write
 
 TOPIC = "BenchScale"
@@ -119,7 +119,7 @@ def _grow(session: SparkSession, folder: Path, sizes_mib: tuple[int, ...], aims:
     stored = 0
 
     def read() -> None:
-        drop(session.read.format(source.FORMAT).option("storePath", str(store)).load())
+        drop(session.read.format(data_source.FORMAT).option("storePath", str(store)).load())
 
     def archive_all() -> None:
         summary = archive.run(session, store, lake)

@@ -19,11 +19,11 @@ from figures import Aim, Figure, median
 from floors import Options
 from rucola.spark.jobs import search
 from rucola.spark.jobs.archive import stage
-from rucola.spark.lake import open_lake
-from rucola.spark.lookup import Found, by_key
-from rucola.spark.selection import Selection
+from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake.lake import open_lake
+from rucola.spark.lake.lookup import Found, by_key
+from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.session import local_session
-from rucola.spark.snapshot import read_snapshot
 
 ROWS = 1_000_000
 FULL_ROWS = 20_000_000

@@ -17,7 +17,7 @@ is left. Then, of the messages by their names,
     delivered to one group and not to another      none
     delivered more often than once                 counted: what was in hand when its consumer crashed
 
-A second part follows, in which the network fails and not the clients: `tests/chaos/run.py`.
+A second part follows, in which the network fails and not the clients: `tests/support/chaos/run.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rucola.admin import AdminClient
 from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer
 from rucola.errors import MQError
 from rucola.protocol.topic import TopicConfig
-from rucola.store.check import check
+from rucola.store.tools.check import check
 from servers import Server, standalone
 
 TOPIC = "Soak"
@@ -294,7 +294,7 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
 def chaos(minutes: float, seed: int) -> bool:
     """Run the second part in a process of its own, since it has modules of the same names; return its success."""
     tests = Path(__file__).resolve().parents[1] / "tests"
-    command = [sys.executable, "-m", "chaos.run", "--minutes", str(minutes), "--seed", str(seed)]
+    command = [sys.executable, "-m", "support.chaos.run", "--minutes", str(minutes), "--seed", str(seed)]
     return subprocess.run(command, cwd=tests, env={**os.environ, "PYTHONPATH": str(tests)}).returncode == 0
 
 

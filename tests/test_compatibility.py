@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import HOST, cluster
-from compatibility import rows
 from rucola.client.instance import ClientInstance
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
+from support.cluster import HOST, cluster
+from support.compatibility import rows
 
 TIMEOUT_MS = 30_000
 UNKNOWN = 9999

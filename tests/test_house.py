@@ -40,7 +40,7 @@ MAY_IMPORT = {
 STORE_FOR_SPARK = {"rucola.store.reader", "rucola.store.scan"}  # the reading side, which can write nothing
 # The job rebuild writes what a store derives from its log. It does so by the store's own hand, so that there are no
 # two, and into a new directory.
-STORE_FOR_REBUILD = {"rucola.store.config", "rucola.store.rebuild", "rucola.store.rebuild_pieces"}
+STORE_FOR_REBUILD = {"rucola.store.config", "rucola.store.tools.rebuild", "rucola.store.tools.partial_rebuild"}
 
 # The engine and the protocol are wound from outside: they have no event loop, no socket and no clock of their own.
 MAY_NOT_KNOW = {

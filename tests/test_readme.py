@@ -12,7 +12,7 @@ import click
 import pytest
 
 from rucola.cli.main import main
-from servers import server
+from support.servers import server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

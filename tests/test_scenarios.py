@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from stage import Stage
+from support.stage import Stage
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 RULE = "----"

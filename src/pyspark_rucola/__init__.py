@@ -4,6 +4,6 @@ When a session first looks for a Python data source, it imports every top-level 
 `pyspark_` and takes its `DefaultSource`. Everything else is in `rucola.spark`.
 """
 
-from rucola.spark.source import RocketMQSource as DefaultSource
+from rucola.spark.source.data_source import RocketMQSource as DefaultSource
 
 __all__ = ["DefaultSource"]

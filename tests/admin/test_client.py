@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import HOST, Cluster
-from filled import NOW_MS, ask, fill
 from rucola.admin import AdminClient, TopicConfig
 from rucola.broker.broker import Broker
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message.host import encode_host
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.queue import MessageQueue
+from support.cluster import HOST, Cluster
+from support.filled import NOW_MS, ask, fill
 
 
 @pytest.fixture

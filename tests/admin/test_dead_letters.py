@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, cluster
 from rucola.admin import REDRIVE_GROUP, AdminClient, RedriveResult, RedriveStatus, dlq_topic, retry_topic
 from rucola.broker.broker import Broker
 from rucola.client import Producer
@@ -22,6 +21,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.lock import LockBatchRequestBody
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from support.cluster import Cluster, cluster
 
 COUNT = 6
 SENT, BEFORE, FAILED = RedriveStatus.SENT, RedriveStatus.DONE_BEFORE, RedriveStatus.FAILED

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
 from rucola.admin import LATEST, AdminClient, TrackType
 from rucola.broker.broker import Broker
 from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
@@ -21,6 +20,7 @@ from rucola.protocol.group import QueryCorrectionOffsetBody, QueryCorrectionOffs
 from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor, Reply
+from support.cluster import Cluster, Tally, cluster
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -248,7 +248,7 @@ def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path) -> None:
+async def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path) -> None:
     """It takes the question for a reset to the end that may not go forward, and answers where its clients stay."""
     queue = MessageQueue("T", "broker-a", 0)
 
@@ -260,15 +260,12 @@ def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path)
         assert command.ext_fields["isForce"] == "false"
         return command.response(ResponseCode.SUCCESS, body=encode_offset_table({queue: 7}))
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
-            processors: dict[int, Processor] = {
-                RequestCode.GET_MIN_OFFSET: end(0),
-                RequestCode.GET_MAX_OFFSET: end(9),
-                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset,
-            }
-            await running.scripted_broker("broker-a", "T", processors)
-            with pytest.raises(ConfigError, match="stop all clients of group g, run this once more and start them"):
-                await admin.reset_offset("g", queue, 3)
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        processors: dict[int, Processor] = {
+            RequestCode.GET_MIN_OFFSET: end(0),
+            RequestCode.GET_MAX_OFFSET: end(9),
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset,
+        }
+        await running.scripted_broker("broker-a", "T", processors)
+        with pytest.raises(ConfigError, match="stop all clients of group g, run this once more and start them"):
+            await admin.reset_offset("g", queue, 3)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from chaos.proxy import Proxy
-from cluster import Cluster, cluster
-from consuming import committed, consumer_of, take
 from rucola.admin import AdminClient
 from rucola.client import Message, Producer
 from rucola.errors import RemotingConnectError, RemotingError, RemotingTimeout
+from support.cluster import Cluster, cluster
+from support.consumers import committed, consumer_of, take
+from support.proxy import Proxy
 
 
 @asynccontextmanager
@@ -31,68 +30,56 @@ async def two_brokers(path: Path) -> AsyncIterator[tuple[Cluster, Proxy, AdminCl
             yield running, proxy, admin
 
 
-def test_a_question_that_any_broker_can_answer_is_put_to_the_next(tmp_path: Path) -> None:
+async def test_a_question_that_any_broker_can_answer_is_put_to_the_next(tmp_path: Path) -> None:
     """Before, the broker that hung was asked first, and its timeout was the answer."""
 
-    async def run() -> None:
-        async with (
-            two_brokers(tmp_path) as (running, proxy, admin),
-            Producer("p", running.namesrv) as producer,
-            consumer_of(running) as consumer,
-        ):
-            await take(consumer, 2)
-            await producer.queues("T")
-            await producer.instance.beat()
-            proxy.freeze()
-            client_id = consumer.instance.client_id
-            connection = await admin.examine_consumer_connection_info("c")
-            assert [client.client_id for client in connection.connection_set] == [client_id]
-            assert (await admin.get_consumer_running_info("c", client_id)).subscription_set
-            assert (await admin.examine_producer_connection_info("p", "T")).connection_set
-            proxy.thaw()
-
-    asyncio.run(run())
+    async with (
+        two_brokers(tmp_path) as (running, proxy, admin),
+        Producer("p", running.namesrv) as producer,
+        consumer_of(running) as consumer,
+    ):
+        await take(consumer, 2)
+        await producer.queues("T")
+        await producer.instance.beat()
+        proxy.freeze()
+        client_id = consumer.instance.client_id
+        connection = await admin.examine_consumer_connection_info("c")
+        assert [client.client_id for client in connection.connection_set] == [client_id]
+        assert (await admin.get_consumer_running_info("c", client_id)).subscription_set
+        assert (await admin.examine_producer_connection_info("p", "T")).connection_set
+        proxy.thaw()
 
 
-def test_what_a_hung_broker_may_know_is_not_denied(tmp_path: Path) -> None:
+async def test_what_a_hung_broker_may_know_is_not_denied(tmp_path: Path) -> None:
     """The healthy broker knows no client of the group; whether the other does cannot be told."""
 
-    async def run() -> None:
-        async with two_brokers(tmp_path) as (_, proxy, admin):
-            proxy.freeze()
-            with pytest.raises((RemotingTimeout, RemotingConnectError)):
-                await admin.find_consumer_connection("unknown")
-            proxy.thaw()
-            assert await admin.find_consumer_connection("unknown") is None
-
-    asyncio.run(run())
+    async with two_brokers(tmp_path) as (_, proxy, admin):
+        proxy.freeze()
+        with pytest.raises((RemotingTimeout, RemotingConnectError)):
+            await admin.find_consumer_connection("unknown")
+        proxy.thaw()
+        assert await admin.find_consumer_connection("unknown") is None
 
 
-def test_a_change_reaches_the_healthy_broker_though_another_fails(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with two_brokers(tmp_path) as (running, proxy, admin):
-            async with consumer_of(running) as consumer:
-                await take(consumer, 2)
-            assert await committed(running) == 2
-            proxy.freeze()
+async def test_a_change_reaches_the_healthy_broker_though_another_fails(tmp_path: Path) -> None:
+    async with two_brokers(tmp_path) as (running, proxy, admin):
+        async with consumer_of(running) as consumer:
+            await take(consumer, 2)
+        assert await committed(running) == 2
+        proxy.freeze()
+        with pytest.raises(RemotingError):
+            await admin.reset_offset_by_timestamp("T", "c", 0)
+        proxy.thaw()
+        assert await committed(running) < 2
+
+
+async def test_a_change_reaches_every_name_server_though_the_first_hangs(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
+        await running.add_namesrv()
+        second = running.namesrv.split(";")[1]
+        proxy.freeze()
+        async with AdminClient(f"{proxy.address};{second}", timeout_ms=500) as admin:
             with pytest.raises(RemotingError):
-                await admin.reset_offset_by_timestamp("T", "c", 0)
-            proxy.thaw()
-            assert await committed(running) < 2
-
-    asyncio.run(run())
-
-
-def test_a_change_reaches_every_name_server_though_the_first_hangs(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
-            await running.add_namesrv()
-            second = running.namesrv.split(";")[1]
-            proxy.freeze()
-            async with AdminClient(f"{proxy.address};{second}", timeout_ms=500) as admin:
-                with pytest.raises(RemotingError):
-                    await admin.create_and_update_kv_config("space", "key", "value")
-            async with AdminClient(second) as admin:
-                assert await admin.get_kv_config("space", "key") == "value"
-
-    asyncio.run(run())
+                await admin.create_and_update_kv_config("space", "key", "value")
+        async with AdminClient(second) as admin:
+            assert await admin.get_kv_config("space", "key") == "value"

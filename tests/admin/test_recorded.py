@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cluster import cluster
 from rucola.admin import AdminClient, KeyQueryResult
 from rucola.errors import BrokerError
 from rucola.message.record import decode_many
@@ -17,7 +16,8 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor
-from wire import Exchange, decode, exchanges
+from support.cluster import cluster
+from support.wire import Exchange, decode, exchanges
 
 CLIENT = "192.0.2.2@W_g_tag-2860957628758"
 BROKER_PORT = 10921

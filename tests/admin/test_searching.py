@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import SMALL_FILES, Cluster, cluster
-from filled import NOW_MS, TOPIC, ask, fill
 from rucola.admin import PAGE, AdminClient, KeyQueryResult
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
-from rucola.broker.processors.query import QueryProcessor
+from rucola.broker.remoting.query import QueryProcessor
 from rucola.cli.main import main
 from rucola.client import Message, Producer
 from rucola.errors import ConfigError
@@ -23,6 +21,8 @@ from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Reply
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
+from support.cluster import SMALL_FILES, Cluster, cluster
+from support.filled import NOW_MS, TOPIC, ask, fill
 
 HOUR_MS = 3_600_000
 

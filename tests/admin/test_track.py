@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from cluster import Cluster, cluster
 from rucola.admin import AdminClient, MessageExt, MessageQueue, MessageTrack, TrackType, dlq_topic, retry_topic
 from rucola.broker.broker import Broker
 from rucola.client import Message, Producer, PullConsumer
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from support.cluster import Cluster, cluster
 
 DELAYS = {"message_delay_level": "1s 1h"}
 
@@ -121,16 +121,13 @@ def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker(store={"message_index_enable": False})
-            await running.create_topic(broker, "T", 1)
-            async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
-                sent = await producer.send(Message("T", b"x", keys="k"))
-                await admin.update_consume_offset(broker.address, "g", MessageQueue("T", "broker-a", 0), 1)
-                (track,) = await admin.message_track_detail(await admin.query_message_by_id(sent.offset_msg_id))
-                assert (track.track_type, track.is_passed) == (TrackType.NOT_ONLINE, True)
-                assert "keeps no index" in track.error
-
-    asyncio.run(run())
+async def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(store={"message_index_enable": False})
+        await running.create_topic(broker, "T", 1)
+        async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
+            sent = await producer.send(Message("T", b"x", keys="k"))
+            await admin.update_consume_offset(broker.address, "g", MessageQueue("T", "broker-a", 0), 1)
+            (track,) = await admin.message_track_detail(await admin.query_message_by_id(sent.offset_msg_id))
+            assert (track.track_type, track.is_passed) == (TrackType.NOT_ONLINE, True)
+            assert "keeps no index" in track.error

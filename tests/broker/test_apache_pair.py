@@ -6,14 +6,14 @@ import asyncio
 import struct
 from pathlib import Path
 
-from cluster import HOST, Cluster, cluster
-from replicating import end_of, send, until
 from rucola.broker.broker import Broker
 from rucola.client import Producer
 from rucola.message import Message
 from rucola.remoting.stream import Stream, StreamServer, open_stream
-from rucola.store.check import check
 from rucola.store.config import BrokerRole
+from rucola.store.tools.check import check
+from support.cluster import HOST, Cluster, cluster
+from support.replication import end_of, send, until
 
 READ_MAX_BUFFER_SIZE = 4 * 1024 * 1024
 BATCH = 32 * 1024
@@ -103,29 +103,26 @@ async def filled_master(running: Cluster) -> Broker:
     return master
 
 
-def test_a_slave_of_apaches_follows_our_master(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, asyncio.timeout(60):
-            master = await filled_master(running)
-            end = await end_of(running, master)
-            slave = ApacheSlave()
-            address = f"{HOST}:{master.config.ha_listen_port}"
-            await slave.follow(address, end)
-            assert slave.begin == end - end % FILE
-            async with Producer("p", running.namesrv, retry_times=0) as producer:
-                following = asyncio.create_task(slave.follow(address, end + 200_000))
+async def test_a_slave_of_apaches_follows_our_master(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, asyncio.timeout(60):
+        master = await filled_master(running)
+        end = await end_of(running, master)
+        slave = ApacheSlave()
+        address = f"{HOST}:{master.config.ha_listen_port}"
+        await slave.follow(address, end)
+        assert slave.begin == end - end % FILE
+        async with Producer("p", running.namesrv, retry_times=0) as producer:
+            following = asyncio.create_task(slave.follow(address, end + 200_000))
 
-                async def is_safe() -> bool:
-                    return (await producer.send(Message("T", b"x" * 1000))).is_ok
+            async def is_safe() -> bool:
+                return (await producer.send(Message("T", b"x" * 1000))).is_ok
 
-                await until(is_safe)
-                while not following.done():
-                    await producer.send(Message("T", b"y" * 1000))
-                await following
-            log = log_of(tmp_path / "broker-a", slave.end)
-            assert log[slave.begin :] == slave.log
-
-    asyncio.run(run())
+            await until(is_safe)
+            while not following.done():
+                await producer.send(Message("T", b"y" * 1000))
+            await following
+        log = log_of(tmp_path / "broker-a", slave.end)
+        assert log[slave.begin :] == slave.log
 
 
 def test_our_slave_follows_a_master_of_apaches(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ from rucola.protocol.topic import PERM_WRITE, CreateTopicRequestHeader, TopicReq
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
-from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
+from rucola.store.tools.check import check
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 1 << 20,
@@ -139,18 +139,15 @@ def test_held_pull_is_answered_at_its_deadline(tmp_path: Path) -> None:
     with_broker(tmp_path, talk)
 
 
-def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path) as peer:
-            await peer.send()
-            held = asyncio.ensure_future(
-                peer.pull(queue_offset=1, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=60_000)
-            )
-            await peer.pull()
-            await peer.broker.stop()
-            assert (await asyncio.wait_for(held, 10)).code == ResponseCode.PULL_NOT_FOUND
-
-    asyncio.run(run())
+async def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    async with serving(tmp_path) as peer:
+        await peer.send()
+        held = asyncio.ensure_future(
+            peer.pull(queue_offset=1, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=60_000)
+        )
+        await peer.pull()
+        await peer.broker.stop()
+        assert (await asyncio.wait_for(held, 10)).code == ResponseCode.PULL_NOT_FOUND
 
 
 @pytest.mark.parametrize("change", ["delete", "close"])
@@ -239,18 +236,15 @@ def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.Monke
     with_broker(tmp_path, lambda peer: peer.send())
 
 
-def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async def run() -> None:
-        async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
-            assert (await peer.send()).code == ResponseCode.SUCCESS
-            with monkeypatch.context() as broken:
-                broken.setattr(mapped_file, "sync_pages", never)
-                assert (await peer.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
-
-    asyncio.run(run())
+    async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
+        assert (await peer.send()).code == ResponseCode.SUCCESS
+        with monkeypatch.context() as broken:
+            broken.setattr(mapped_file, "sync_pages", never)
+            assert (await peer.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
 
 
 # Restarts.
@@ -304,34 +298,31 @@ def heartbeat(client_id: str, topic: str = "T") -> bytes:
     return encode_body(HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
 
 
-def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
-    async def run() -> None:
-        notified: asyncio.Queue[str] = asyncio.Queue()
+async def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
+    notified: asyncio.Queue[str] = asyncio.Queue()
 
-        def note(connection: Connection, command: RemotingCommand) -> None:
-            assert command.is_oneway
-            notified.put_nowait(command.ext_fields["consumerGroup"])
+    def note(connection: Connection, command: RemotingCommand) -> None:
+        assert command.is_oneway
+        notified.put_nowait(command.ext_fields["consumerGroup"])
 
-        async with serving(tmp_path) as peer:
-            first = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
-            second = RemotingClient()
+    async with serving(tmp_path) as peer:
+        first = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
+        second = RemotingClient()
 
-            async def beat(client: RemotingClient, client_id: str) -> None:
-                command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat(client_id))
-                assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
+        async def beat(client: RemotingClient, client_id: str) -> None:
+            command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat(client_id))
+            assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
 
-            async with asyncio.timeout(10):
-                await beat(first, "first")
-                assert await notified.get() == "g"
-                await beat(first, "first")  # nothing new
-                await beat(second, "second")
-                assert await notified.get() == "g"
-                await second.close()
-                assert await notified.get() == "g"
-            assert notified.empty()
-            await first.close()
-
-    asyncio.run(run())
+        async with asyncio.timeout(10):
+            await beat(first, "first")
+            assert await notified.get() == "g"
+            await beat(first, "first")  # nothing new
+            await beat(second, "second")
+            assert await notified.get() == "g"
+            await second.close()
+            assert await notified.get() == "g"
+        assert notified.empty()
+        await first.close()
 
 
 def test_pull_by_the_group_subscription(tmp_path: Path) -> None:

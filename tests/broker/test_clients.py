@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.test_broker import heartbeat, serving
-from cluster import Tally
-from rucola.broker.clients import EXPIRY_MS, Clients
+from rucola.broker.client_registry import EXPIRY_MS, Clients
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -19,6 +18,7 @@ from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
+from support.cluster import Tally
 
 
 class Scene:
@@ -140,46 +140,37 @@ def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
 
 
 @pytest.mark.parametrize("by_broker", [True, False])
-def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_broker: bool) -> None:
-    async def run() -> None:
-        told: Tally[str] = Tally()
+async def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_broker: bool) -> None:
+    told: Tally[str] = Tally()
 
-        def note(connection: Connection, command: RemotingCommand) -> None:
-            told.add(command.ext_fields["consumerGroup"])
+    def note(connection: Connection, command: RemotingCommand) -> None:
+        told.add(command.ext_fields["consumerGroup"])
 
-        async with serving(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
-            group = SubscriptionGroupConfig(group_name="g", notify_consumer_ids_changed_enable=by_broker)
-            await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
-            client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
-            for _ in range(2):  # a notification would come before the second answer
-                command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("c"))
-                assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
-            assert told.items == []
-            await client.close()
-
-    asyncio.run(run())
+    async with serving(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
+        group = SubscriptionGroupConfig(group_name="g", notify_consumer_ids_changed_enable=by_broker)
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
+        client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
+        for _ in range(2):  # a notification would come before the second answer
+            command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("c"))
+            assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
+        assert told.items == []
+        await client.close()
 
 
-def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
-            silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)
-            connection = await silent.connect(peer.broker.address)
-            while connection.is_open:
-                assert (await peer.send()).code == ResponseCode.SUCCESS
-            assert talking.is_open
-            await silent.close()
-
-    asyncio.run(run())
+async def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
+    async with serving(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
+        silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)
+        connection = await silent.connect(peer.broker.address)
+        while connection.is_open:
+            assert (await peer.send()).code == ResponseCode.SUCCESS
+        assert talking.is_open
+        await silent.close()
 
 
-def test_an_idle_time_of_nothing_closes_no_connection(tmp_path: Path) -> None:
+async def test_an_idle_time_of_nothing_closes_no_connection(tmp_path: Path) -> None:
     """As it is with Netty, where it switches the looking off."""
 
-    async def run() -> None:
-        async with serving(tmp_path, server_channel_max_idle_time_seconds=0):
-            assert "close idle connections" not in {task.get_name() for task in asyncio.all_tasks()}
-        async with serving(tmp_path):
-            assert "close idle connections" in {task.get_name() for task in asyncio.all_tasks()}
-
-    asyncio.run(run())
+    async with serving(tmp_path, server_channel_max_idle_time_seconds=0):
+        assert "close idle connections" not in {task.get_name() for task in asyncio.all_tasks()}
+    async with serving(tmp_path):
+        assert "close idle connections" in {task.get_name() for task in asyncio.all_tasks()}

@@ -11,7 +11,7 @@ import pytest
 
 from broker.test_broker import Peer, with_broker
 from rucola.broker.config import BrokerConfig
-from rucola.broker.congestion import TICK_MS, Congestion
+from rucola.broker.flow_control import TICK_MS, Congestion
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Processor
@@ -77,53 +77,47 @@ def test_turns_are_not_looked_at_unless_that_is_asked_for() -> None:
     assert Scene().tick(60_000) == set()
 
 
-def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None:
-    async def scenario() -> None:
-        here = Scene()
-        began, touched = threading.Event(), threading.Event()
+async def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None:
+    here = Scene()
+    began, touched = threading.Event(), threading.Event()
 
-        def pages() -> None:
-            began.set()
-            touched.wait(20)
+    def pages() -> None:
+        began.set()
+        touched.wait(20)
 
-        touching = asyncio.create_task(here.congestion.touch(pages))
-        await asyncio.to_thread(began.wait, 20)
-        assert here.tick(979) == set()
-        assert here.tick() == SENDS
-        assert "PCBUSY" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
-        assert "osPageCacheBusyTimeOutMills" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
-        touched.set()
-        await touching
-        assert here.tick() == set()
-
-    asyncio.run(scenario())
+    touching = asyncio.create_task(here.congestion.touch(pages))
+    await asyncio.to_thread(began.wait, 20)
+    assert here.tick(979) == set()
+    assert here.tick() == SENDS
+    assert "PCBUSY" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
+    assert "osPageCacheBusyTimeOutMills" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
+    touched.set()
+    await touching
+    assert here.tick() == set()
 
 
-def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
+async def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
     """The pages have been touched meanwhile, though the loop had no time to notice."""
 
-    async def scenario() -> None:
-        here = Scene()
-        began, may_end = threading.Event(), threading.Event()
+    here = Scene()
+    began, may_end = threading.Event(), threading.Event()
 
-        def pages() -> None:
-            began.set()
-            may_end.wait(20)
+    def pages() -> None:
+        began.set()
+        may_end.wait(20)
 
-        touching = asyncio.create_task(here.congestion.touch(pages))
-        await asyncio.to_thread(began.wait, 20)
-        assert here.tick(5000) == SENDS
-        may_end.set()
-        threads = threading.Event()
-        for _ in range(2000):  # without a turn of the loop
-            if here.tick(5000) == set():
-                break
-            threads.wait(0.01)
-        assert here.tick(5000) == set()
-        assert not touching.done()
-        await touching
-
-    asyncio.run(scenario())
+    touching = asyncio.create_task(here.congestion.touch(pages))
+    await asyncio.to_thread(began.wait, 20)
+    assert here.tick(5000) == SENDS
+    may_end.set()
+    threads = threading.Event()
+    for _ in range(2000):  # without a turn of the loop
+        if here.tick(5000) == set():
+            break
+        threads.wait(0.01)
+    assert here.tick(5000) == set()
+    assert not touching.done()
+    await touching
 
 
 def test_a_broker_refuses_and_takes_messages_again(tmp_path: Path) -> None:

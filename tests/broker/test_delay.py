@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-import stores
 from broker.test_broker import Peer, serving, with_broker
 from rucola import fastjson
-from rucola.broker.clockwork import Alarm
-from rucola.broker.delay import BATCH, DelayedDelivery, postpone
-from rucola.broker.internal_puts import FIRST_RETRY_MS, InternalPuts
+from rucola.broker.background.scheduler import Alarm
+from rucola.broker.delivery.delay import BATCH, DelayedDelivery, postpone
+from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.hashing import tags_code
@@ -25,9 +24,10 @@ from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueueRequestHeader
-from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
+from support import stores
 
 DELAYS_MS = [1000, 5000, 60_000]
 T0 = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.broker.editing import Edited, Editing
+from rucola.broker.send_properties import Edited, Editing
 from rucola.errors import InvalidMessage
 from rucola.message.properties import parse
 

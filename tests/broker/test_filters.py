@@ -12,7 +12,7 @@ import pytest
 from broker.test_broker import Peer, serving, with_broker
 from rucola.broker.bloom import bloom_places
 from rucola.broker.config import BrokerConfig
-from rucola.broker.tables.filters import ConsumerFilterTable
+from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.errors import StoreCorrupt
 from rucola.message.record import decode_many
 from rucola.protocol import pull

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.flush import Flush
-from rucola.store.check import check
+from rucola.broker.background.group_commit import Flush
 from rucola.store.message_store import MessageStore
-from stores import config, inner
+from rucola.store.tools.check import check
+from support.stores import config, inner
 
 
 def flushing(path: Path, talk: Any) -> None:

@@ -23,7 +23,7 @@ from rucola.protocol.offset import QueueRequestHeader, SearchOffsetRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.remoting.client import RemotingClient
-from rucola.store.check import check
+from rucola.store.tools.check import check
 
 Ask = Callable[[RequestCode, Header], Awaitable[RemotingCommand]]
 MAX_TIME = 2**63 - 1

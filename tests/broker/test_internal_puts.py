@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import stores
 from broker.test_broker import Peer, serving, with_broker
 from broker.test_delay import T0, arrives, with_delays
 from broker.test_delay import Scene as Delays
@@ -26,19 +25,20 @@ from broker.test_timer import DAY_MS, fill
 from broker.test_timer import scene as timers
 from broker.test_transactions import COMMIT, ROLLBACK, TIMEOUT_MS, asked
 from broker.test_transactions import scene as halves
-from rucola.broker import internal_puts
 from rucola.broker.config import MetricsExporterType
-from rucola.broker.internal_puts import LAST_RETRY_MS, Backoff, InternalPuts
-from rucola.broker.timer import Progress
+from rucola.broker.delivery import internal_puts
+from rucola.broker.delivery.internal_puts import LAST_RETRY_MS, Backoff, InternalPuts
+from rucola.broker.delivery.timer import Progress
 from rucola.message import MessageInner, properties
 from rucola.message.properties import DELAY, TIMER_ROLL_TIMES
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import OFFSET_MOVED_EVENT, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
+from support import stores
 
 LARGE = bytes(1500)
 
@@ -449,20 +449,17 @@ def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.L
     store.close()
 
 
-def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path) as peer:
-            await peer.send()
-            (message,) = decode_many((await peer.pull()).body)
-            with next((tmp_path / "commitlog").iterdir()).open("r+b") as file:
-                file.seek(88)
-                file.write(b"B")
-            answer = await give_back(peer, message.physical_offset)
-            assert answer.code == ResponseCode.SYSTEM_ERROR
-            assert "the record at physical offset 0 is damaged" in str(answer.remark)
-            assert "the body's CRC" in str(answer.remark)
-
-    asyncio.run(run())
+async def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as peer:
+        await peer.send()
+        (message,) = decode_many((await peer.pull()).body)
+        with next((tmp_path / "commitlog").iterdir()).open("r+b") as file:
+            file.seek(88)
+            file.write(b"B")
+        answer = await give_back(peer, message.physical_offset)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "the record at physical offset 0 is damaged" in str(answer.remark)
+        assert "the body's CRC" in str(answer.remark)
 
 
 def test_delayed_messages_that_leave_the_log_before_they_are_due_are_reported(

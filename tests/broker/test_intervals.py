@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from mmap import mmap
 from pathlib import Path
@@ -10,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.test_broker import Peer, heartbeat, with_broker
-from cluster import cluster
-from consuming import until
-from rucola.broker.clockwork import Clockwork
+from rucola.broker.background.scheduler import Clockwork
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
@@ -20,6 +17,8 @@ from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config
+from support.cluster import cluster
+from support.consumers import until
 
 Only = Callable[[str], None]
 
@@ -123,15 +122,12 @@ def test_members_that_fell_silent_are_gone(tmp_path: Path, only: Only) -> None:
     with_broker(tmp_path, talk, clock=lambda: now_ms)
 
 
-def test_a_name_server_that_forgot_the_broker_learns_of_it_again(tmp_path: Path, only: Only) -> None:
+async def test_a_name_server_that_forgot_the_broker_learns_of_it_again(tmp_path: Path, only: Only) -> None:
     only("register")
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker()
-            routes = running.first_namesrv.routes
-            routes.unregister(broker.address)
-            assert routes.clusters().broker_addr_table == {}
-            await until(lambda: "broker-a" in routes.clusters().broker_addr_table)
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        routes = running.first_namesrv.routes
+        routes.unregister(broker.address)
+        assert routes.clusters().broker_addr_table == {}
+        await until(lambda: "broker-a" in routes.clusters().broker_addr_table)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from broker.test_broker import Peer, with_broker
 from rucola import fastjson
-from rucola.broker.locks import LOCK_LIFE_MS, QueueLocks
+from rucola.broker.queue_locks import LOCK_LIFE_MS, QueueLocks
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.queue import MessageQueue
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster import HOST, Cluster, cluster
-from replicating import end_of, send, until
 from rucola.broker.broker import Broker
 from rucola.broker.config import MetricsExporterType
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import RemotingError
 from rucola.protocol.replication import encode_report
 from rucola.remoting.stream import open_stream
+from support.cluster import HOST, Cluster, cluster
+from support.replication import end_of, send, until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 Samples = dict[str, list[tuple[dict[str, str], float]]]
@@ -108,35 +108,32 @@ def test_the_page_names_every_metric_and_no_other(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_how_far_slaves_are_behind(tmp_path: Path) -> None:
+async def test_how_far_slaves_are_behind(tmp_path: Path) -> None:
     name = "rocketmq_slave_behind_bytes"
     settings = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker(**settings)
-            await running.create_topic(master, "T")
-            await send(running, 5)
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(**settings)
+        await running.create_topic(master, "T")
+        await send(running, 5)
 
-            async def is_told(expected: float) -> bool:
-                return [value for _, value in (await scrape(master)).get(name, [])] == [expected]
+        async def is_told(expected: float) -> bool:
+            return [value for _, value in (await scrape(master)).get(name, [])] == [expected]
 
-            lazy = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
-            assert name not in await scrape(master), "it has not said yet where to begin"
-            end = await end_of(running, master)
-            await lazy.write(encode_report(end - 100))
-            await until(lambda: is_told(100))
-            ((labels, _),) = (await scrape(master))[name]
-            assert labels.pop("slave").startswith(f"{HOST}:")
-            assert labels == OF_BROKER
-            await lazy.write(encode_report(end))
-            await until(lambda: is_told(0))
-            lazy.close()
-            slave = await running.start_slave(**settings)
-            await until(lambda: is_told(0))
-            assert name not in await scrape(slave)
-
-    asyncio.run(run())
+        lazy = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        assert name not in await scrape(master), "it has not said yet where to begin"
+        end = await end_of(running, master)
+        await lazy.write(encode_report(end - 100))
+        await until(lambda: is_told(100))
+        ((labels, _),) = (await scrape(master))[name]
+        assert labels.pop("slave").startswith(f"{HOST}:")
+        assert labels == OF_BROKER
+        await lazy.write(encode_report(end))
+        await until(lambda: is_told(0))
+        lazy.close()
+        slave = await running.start_slave(**settings)
+        await until(lambda: is_told(0))
+        assert name not in await scrape(slave)
 
 
 def test_members_retries_and_dead_letters(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stores
 from broker.test_broker import Peer, send_header, serving, with_broker
 from broker.test_delay import arrives, with_delays
 from broker.test_reply import REPLY_TOPIC, asking, reply
@@ -28,9 +27,10 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.transaction import EndTransactionRequestHeader
-from rucola.store.check import check
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
+from rucola.store.tools.check import check
+from support import stores
 
 QUEUES = 4
 PLACES = [*((topic, number) for topic in ("T", "%RETRY%g") for number in range(QUEUES)), ("%DLQ%g", 0)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-from cluster import HOST, SMALL_FILES, Tally, cluster
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import body_crc
@@ -15,9 +13,10 @@ from rucola.protocol.route import BrokerRequestHeader, RegisterBrokerRequestHead
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import StoreConfig
+from support.cluster import HOST, SMALL_FILES, Tally, cluster
 
 
-def test_registrations_carry_what_apaches_name_server_checks(tmp_path: Path) -> None:
+async def test_registrations_carry_what_apaches_name_server_checks(tmp_path: Path) -> None:
     heard: Tally[RemotingCommand] = Tally()
     left: Tally[RemotingCommand] = Tally()
 
@@ -29,35 +28,30 @@ def test_registrations_carry_what_apaches_name_server_checks(tmp_path: Path) -> 
         left.add(command)
         return command.response(ResponseCode.SUCCESS)
 
-    async def run() -> None:
-        namesrv = RemotingServer(
-            HOST, 0, {RequestCode.REGISTER_BROKER: register, RequestCode.UNREGISTER_BROKER: unregister}
-        )
-        await namesrv.start()
-        async with cluster(tmp_path) as running:
-            config = BrokerConfig(
-                broker_name="broker-a", broker_ip1=HOST, bind_address=HOST, listen_port=0,
-                namesrv_addr=f"{HOST}:{namesrv.port}",
-            )  # fmt: skip
-            async with Broker(config, StoreConfig(store_path_root_dir=str(tmp_path / "s"), **SMALL_FILES)) as broker:
-                for count in range(12):
-                    await running.create_topic(broker, f"T{count}")
-                await heard.reach(13)
-                address = broker.address
-        await namesrv.stop()
+    namesrv = RemotingServer(
+        HOST, 0, {RequestCode.REGISTER_BROKER: register, RequestCode.UNREGISTER_BROKER: unregister}
+    )
+    await namesrv.start()
+    async with cluster(tmp_path) as running:
+        config = BrokerConfig(
+            broker_name="broker-a", broker_ip1=HOST, bind_address=HOST, listen_port=0,
+            namesrv_addr=f"{HOST}:{namesrv.port}",
+        )  # fmt: skip
+        async with Broker(config, StoreConfig(store_path_root_dir=str(tmp_path / "s"), **SMALL_FILES)) as broker:
+            for count in range(12):
+                await running.create_topic(broker, f"T{count}")
+            await heard.reach(13)
+            address = broker.address
+    await namesrv.stop()
 
-        for command in heard.items:
-            header = command.decode_header(RegisterBrokerRequestHeader)
-            assert 0 <= header.body_crc32 < 2**31, "Java reads it as an int"
-            assert header.body_crc32 == body_crc(command.body)
-            assert header.broker_addr == address
-            assert (
-                "TBW102" in decode_registration(header, command.body).topic_config_serialize_wrapper.topic_config_table
-            )
-        newest = heard.items[-1]
-        table = decode_registration(newest.decode_header(RegisterBrokerRequestHeader), newest.body)
-        assert "T11" in table.topic_config_serialize_wrapper.topic_config_table
-        (goodbye,) = left.items
-        assert goodbye.decode_header(BrokerRequestHeader).broker_addr == address
-
-    asyncio.run(run())
+    for command in heard.items:
+        header = command.decode_header(RegisterBrokerRequestHeader)
+        assert 0 <= header.body_crc32 < 2**31, "Java reads it as an int"
+        assert header.body_crc32 == body_crc(command.body)
+        assert header.broker_addr == address
+        assert "TBW102" in decode_registration(header, command.body).topic_config_serialize_wrapper.topic_config_table
+    newest = heard.items[-1]
+    table = decode_registration(newest.decode_header(RegisterBrokerRequestHeader), newest.body)
+    assert "T11" in table.topic_config_serialize_wrapper.topic_config_table
+    (goodbye,) = left.items
+    assert goodbye.decode_header(BrokerRequestHeader).broker_addr == address

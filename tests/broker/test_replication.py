@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from cluster import HOST, cluster
-from replicating import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send, until
 from rucola.broker.replication import slave as slave_module
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
@@ -23,42 +21,38 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import TransferDecoder, encode_header, encode_report
 from rucola.remoting.stream import Stream, StreamServer, open_stream
 from rucola.store import mapped_file
-from rucola.store.check import check
 from rucola.store.config import BrokerRole, FlushDiskType
+from rucola.store.tools.check import check
+from support.cluster import HOST, cluster
+from support.replication import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send, until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 FILE = 1 << 20
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-def test_the_slave_has_every_byte(tmp_path: Path, flush: FlushDiskType) -> None:
-    async def run() -> None:
-        async with pair(tmp_path, slave={"flush_disk_type": flush}) as (running, master, slave):
-            assert set(await send(running, 50)) == {SendStatus.SEND_OK}
-            await caught_up(running, master, slave)
-            async with Producer("p", running.namesrv) as producer:
-                async for _ in producer.send_many(Message("T", bytes(5000), keys=f"k{n}") for n in range(500)):
-                    pass
-            await caught_up(running, master, slave)
-
-    asyncio.run(run())
+async def test_the_slave_has_every_byte(tmp_path: Path, flush: FlushDiskType) -> None:
+    async with pair(tmp_path, slave={"flush_disk_type": flush}) as (running, master, slave):
+        assert set(await send(running, 50)) == {SendStatus.SEND_OK}
+        await caught_up(running, master, slave)
+        async with Producer("p", running.namesrv) as producer:
+            async for _ in producer.send_many(Message("T", bytes(5000), keys=f"k{n}") for n in range(500)):
+                pass
+        await caught_up(running, master, slave)
 
 
-def test_sync_master_answers_when_the_slave_has_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            pair(tmp_path, SYNC) as (running, master, slave),
-            Producer("p", running.namesrv, retry_times=0) as producer,
-        ):
-            await until(lambda: is_stored_safely(producer))
-            for _ in range(20):
-                result = await producer.send(Message("T", b"x"))
-                assert result.status is SendStatus.SEND_OK
-                assert await end_of(running, slave) == await end_of(running, master)
-            results = [result async for result in producer.send_many(Message("T", b"%d" % n) for n in range(500))]
-            assert {result.status for result in results} == {SendStatus.SEND_OK}
-
-    asyncio.run(run())
+async def test_sync_master_answers_when_the_slave_has_it(tmp_path: Path) -> None:
+    async with (
+        pair(tmp_path, SYNC) as (running, master, slave),
+        Producer("p", running.namesrv, retry_times=0) as producer,
+    ):
+        await until(lambda: is_stored_safely(producer))
+        for _ in range(20):
+            result = await producer.send(Message("T", b"x"))
+            assert result.status is SendStatus.SEND_OK
+            assert await end_of(running, slave) == await end_of(running, master)
+        results = [result async for result in producer.send_many(Message("T", b"%d" % n) for n in range(500))]
+        assert {result.status for result in results} == {SendStatus.SEND_OK}
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
@@ -78,7 +72,9 @@ def test_sync_master_without_a_slave(tmp_path: Path, flush: FlushDiskType) -> No
 
 
 @pytest.mark.parametrize("who", ["master", "slave"])
-def test_nothing_is_vouched_for_before_it_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+async def test_nothing_is_vouched_for_before_it_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
     """Both have the message, and still the sender waits for the disk of the one whose flushDiskType is SYNC_FLUSH."""
     may_flush = threading.Event()
     may_flush.set()
@@ -91,97 +87,85 @@ def test_nothing_is_vouched_for_before_it_is_flushed(tmp_path: Path, monkeypatch
     monkeypatch.setattr(mapped_file, "sync_pages", patient)
     flushed = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
 
-    async def run() -> None:
-        settings = (SYNC | flushed, {}) if who == "master" else (SYNC, flushed)
-        async with (
-            pair(tmp_path, *settings) as (running, master, slave),
-            Producer("p", running.namesrv, retry_times=0) as producer,
-        ):
-            await until(lambda: is_stored_safely(producer))
-            before = await end_of(running, slave)
-            may_flush.clear()
-            sending = asyncio.create_task(producer.send(Message("T", b"x")))
+    settings = (SYNC | flushed, {}) if who == "master" else (SYNC, flushed)
+    async with (
+        pair(tmp_path, *settings) as (running, master, slave),
+        Producer("p", running.namesrv, retry_times=0) as producer,
+    ):
+        await until(lambda: is_stored_safely(producer))
+        before = await end_of(running, slave)
+        may_flush.clear()
+        sending = asyncio.create_task(producer.send(Message("T", b"x")))
 
-            async def has_it() -> bool:
-                return await end_of(running, slave) == await end_of(running, master) > before
+        async def has_it() -> bool:
+            return await end_of(running, slave) == await end_of(running, master) > before
 
-            await until(has_it)
-            assert not sending.done()
-            may_flush.set()
-            assert (await sending).status is SendStatus.SEND_OK
-
-    asyncio.run(run())
+        await until(has_it)
+        assert not sending.done()
+        may_flush.set()
+        assert (await sending).status is SendStatus.SEND_OK
 
 
-def test_a_slave_that_does_not_report_is_waited_for_and_let_go(
+async def test_a_slave_that_does_not_report_is_waited_for_and_let_go(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            settings = {"slave_timeout": 100, "ha_housekeeping_interval": 1500, "ha_send_heartbeat_interval": 50}
-            master = await running.start_broker(store=SYNC, **settings)
-            await running.create_topic(master, "T", queues=1)
-            slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
-            none = SendStatus.SLAVE_NOT_AVAILABLE
-            assert set(await send(running, 300)) == {none}, "it has not said where it begins"
-            await slave.write(encode_report(0))
-            decoder = TransferDecoder()
-            log = b""
-            while len(log) < await end_of(running, master):
-                log += b"".join(bytes(piece) for _, piece in decoder.receive_data(await slave.read(1 << 16)))
-            assert await send(running, 1) == [SendStatus.FLUSH_SLAVE_TIMEOUT]
-            heartbeats = 0
-            while data := await slave.read(1 << 16):
-                heartbeats += sum(not piece for _, piece in decoder.receive_data(data))
-            assert heartbeats > 5
-            assert "it has said nothing for 1500 ms (haHousekeepingInterval)" in caplog.text
-            slave.close()
-            assert await send(running, 1) == [SendStatus.SLAVE_NOT_AVAILABLE]
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        settings = {"slave_timeout": 100, "ha_housekeeping_interval": 1500, "ha_send_heartbeat_interval": 50}
+        master = await running.start_broker(store=SYNC, **settings)
+        await running.create_topic(master, "T", queues=1)
+        slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        none = SendStatus.SLAVE_NOT_AVAILABLE
+        assert set(await send(running, 300)) == {none}, "it has not said where it begins"
+        await slave.write(encode_report(0))
+        decoder = TransferDecoder()
+        log = b""
+        while len(log) < await end_of(running, master):
+            log += b"".join(bytes(piece) for _, piece in decoder.receive_data(await slave.read(1 << 16)))
+        assert await send(running, 1) == [SendStatus.FLUSH_SLAVE_TIMEOUT]
+        heartbeats = 0
+        while data := await slave.read(1 << 16):
+            heartbeats += sum(not piece for _, piece in decoder.receive_data(data))
+        assert heartbeats > 5
+        assert "it has said nothing for 1500 ms (haHousekeepingInterval)" in caplog.text
+        slave.close()
+        assert await send(running, 1) == [SendStatus.SLAVE_NOT_AVAILABLE]
 
 
-def test_nobody_waits_for_a_slave_that_has_gone(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker(store=SYNC, slave_timeout=60_000)
-            await running.create_topic(master, "T", queues=1)
-            slaves = [await open_stream(f"{HOST}:{master.config.ha_listen_port}") for _ in range(2)]
-            for slave in slaves:
-                await slave.write(encode_report(0))
-                await slave.read(1)
-            sending = asyncio.create_task(send(running, 3))
-
-            async def is_stored() -> bool:
-                return await end_of(running, master) > 0
-
-            await until(is_stored)
-            slaves[0].close()
-            await slaves[1].read(1)
-            assert not sending.done(), "there is another one"
-            slaves[1].close()
-            assert await sending == [SendStatus.SLAVE_NOT_AVAILABLE] * 3
-
-    asyncio.run(run())
-
-
-def test_a_slave_that_fell_behind_is_none(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker(
-                store=SYNC, ha_slave_fallbehind_max=1000, slave_timeout=50, ha_send_heartbeat_interval=50
-            )
-            await running.create_topic(master, "T", queues=1)
-            slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+async def test_nobody_waits_for_a_slave_that_has_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC, slave_timeout=60_000)
+        await running.create_topic(master, "T", queues=1)
+        slaves = [await open_stream(f"{HOST}:{master.config.ha_listen_port}") for _ in range(2)]
+        for slave in slaves:
             await slave.write(encode_report(0))
             await slave.read(1)
-            assert await send(running, 1, 200) == [SendStatus.FLUSH_SLAVE_TIMEOUT]
-            assert await send(running, 1, 900) == [SendStatus.SLAVE_NOT_AVAILABLE]
-            slave.close()
+        sending = asyncio.create_task(send(running, 3))
 
-    asyncio.run(run())
+        async def is_stored() -> bool:
+            return await end_of(running, master) > 0
+
+        await until(is_stored)
+        slaves[0].close()
+        await slaves[1].read(1)
+        assert not sending.done(), "there is another one"
+        slaves[1].close()
+        assert await sending == [SendStatus.SLAVE_NOT_AVAILABLE] * 3
+
+
+async def test_a_slave_that_fell_behind_is_none(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(
+            store=SYNC, ha_slave_fallbehind_max=1000, slave_timeout=50, ha_send_heartbeat_interval=50
+        )
+        await running.create_topic(master, "T", queues=1)
+        slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        await slave.write(encode_report(0))
+        await slave.read(1)
+        assert await send(running, 1, 200) == [SendStatus.FLUSH_SLAVE_TIMEOUT]
+        assert await send(running, 1, 900) == [SendStatus.SLAVE_NOT_AVAILABLE]
+        slave.close()
 
 
 def test_a_second_slave_serves_as_well(tmp_path: Path) -> None:
@@ -200,38 +184,32 @@ def test_a_second_slave_serves_as_well(tmp_path: Path) -> None:
     assert check(tmp_path / "third") == []
 
 
-def test_master_and_slave_come_and_go(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            await send(running, 20)
-            await slave.stop()
-            await send(running, 20, 20_000)
-            slave = await running.start_slave()
-            await caught_up(running, master, slave)
-            port = master.config.listen_port
-            await master.stop()
-            master = await running.start_broker(port=port)
-            await send(running, 20)
-            await caught_up(running, master, slave)
-
-    asyncio.run(run())
+async def test_master_and_slave_come_and_go(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, master, slave):
+        await send(running, 20)
+        await slave.stop()
+        await send(running, 20, 20_000)
+        slave = await running.start_slave()
+        await caught_up(running, master, slave)
+        port = master.config.listen_port
+        await master.stop()
+        master = await running.start_broker(port=port)
+        await send(running, 20)
+        await caught_up(running, master, slave)
 
 
-def test_a_new_slave_gets_the_newest_file(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker()
-            await running.create_topic(master, "T")
-            await send(running, 30, 100_000)
-            end = await end_of(running, master)
-            slave = await running.start_slave()
-            await caught_up(running, master, slave)
-            assert int((await figures(running, slave))["commitLogMinOffset"]) == end - end % FILE > 0
-            await send(running, 30, 100_000)
-            await caught_up(running, master, slave)
-        same_logs(tmp_path)
-
-    asyncio.run(run())
+async def test_a_new_slave_gets_the_newest_file(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker()
+        await running.create_topic(master, "T")
+        await send(running, 30, 100_000)
+        end = await end_of(running, master)
+        slave = await running.start_slave()
+        await caught_up(running, master, slave)
+        assert int((await figures(running, slave))["commitLogMinOffset"]) == end - end % FILE > 0
+        await send(running, 30, 100_000)
+        await caught_up(running, master, slave)
+    same_logs(tmp_path)
 
 
 def test_a_master_that_lost_messages_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -265,33 +243,30 @@ def test_a_master_that_lost_messages_is_not_followed(tmp_path: Path, caplog: pyt
     assert check(tmp_path / "slave") == check(tmp_path / "broker-a") == []
 
 
-def test_a_slave_that_was_away_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker(
-                store={"file_reserved_time": 0, "clean_resource_interval": 50, "delete_commit_log_files_interval": 1}
-            )
-            await running.create_topic(master, "T", queues=1)
-            slave = await running.start_slave()
-            await send(running, 3)
-            await caught_up(running, master, slave)
-            await slave.stop()
-            await send(running, 40, 100_000)
+async def test_a_slave_that_was_away_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(
+            store={"file_reserved_time": 0, "clean_resource_interval": 50, "delete_commit_log_files_interval": 1}
+        )
+        await running.create_topic(master, "T", queues=1)
+        slave = await running.start_slave()
+        await send(running, 3)
+        await caught_up(running, master, slave)
+        await slave.stop()
+        await send(running, 40, 100_000)
 
-            async def is_gone() -> bool:
-                answer = RemotingCommand.request(RequestCode.DELETE_EXPIRED_COMMITLOG)
-                await running.remoting.invoke_ok(master.address, answer)
-                return int((await figures(running, master))["commitLogMinOffset"]) > FILE
+        async def is_gone() -> bool:
+            answer = RemotingCommand.request(RequestCode.DELETE_EXPIRED_COMMITLOG)
+            await running.remoting.invoke_ok(master.address, answer)
+            return int((await figures(running, master))["commitLogMinOffset"]) > FILE
 
-            await until(is_gone)
-            await running.start_slave()
+        await until(is_gone)
+        await running.start_slave()
 
-            async def is_told() -> bool:
-                return "by now: stop the slave, remove its store directory, and start it again" in caplog.text
+        async def is_told() -> bool:
+            return "by now: stop the slave, remove its store directory, and start it again" in caplog.text
 
-            await until(is_told)
-
-    asyncio.run(run())
+        await until(is_told)
 
 
 @pytest.mark.parametrize(
@@ -302,21 +277,18 @@ def test_a_slave_that_was_away_too_long(tmp_path: Path, caplog: pytest.LogCaptur
         (b"GET / HTTP/1.1\r\n\r\n", "and that of this master only to"),
     ],
 )
-def test_garbage_on_the_port_of_the_master(
+async def test_garbage_on_the_port_of_the_master(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: bytes, words: str
 ) -> None:
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            stranger = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
-            await stranger.write(sent)
-            with suppress(RemotingConnectError):  # or it is reset, since not all that it sent was read
-                assert not await stranger.read(1)
-            stranger.close()
-            assert len([record for record in caplog.records if words in record.getMessage()]) == 1
-            await send(running, 5)
-            await caught_up(running, master, slave)
-
-    asyncio.run(run())
+    async with pair(tmp_path) as (running, master, slave):
+        stranger = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        await stranger.write(sent)
+        with suppress(RemotingConnectError):  # or it is reset, since not all that it sent was read
+            assert not await stranger.read(1)
+        stranger.close()
+        assert len([record for record in caplog.records if words in record.getMessage()]) == 1
+        await send(running, 5)
+        await caught_up(running, master, slave)
 
 
 @pytest.mark.parametrize(
@@ -364,20 +336,17 @@ def test_garbage_from_a_master(
     assert check(tmp_path / "slave") == []
 
 
-def test_a_slave_refuses_what_would_change_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            await send(running, 1)
-            await caught_up(running, master, slave)
-            with pytest.raises(BrokerError, match=f"execute it from master broker.; its master is {master.address}"):
-                await running.create_topic(slave, "Another")
-            for code, words in (
-                (RequestCode.SEND_MESSAGE_V2, "code 14: this broker is a slave and takes no messages"),
-                (RequestCode.CONSUMER_SEND_MSG_BACK, "code 14: this broker is a slave and takes no messages"),
-                (RequestCode.END_TRANSACTION, "code 11: this broker is a slave and ends no transactions"),
-                (RequestCode.DELETE_SUBSCRIPTIONGROUP, "code 1: Can't modify topic or subscription group"),
-            ):
-                with pytest.raises(BrokerError, match=f"{words}.*; its master is {master.address}"):
-                    await running.remoting.invoke_ok(slave.address, RemotingCommand.request(code))
-
-    asyncio.run(run())
+async def test_a_slave_refuses_what_would_change_it(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, master, slave):
+        await send(running, 1)
+        await caught_up(running, master, slave)
+        with pytest.raises(BrokerError, match=f"execute it from master broker.; its master is {master.address}"):
+            await running.create_topic(slave, "Another")
+        for code, words in (
+            (RequestCode.SEND_MESSAGE_V2, "code 14: this broker is a slave and takes no messages"),
+            (RequestCode.CONSUMER_SEND_MSG_BACK, "code 14: this broker is a slave and takes no messages"),
+            (RequestCode.END_TRANSACTION, "code 11: this broker is a slave and ends no transactions"),
+            (RequestCode.DELETE_SUBSCRIPTIONGROUP, "code 1: Can't modify topic or subscription group"),
+        ):
+            with pytest.raises(BrokerError, match=f"{words}.*; its master is {master.address}"):
+                await running.remoting.invoke_ok(slave.address, RemotingCommand.request(code))

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from broker.test_broker import Peer, send_header, with_broker
-from cluster import cluster
-from consuming import FIRST
 from rucola.client import Message, Producer, PushConsumer
 from rucola.message import properties
 from rucola.message.record import decode_many
@@ -24,6 +22,8 @@ from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
+from support.cluster import cluster
+from support.consumers import FIRST
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 MARKS = "MSG_TYPE\x01reply\x02CORRELATION_ID\x01c\x02REPLY_TO_CLIENT\x01asker\x02TTL\x013000"
@@ -156,27 +156,24 @@ def test_a_reply_is_checked_like_any_message(
     with_broker(tmp_path, talk, store={"max_message_size": 1000})
 
 
-def test_askers_and_a_replier_that_use_the_client(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, AsyncExitStack() as stack:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", 1)
-            replier = await stack.enter_async_context(Producer("replier", running.namesrv))
+async def test_askers_and_a_replier_that_use_the_client(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AsyncExitStack() as stack:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", 1)
+        replier = await stack.enter_async_context(Producer("replier", running.namesrv))
 
-            consumer = PushConsumer("g", running.namesrv, consume_from=FIRST)
-            consumer.subscribe("T")
-            await stack.enter_async_context(consumer)
+        consumer = PushConsumer("g", running.namesrv, consume_from=FIRST)
+        consumer.subscribe("T")
+        await stack.enter_async_context(consumer)
 
-            async def answer_each() -> None:
-                async for message in consumer:
-                    await replier.reply(message, message.body.upper())
+        async def answer_each() -> None:
+            async for message in consumer:
+                await replier.reply(message, message.body.upper())
 
-            answering = asyncio.create_task(answer_each())
-            asker = await stack.enter_async_context(Producer("asker", running.namesrv))
-            replies = await asyncio.gather(
-                *[asker.request(Message("T", b"question %d" % number), timeout_ms=30_000) for number in range(5)]
-            )
-            answering.cancel()
-            assert [message.body for message in replies] == [b"QUESTION %d" % number for number in range(5)]
-
-    asyncio.run(run())
+        answering = asyncio.create_task(answer_each())
+        asker = await stack.enter_async_context(Producer("asker", running.namesrv))
+        replies = await asyncio.gather(
+            *[asker.request(Message("T", b"question %d" % number), timeout_ms=30_000) for number in range(5)]
+        )
+        answering.cancel()
+        assert [message.body for message in replies] == [b"QUESTION %d" % number for number in range(5)]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from broker.test_broker import SMALL_FILES, Peer
+from rucola.broker.background.retention import disk_usage
 from rucola.broker.broker import Broker
-from rucola.broker.cleaning import disk_usage
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -22,11 +22,11 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
-from rucola.store.check import check
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
-from stores import HOST, inner
+from rucola.store.tools.check import check
+from support.stores import HOST, inner
 
 HOUR_MS = 3_600_000
 NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000

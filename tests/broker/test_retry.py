@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from broker.test_broker import Peer, send_header, with_broker
 from broker.test_delay import arrives, with_delays
-from cluster import Tally, cluster
 from rucola.client import ConsumeFromWhere, Message, Producer, PushConsumer
 from rucola.message import MessageExt
 from rucola.message.record import decode_many
@@ -19,6 +17,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import SubscriptionGroupConfig
+from support.cluster import Tally, cluster
 
 TWENTY_LEVELS = "0s " * 20
 
@@ -156,32 +155,29 @@ def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_letter_t
     with_delays(tmp_path, talk, "0s")
 
 
-def test_a_listener_that_always_fails_sees_a_message_until_it_is_laid_aside(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker(store={"message_delay_level": "0s"})
-            await running.create_topic(broker, "T", queues=1)
-            tries: Tally[tuple[str, bytes, int]] = Tally()
+async def test_a_listener_that_always_fails_sees_a_message_until_it_is_laid_aside(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(store={"message_delay_level": "0s"})
+        await running.create_topic(broker, "T", queues=1)
+        tries: Tally[tuple[str, bytes, int]] = Tally()
 
-            async def fail(message: MessageExt) -> None:
-                tries.add((message.topic, message.body, message.reconsume_times))
-                raise ValueError("never")
+        async def fail(message: MessageExt) -> None:
+            tries.add((message.topic, message.body, message.reconsume_times))
+            raise ValueError("never")
 
-            first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-            consumer = PushConsumer("g", running.namesrv, consume_from=first, max_reconsume_times=2)
-            consumer.subscribe("T")
-            consumer.listen(fail)
-            dead: Tally[MessageExt] = Tally()
-            async with Producer("p", running.namesrv) as producer, consumer:
-                sent = await producer.send(Message("T", b"bad", keys="k"))
-                assert await tries.reach(3) == [("T", b"bad", 0), ("T", b"bad", 1), ("T", b"bad", 2)]
-                undertaker = PushConsumer("u", running.namesrv, consume_from=first)
-                undertaker.subscribe("%DLQ%g")
-                undertaker.listen(dead.add)
-                async with undertaker:
-                    (message,) = await dead.reach(1)
-            assert (message.body, message.msg_id, message.reconsume_times) == (b"bad", sent.msg_id, 3)
-            assert message.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
-            assert len(tries.items) == 3
-
-    asyncio.run(run())
+        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        consumer = PushConsumer("g", running.namesrv, consume_from=first, max_reconsume_times=2)
+        consumer.subscribe("T")
+        consumer.listen(fail)
+        dead: Tally[MessageExt] = Tally()
+        async with Producer("p", running.namesrv) as producer, consumer:
+            sent = await producer.send(Message("T", b"bad", keys="k"))
+            assert await tries.reach(3) == [("T", b"bad", 0), ("T", b"bad", 1), ("T", b"bad", 2)]
+            undertaker = PushConsumer("u", running.namesrv, consume_from=first)
+            undertaker.subscribe("%DLQ%g")
+            undertaker.listen(dead.add)
+            async with undertaker:
+                (message,) = await dead.reach(1)
+        assert (message.body, message.msg_id, message.reconsume_times) == (b"bad", sent.msg_id, 3)
+        assert message.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
+        assert len(tries.items) == 3

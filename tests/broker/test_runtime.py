@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from broker.test_broker import Peer, with_broker
-from cluster import Cluster, cluster
 from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.errors import SendFailed
@@ -18,7 +17,8 @@ from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
-from rucola.store.check import check
+from rucola.store.tools.check import check
+from support.cluster import Cluster, cluster
 
 
 async def permissions(running: Cluster, topic: str) -> dict[str, int]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from cluster import HOST, Cluster, cluster
-from replicating import caught_up, pair, send, until
 from rucola import fastjson
 from rucola.broker import broker as broker_module
 from rucola.broker.broker import Broker
@@ -30,6 +28,8 @@ from rucola.protocol.offset import (
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
 from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfigSerializeWrapper
+from support.cluster import HOST, Cluster, cluster
+from support.replication import caught_up, pair, send, until
 
 
 @pytest.fixture(autouse=True)
@@ -128,161 +128,139 @@ def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_sender_hears_that_there_is_no_master(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            async with Producer("p", running.namesrv) as producer:
+async def test_a_sender_hears_that_there_is_no_master(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, master, slave):
+        async with Producer("p", running.namesrv) as producer:
+            await producer.send(Message("T", b"x"))
+        await caught_up(running, master, slave)
+        await until(lambda: knows(running, slave, "T"))
+        await master.stop()
+        async with Producer("p", running.namesrv) as producer:
+            with pytest.raises(TopicNotFound, match="the master of broker-a is not there"):
                 await producer.send(Message("T", b"x"))
-            await caught_up(running, master, slave)
-            await until(lambda: knows(running, slave, "T"))
-            await master.stop()
-            async with Producer("p", running.namesrv) as producer:
-                with pytest.raises(TopicNotFound, match="the master of broker-a is not there"):
-                    await producer.send(Message("T", b"x"))
-
-    asyncio.run(run())
 
 
-def test_a_slave_delivers_nothing_itself(tmp_path: Path) -> None:
+async def test_a_slave_delivers_nothing_itself(tmp_path: Path) -> None:
     """Delayed and half messages are in its log, and wait for the master to see to them."""
 
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            async with Producer("p", running.namesrv) as producer:
-                await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
-            await caught_up(running, master, slave)
+    async with pair(tmp_path) as (running, master, slave):
+        async with Producer("p", running.namesrv) as producer:
+            await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
+        await caught_up(running, master, slave)
 
-            async def is_delivered() -> bool:
-                found = [await pulled(running, slave, 0, queue_id=queue_id) for queue_id in range(4)]
-                return any(answer.code == ResponseCode.SUCCESS for answer in found)
+        async def is_delivered() -> bool:
+            found = [await pulled(running, slave, 0, queue_id=queue_id) for queue_id in range(4)]
+            return any(answer.code == ResponseCode.SUCCESS for answer in found)
 
-            await until(is_delivered)
-            await caught_up(running, master, slave)
-
-    asyncio.run(run())
+        await until(is_delivered)
+        await caught_up(running, master, slave)
 
 
-def test_a_slave_that_becomes_the_master_delivers_nothing_twice(tmp_path: Path) -> None:
+async def test_a_slave_that_becomes_the_master_delivers_nothing_twice(tmp_path: Path) -> None:
     """What waits is delivered by it, and what was delivered, but not noted there, is found by its unique key."""
 
-    async def run() -> None:
-        levels = {"message_delay_level": "0s 2s 3s"}
-        async with pair(tmp_path, levels, levels) as (running, master, slave):
-            await running.create_topic(master, "One", queues=1)
-            async with Producer("p", running.namesrv) as producer:
-                for wait in ({"DELAY": "1"}, {"TIMER_DELAY_MS": "100"}, {"DELAY": "2"}):
-                    await producer.send(Message("One", b"%d" % len(wait), properties=wait))
+    levels = {"message_delay_level": "0s 2s 3s"}
+    async with pair(tmp_path, levels, levels) as (running, master, slave):
+        await running.create_topic(master, "One", queues=1)
+        async with Producer("p", running.namesrv) as producer:
+            for wait in ({"DELAY": "1"}, {"TIMER_DELAY_MS": "100"}, {"DELAY": "2"}):
+                await producer.send(Message("One", b"%d" % len(wait), properties=wait))
 
-            async def are_delivered() -> bool:
-                return len(decode_many((await pulled(running, master, 0, topic="One")).body)) == 2
+        async def are_delivered() -> bool:
+            return len(decode_many((await pulled(running, master, 0, topic="One")).body)) == 2
 
-            await until(are_delivered)
-            await caught_up(running, master, slave)
-            await until(lambda: knows(running, slave, "One"))
-        (tmp_path / "slave" / "config" / "delayOffset.json").unlink(missing_ok=True)
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker(store=levels, directory="slave")
-            async with Producer("p", running.namesrv) as producer:
-                await producer.send(Message("One", b"last", properties={"DELAY": "3"}))
+        await until(are_delivered)
+        await caught_up(running, master, slave)
+        await until(lambda: knows(running, slave, "One"))
+    (tmp_path / "slave" / "config" / "delayOffset.json").unlink(missing_ok=True)
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=levels, directory="slave")
+        async with Producer("p", running.namesrv) as producer:
+            await producer.send(Message("One", b"last", properties={"DELAY": "3"}))
 
-            async def is_all_there() -> bool:
-                messages = decode_many((await pulled(running, master, 0, topic="One")).body)
-                return bool(messages) and messages[-1].body == b"last"
-
-            await until(is_all_there)
+        async def is_all_there() -> bool:
             messages = decode_many((await pulled(running, master, 0, topic="One")).body)
-            assert len({message.unique_key for message in messages}) == len(messages) == 4
+            return bool(messages) and messages[-1].body == b"last"
 
-    asyncio.run(run())
+        await until(is_all_there)
+        messages = decode_many((await pulled(running, master, 0, topic="One")).body)
+        assert len({message.unique_key for message in messages}) == len(messages) == 4
 
 
-def test_a_pull_waits_at_a_slave_too(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            await running.create_topic(master, "One", queues=1)
-            await until(lambda: knows(running, slave, "One"))
-            waiting = asyncio.create_task(pulled(running, slave, 0, 30_000, topic="One"))
-            await pulled(running, slave, 0, topic="One")  # behind it on the same connection
-            async with Producer("p", running.namesrv) as producer:
-                await producer.send(Message("One", b"x"))
-            answer = await waiting
-            assert await places(answer) == (ResponseCode.SUCCESS, 0, 1)
-
-    asyncio.run(run())
+async def test_a_pull_waits_at_a_slave_too(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, master, slave):
+        await running.create_topic(master, "One", queues=1)
+        await until(lambda: knows(running, slave, "One"))
+        waiting = asyncio.create_task(pulled(running, slave, 0, 30_000, topic="One"))
+        await pulled(running, slave, 0, topic="One")  # behind it on the same connection
+        async with Producer("p", running.namesrv) as producer:
+            await producer.send(Message("One", b"x"))
+        answer = await waiting
+        assert await places(answer) == (ResponseCode.SUCCESS, 0, 1)
 
 
 async def knows(running: Cluster, slave: Broker, topic: str) -> bool:
     return topic in await topics_of(running, slave)
 
 
-def test_a_slave_has_what_its_master_admitted_whatever_its_own_limit(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path, slave={"max_message_size": 10}) as (running, master, slave):
-            await send(running, 3, size=1000)
-            await send(running, 1, size=1000, properties={"DELAY": "18"})
-            await caught_up(running, master, slave)
-
-    asyncio.run(run())
+async def test_a_slave_has_what_its_master_admitted_whatever_its_own_limit(tmp_path: Path) -> None:
+    async with pair(tmp_path, slave={"max_message_size": 10}) as (running, master, slave):
+        await send(running, 3, size=1000)
+        await send(running, 1, size=1000, properties={"DELAY": "18"})
+        await caught_up(running, master, slave)
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
-def test_offsets_that_a_slave_does_not_have(tmp_path: Path, is_checked: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async with pair(tmp_path, slave={"offset_check_in_slave": is_checked}) as (running, master, slave):
-            await running.create_topic(master, "T", queues=1)
-            await send(running, 3)
-            await caught_up(running, master, slave)
-            await until(lambda: knows(running, slave, "T"))
-            moved, again = ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY
-            assert await places(await pulled(running, master, 9)) == (moved, 0, 3)
-            await caught_up(running, master, slave)  # the master has noted that
-            assert await places(await pulled(running, slave, 9)) == ((moved, 0, 3) if is_checked else (again, 0, 9))
-            assert "cannot be put" not in caplog.text, "a slave puts nothing"
-            if is_checked:
-                return
-            assert await places(await pulled(running, slave, 9, topic="T", queue_id=0, wait_ms=50)) == (again, 0, 9)
-            header = {"sys_flag": pull.COMMIT_OFFSET, "commit_offset": 2}
-            await pulled(running, slave, 0, **header)
-            assert await committed(running, slave) == 0
-            await pulled(running, master, 0, **header)
-            assert await committed(running, master) == 2
-
-    asyncio.run(run())
+async def test_offsets_that_a_slave_does_not_have(
+    tmp_path: Path, is_checked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(tmp_path, slave={"offset_check_in_slave": is_checked}) as (running, master, slave):
+        await running.create_topic(master, "T", queues=1)
+        await send(running, 3)
+        await caught_up(running, master, slave)
+        await until(lambda: knows(running, slave, "T"))
+        moved, again = ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert await places(await pulled(running, master, 9)) == (moved, 0, 3)
+        await caught_up(running, master, slave)  # the master has noted that
+        assert await places(await pulled(running, slave, 9)) == ((moved, 0, 3) if is_checked else (again, 0, 9))
+        assert "cannot be put" not in caplog.text, "a slave puts nothing"
+        if is_checked:
+            return
+        assert await places(await pulled(running, slave, 9, topic="T", queue_id=0, wait_ms=50)) == (again, 0, 9)
+        header = {"sys_flag": pull.COMMIT_OFFSET, "commit_offset": 2}
+        await pulled(running, slave, 0, **header)
+        assert await committed(running, slave) == 0
+        await pulled(running, master, 0, **header)
+        assert await committed(running, master) == 2
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_which_broker_is_suggested(tmp_path: Path, is_read: bool) -> None:
-    async def run() -> None:
-        far = {"access_message_in_memory_max_ratio": 0}
-        async with pair(tmp_path, far, far, slave_read_enable=is_read) as (running, master, slave):
-            await running.create_topic(master, "T", queues=1)
-            await change_group(running, master, broker_id=2, which_broker_when_consume_slowly=3)
-            await send(running, 3)
-            await caught_up(running, master, slave)
+async def test_which_broker_is_suggested(tmp_path: Path, is_read: bool) -> None:
+    far = {"access_message_in_memory_max_ratio": 0}
+    async with pair(tmp_path, far, far, slave_read_enable=is_read) as (running, master, slave):
+        await running.create_topic(master, "T", queues=1)
+        await change_group(running, master, broker_id=2, which_broker_when_consume_slowly=3)
+        await send(running, 3)
+        await caught_up(running, master, slave)
 
-            async def suggested(broker: Broker, queue_offset: int) -> int:
-                return (await places(await pulled(running, broker, queue_offset)))[1]
+        async def suggested(broker: Broker, queue_offset: int) -> int:
+            return (await places(await pulled(running, broker, queue_offset)))[1]
 
-            async def agrees() -> bool:
-                return [await suggested(slave, 0), await suggested(slave, 3)] == ([3, 2] if is_read else [0, 0])
+        async def agrees() -> bool:
+            return [await suggested(slave, 0), await suggested(slave, 3)] == ([3, 2] if is_read else [0, 0])
 
-            assert [await suggested(master, 0), await suggested(master, 3)] == ([3, 2] if is_read else [0, 0])
-            await until(agrees)
-
-    asyncio.run(run())
+        assert [await suggested(master, 0), await suggested(master, 3)] == ([3, 2] if is_read else [0, 0])
+        await until(agrees)
 
 
-def test_a_slave_before_its_master(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            slave = await running.start_slave()
-            master = await running.start_broker()
-            await running.create_topic(master, "T")
-            await send(running, 3)
-            await caught_up(running, master, slave)
-            await until(lambda: knows(running, slave, "T"))
-
-    asyncio.run(run())
+async def test_a_slave_before_its_master(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        slave = await running.start_slave()
+        master = await running.start_broker()
+        await running.create_topic(master, "T")
+        await send(running, 3)
+        await caught_up(running, master, slave)
+        await until(lambda: knows(running, slave, "T"))
 
 
 def test_the_settings_of_a_role() -> None:

@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stores
 from broker.test_broker import Peer, serving, with_broker
 from broker.test_delay import arrives
 from broker.test_retention import World, until
 from broker.test_retention import serving as serving_world
-from rucola.broker.due import BATCH
-from rucola.broker.internal_puts import FIRST_RETRY_MS, InternalPuts
-from rucola.broker.timer import Progress, TimedDelivery, waiting_place
+from rucola.broker.delivery.due_delivery import BATCH
+from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
+from rucola.broker.delivery.timer import Progress, TimedDelivery, waiting_place
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import (
@@ -40,11 +39,12 @@ from rucola.message.properties import (
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
-from rucola.store.check import check
 from rucola.store.config import PutMessageStatus
 from rucola.store.dispatch import Arrived
 from rucola.store.message_store import MessageStore
-from rucola.store.rebuild import rebuild
+from rucola.store.tools.check import check
+from rucola.store.tools.rebuild import rebuild
+from support import stores
 
 T0 = 1_000_000
 DAY_MS = 24 * 3600 * 1000

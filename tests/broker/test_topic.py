@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from broker.test_broker import Peer, send_header, with_broker
-from cluster import cluster
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
@@ -16,7 +15,8 @@ from rucola.protocol.heartbeat import ConsumerData, HeartbeatData
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.route import TopicList
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
-from rucola.store.check import check
+from rucola.store.tools.check import check
+from support.cluster import cluster
 
 
 @pytest.mark.parametrize("topic", ["C", "broker-a", "C_REPLY_TOPIC", "MyTraces", "TBW102", "rmq_sys_any"])

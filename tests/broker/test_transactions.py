@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-import stores
 from broker.test_broker import Peer, serving, with_broker
-from cluster import Tally
 from rucola.broker.config import BrokerConfig
-from rucola.broker.internal_puts import InternalPuts
+from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.transactions import TRANSACTION_GROUP, CheckBack, Transactions
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.broker.transactions import TRANSACTION_GROUP, CheckBack, Transactions
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import (
@@ -34,11 +32,13 @@ from rucola.protocol.heartbeat import HeartbeatData, ProducerData
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
-from rucola.store.check import check
 from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.message_store import MessageStore
-from wire import decode as decode_frame
-from wire import frames
+from rucola.store.tools.check import check
+from support import stores
+from support.cluster import Tally
+from support.wire import decode as decode_frame
+from support.wire import frames
 
 T0 = 1_000_000
 TIMEOUT_MS = 6000

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from compatibility import rows
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.message import properties
@@ -39,7 +38,8 @@ from rucola.protocol.topic import CreateTopicRequestHeader, decode_consume_stats
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection, Processor
 from rucola.store.config import StoreConfig
-from wire import Exchange, decode, exchanges, shape
+from support.compatibility import rows
+from support.wire import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 10921
 SERVER_PORTS = (RECORDED_PORT, 9877)

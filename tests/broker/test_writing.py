@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from broker.test_broker import Peer, heartbeat, serving
-from rucola.broker.tables.writing import TableWriting
+from rucola.broker.tables.persistence import TableWriting
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
-from rucola.store.check import check
 from rucola.store.config_files import ConfigFile, config_path
+from rucola.store.tools.check import check
 
 
 class Table:
@@ -50,43 +50,37 @@ class SlowDisk:
         monkeypatch.setattr(os, "fsync", fsync)
 
 
-def test_changes_that_come_while_a_table_is_written_are_written_together(
+async def test_changes_that_come_while_a_table_is_written_are_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TableWriting()
+    table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TableWriting()
+    writing.changed(table.persisting)
+    await asyncio.to_thread(disk.is_asked.wait, 20)
+    for table.number in range(1, 100):
         writing.changed(table.persisting)
-        await asyncio.to_thread(disk.is_asked.wait, 20)
-        for table.number in range(1, 100):
-            writing.changed(table.persisting)
-        waiting = asyncio.ensure_future(writing.settled())
-        await asyncio.sleep(0)
-        assert (table.asked, waiting.done()) == ([0], False)
-        disk.may_go.set()
-        await waiting
-        assert (table.asked, table.file.read()) == ([0, 99], {"number": 99})
-        table.number = 100
-        await writing.stop(table.persisting)
-        assert table.file.read() == {"number": 100}
-
-    asyncio.run(run())
+    waiting = asyncio.ensure_future(writing.settled())
+    await asyncio.sleep(0)
+    assert (table.asked, waiting.done()) == ([0], False)
+    disk.may_go.set()
+    await waiting
+    assert (table.asked, table.file.read()) == ([0, 99], {"number": 99})
+    table.number = 100
+    await writing.stop(table.persisting)
+    assert table.file.read() == {"number": 100}
 
 
-def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
-    async def run() -> None:
-        broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TableWriting()
-        obstacle = tmp_path / "broken.json.tmp"
-        obstacle.mkdir()
-        await writing.settled()  # nothing is to be written yet
-        writing.changed(broken.persisting)
-        with pytest.raises(IsADirectoryError):
-            await writing.settled()
-        obstacle.rmdir()
-        writing.changed(sound.persisting)
+async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
+    broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TableWriting()
+    obstacle = tmp_path / "broken.json.tmp"
+    obstacle.mkdir()
+    await writing.settled()  # nothing is to be written yet
+    writing.changed(broken.persisting)
+    with pytest.raises(IsADirectoryError):
         await writing.settled()
-        assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
-
-    asyncio.run(run())
+    obstacle.rmdir()
+    writing.changed(sound.persisting)
+    await writing.settled()
+    assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
 
 
 @pytest.mark.parametrize(

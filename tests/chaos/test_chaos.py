@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parent.parent
 
 def test_nothing_acknowledged_is_lost_while_the_network_misbehaves() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "chaos.run", "--quick"]
+    command = [sys.executable, "-m", "support.chaos.run", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("nothing was lost\n")

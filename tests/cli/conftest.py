@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from golden_cluster import GoldenCluster
-from servers import server
+from support.golden_cluster import GoldenCluster
+from support.servers import server
 
 
 @pytest.fixture(scope="module")

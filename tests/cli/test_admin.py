@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from golden_cluster import GoldenCluster, words
+from support.golden_cluster import GoldenCluster, words
 
 pytestmark = pytest.mark.usefixtures("_utc")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from golden_cluster import GoldenCluster
 from rucola.spark.jobs import archive
 from rucola.spark.session import local_session
-from servers import server
+from support.golden_cluster import GoldenCluster
+from support.servers import server
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("_utc")]
 FILE_SIZE = 1 << 20

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from golden_cluster import GoldenCluster
-from servers import RUCOLA
+from support.golden_cluster import GoldenCluster
+from support.servers import RUCOLA
 
 pytestmark = pytest.mark.usefixtures("_utc")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from golden_cluster import GoldenCluster
+from support.golden_cluster import GoldenCluster
 
 
 def test_permissions_of_a_topic(cluster: GoldenCluster) -> None:

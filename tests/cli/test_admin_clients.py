@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from golden_cluster import GoldenCluster
 from rucola.client import ConsumeFromWhere, Message, MessageExt, sync
+from support.golden_cluster import GoldenCluster
 
 GROUP = "C_live"
 

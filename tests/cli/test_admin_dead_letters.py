@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from golden_cluster import GoldenCluster
 from rucola.client import Message, sync
+from support.golden_cluster import GoldenCluster
 
 pytestmark = pytest.mark.usefixtures("_utc")
 

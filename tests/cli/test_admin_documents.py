@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from golden_cluster import GoldenCluster
+from support.golden_cluster import GoldenCluster
 
 
 def test_metadata(cluster: GoldenCluster, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
-from cluster import cluster
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
 from rucola.remoting.connection import Connection
-from servers import run
+from support.cluster import cluster
+from support.servers import run
 
 FRESH = {"brokerVersionDesc": "V4_9_8", "putTps": "", "getTransferedTps": "", "earliestMessageTimeStamp": "-1"}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from golden_cluster import GoldenCluster
 from rucola.cli.admin import admin
 from rucola.cli.main import main
+from support.golden_cluster import GoldenCluster
 
 NOWHERE = "127.0.0.1:1"
 NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId that names this place

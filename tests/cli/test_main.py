@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rucola.cli.main import COMMANDS, Commands, main
-from servers import run
+from support.servers import run
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

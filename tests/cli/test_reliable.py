@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from rucola.cli.main import main
 from rucola.client import Message
 from rucola.reliable import Outbox, Tables
-from servers import run, server
+from support.servers import run, server
 
 
 class Shop:

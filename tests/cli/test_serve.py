@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rucola.cli.serve import _serve, move_store
-from servers import run, server
+from rucola.cli.servers import _serve, move_store
+from support.servers import run, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
-from servers import RUCOLA
+from support.servers import RUCOLA
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import pytest
 
 from client.test_orderly import LockingBroker, other_locks
 from client.test_sync import servers
-from cluster import Cluster, Tally, cluster
-from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 from rucola.client import (
     ClientInstance,
     LocalTransactionState,
@@ -26,15 +24,17 @@ from rucola.client import (
     TransactionProducer,
     background,
     lifecycle,
-    push,
 )
 from rucola.client import sync as blocking
+from rucola.client.consumer import push_consumer
 from rucola.client.instance import GroupClient
 from rucola.client.trace import MessageTrace
 from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Reply
+from support.cluster import Cluster, Tally, cluster
+from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 
@@ -59,98 +59,86 @@ def tasks_of_clients() -> list[str]:
 
 @each_order
 @pytest.mark.parametrize("how", ["cancel", "cancel twice", "timeout"])
-def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Path, orderly: bool, how: str) -> None:
+async def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Path, orderly: bool, how: str) -> None:
     """The listener never ends. The member would keep its queues, and in order its locks, which expire in a minute."""
 
-    async def run() -> None:
-        async with filled(tmp_path, range(40)) as (running, broker):
-            blocked = Blocked()
-            consumer = consumer_of(running, orderly=orderly)
-            consumer.listen(blocked.listen)
-            await consumer.open()
-            await blocked.begun.reach(4)
-            if how == "timeout":
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.01):
-                        await consumer.close()
-            else:
-                closing = asyncio.create_task(consumer.close())
-                await until(lambda: not consumer.is_open)
-                closing.cancel()
-                if how == "cancel twice":
-                    await asyncio.sleep(0)
-                    closing.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await closing
-            await consumer.close()
-            assert tasks_of_clients() == []
-            if orderly:
-                assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
-                await other_locks(running, broker.address, "other", RequestCode.UNLOCK_BATCH_MQ)
-            async with consumer_of(running, orderly=orderly) as successor:
-                assert len(successor.queues) == 4
-                assert sorted(await take(successor, 40)) == list(range(40))
-            assert await committed(running) == 40
-
-    asyncio.run(run())
-
-
-def test_what_was_done_is_committed_by_a_cancelled_close(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            consumer = consumer_of(running)
-            await consumer.open()
-            assert await take(consumer, 2) == [0, 1]
+    async with filled(tmp_path, range(40)) as (running, broker):
+        blocked = Blocked()
+        consumer = consumer_of(running, orderly=orderly)
+        consumer.listen(blocked.listen)
+        await consumer.open()
+        await blocked.begun.reach(4)
+        if how == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await consumer.close()
+        else:
             closing = asyncio.create_task(consumer.close())
             await until(lambda: not consumer.is_open)
             closing.cancel()
-            await asyncio.wait([closing])
-            assert await committed(running) == 2
-
-    asyncio.run(run())
-
-
-def test_a_second_close_awaits_the_first(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0")])
-            await broker.start(running)
-            blocked = Blocked()
-            consumer = consumer_of(running)
-            consumer.listen(blocked.listen)
-            await consumer.open()
-            await blocked.begun.reach(1)
-            closings = [asyncio.create_task(consumer.close()) for _ in range(3)]
-            done, _ = await asyncio.wait(closings, timeout=0.1)
-            assert not done
-            blocked.may_end.set()
-            await closings[1]
-            assert broker.left == ["c"]
-            assert broker.committed == 1
-            await asyncio.gather(*closings)
-            await consumer.close()
-            assert broker.left == ["c"]
-
-    asyncio.run(run())
-
-
-def test_one_cancelled_caller_hurries_the_close_for_all(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(1), queues=1) as (running, _):
-            blocked = Blocked()
-            consumer = consumer_of(running)
-            consumer.listen(blocked.listen)
-            await consumer.open()
-            await blocked.begun.reach(1)
-            first, second = (asyncio.create_task(consumer.close()) for _ in range(2))
-            await until(lambda: not consumer.is_open)
-            second.cancel()
-            await first
+            if how == "cancel twice":
+                await asyncio.sleep(0)
+                closing.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await second
-            assert tasks_of_clients() == []
+                await closing
+        await consumer.close()
+        assert tasks_of_clients() == []
+        if orderly:
+            assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
+            await other_locks(running, broker.address, "other", RequestCode.UNLOCK_BATCH_MQ)
+        async with consumer_of(running, orderly=orderly) as successor:
+            assert len(successor.queues) == 4
+            assert sorted(await take(successor, 40)) == list(range(40))
+        assert await committed(running) == 40
 
-    asyncio.run(run())
+
+async def test_what_was_done_is_committed_by_a_cancelled_close(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        consumer = consumer_of(running)
+        await consumer.open()
+        assert await take(consumer, 2) == [0, 1]
+        closing = asyncio.create_task(consumer.close())
+        await until(lambda: not consumer.is_open)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert await committed(running) == 2
+
+
+async def test_a_second_close_awaits_the_first(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0")])
+        await broker.start(running)
+        blocked = Blocked()
+        consumer = consumer_of(running)
+        consumer.listen(blocked.listen)
+        await consumer.open()
+        await blocked.begun.reach(1)
+        closings = [asyncio.create_task(consumer.close()) for _ in range(3)]
+        done, _ = await asyncio.wait(closings, timeout=0.1)
+        assert not done
+        blocked.may_end.set()
+        await closings[1]
+        assert broker.left == ["c"]
+        assert broker.committed == 1
+        await asyncio.gather(*closings)
+        await consumer.close()
+        assert broker.left == ["c"]
+
+
+async def test_one_cancelled_caller_hurries_the_close_for_all(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(1), queues=1) as (running, _):
+        blocked = Blocked()
+        consumer = consumer_of(running)
+        consumer.listen(blocked.listen)
+        await consumer.open()
+        await blocked.begun.reach(1)
+        first, second = (asyncio.create_task(consumer.close()) for _ in range(2))
+        await until(lambda: not consumer.is_open)
+        second.cancel()
+        await first
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert tasks_of_clients() == []
 
 
 def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
@@ -180,29 +168,26 @@ def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
     assert "a step has not ended within 50 ms" in caplog.text
 
 
-def test_a_cancelled_body_closes_and_a_second_cancellation_hurries(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(4)) as (running, _):
-            blocked = Blocked()
-            consumer = consumer_of(running, orderly=True)
-            consumer.listen(blocked.listen)
+async def test_a_cancelled_body_closes_and_a_second_cancellation_hurries(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(4)) as (running, _):
+        blocked = Blocked()
+        consumer = consumer_of(running, orderly=True)
+        consumer.listen(blocked.listen)
 
-            async def consume() -> None:
-                async with consumer:
-                    await asyncio.Event().wait()
+        async def consume() -> None:
+            async with consumer:
+                await asyncio.Event().wait()
 
-            consuming = asyncio.create_task(consume())
-            await blocked.begun.reach(4)
-            consuming.cancel()
-            await until(lambda: not consumer.is_open)
-            consuming.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await consuming
-            assert tasks_of_clients() == []
-            async with consumer_of(running, orderly=True) as successor:
-                assert sorted(await take(successor, 4)) == [0, 1, 2, 3]
-
-    asyncio.run(run())
+        consuming = asyncio.create_task(consume())
+        await blocked.begun.reach(4)
+        consuming.cancel()
+        await until(lambda: not consumer.is_open)
+        consuming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consuming
+        assert tasks_of_clients() == []
+        async with consumer_of(running, orderly=True) as successor:
+            assert sorted(await take(successor, 4)) == [0, 1, 2, 3]
 
 
 def test_the_end_of_the_loop_cannot_keep_a_close_from_finishing(tmp_path: Path) -> None:
@@ -232,7 +217,7 @@ def test_the_end_of_the_loop_cannot_keep_a_close_from_finishing(tmp_path: Path) 
 def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(push, "CLOSE_GRACE_MS", 10)
+    monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 10)
     monkeypatch.setattr(background, "CANCEL_TIMEOUT_MS", 10)
 
     async def run() -> None:
@@ -261,31 +246,28 @@ def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
 
 
 @pytest.mark.parametrize("how", ["directly", "with a timeout"])
-def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+async def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Directly, closing goes on when the listener has ended, and its message is done. In a task it awaits itself."""
-    monkeypatch.setattr(push, "CLOSE_GRACE_MS", 50)
+    monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
     monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
 
-    async def run() -> None:
-        async with filled(tmp_path, range(1), queues=1) as (running, _):
-            consumer = consumer_of(running)
+    async with filled(tmp_path, range(1), queues=1) as (running, _):
+        consumer = consumer_of(running)
 
-            async def listen(message: MessageExt) -> None:
-                if how == "directly":
-                    await consumer.close()
-                else:
-                    await asyncio.create_task(consumer.close())
+        async def listen(message: MessageExt) -> None:
+            if how == "directly":
+                await consumer.close()
+            else:
+                await asyncio.create_task(consumer.close())
 
-            consumer.listen(listen)
-            await consumer.open()
-            await until(lambda: not consumer.is_open)
-            await consumer.close()
-            await until(lambda: tasks_of_clients() == [])
-            assert await committed(running) == (how == "directly")
-            async with consumer_of(running) as successor:
-                assert len(successor.queues) == 1
-
-    asyncio.run(run())
+        consumer.listen(listen)
+        await consumer.open()
+        await until(lambda: not consumer.is_open)
+        await consumer.close()
+        await until(lambda: tasks_of_clients() == [])
+        assert await committed(running) == (how == "directly")
+        async with consumer_of(running) as successor:
+            assert len(successor.queues) == 1
 
 
 def never(message: MessageExt) -> LocalTransactionState:
@@ -312,29 +294,26 @@ async def connect(client: lifecycle.Lifecycle, address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_every_client_that_is_cancelled_while_it_closes_is_closed(
+async def test_every_client_that_is_cancelled_while_it_closes_is_closed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker never says that it has taken note."""
     monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker()
-            broker.processors[RequestCode.UNREGISTER_CLIENT] = lambda _, command: None
-            await broker.start(running)
-            client = CLIENTS[kind](running.namesrv)
-            await client.open()
-            await connect(client, f"127.0.0.1:{broker.server.port}")
-            closing = asyncio.create_task(client.close())
-            await until(lambda: not client.is_open)
-            closing.cancel()
-            await asyncio.wait([closing])
-            await until(lambda: not broker.server.connections)
-            assert tasks_of_clients() == []
-            await client.close()
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker()
+        broker.processors[RequestCode.UNREGISTER_CLIENT] = lambda _, command: None
+        await broker.start(running)
+        client = CLIENTS[kind](running.namesrv)
+        await client.open()
+        await connect(client, f"127.0.0.1:{broker.server.port}")
+        closing = asyncio.create_task(client.close())
+        await until(lambda: not client.is_open)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await until(lambda: not broker.server.connections)
+        assert tasks_of_clients() == []
+        await client.close()
 
 
 async def hanging_broker(running: Cluster) -> tuple[ScriptedBroker, asyncio.Event]:
@@ -346,98 +325,88 @@ async def hanging_broker(running: Cluster) -> tuple[ScriptedBroker, asyncio.Even
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
-def test_opening_that_is_broken_off_is_undone(tmp_path: Path, how: str) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker, asked = await hanging_broker(running)
-            consumer = consumer_of(running)
-            opening = asyncio.create_task(consumer.open())
-            await asked.wait()
-            if how == "cancel":
-                opening.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await opening
-            else:
-                await consumer.close()
-                with pytest.raises(RemotingError, match="PushConsumer of group c was closed before it was open"):
-                    await opening
-            assert not consumer.is_open
-            assert broker.left == ["c"]
-            await until(lambda: not broker.server.connections)
-            assert tasks_of_clients() == []
-            broker.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = broker.consumer_list
-            async with consumer:
-                assert len(consumer.queues) == 1
-
-    asyncio.run(run())
+async def test_opening_that_is_broken_off_is_undone(tmp_path: Path, how: str) -> None:
+    async with cluster(tmp_path) as running:
+        broker, asked = await hanging_broker(running)
+        consumer = consumer_of(running)
+        opening = asyncio.create_task(consumer.open())
+        await asked.wait()
+        if how == "cancel":
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        else:
+            await consumer.close()
+            with pytest.raises(RemotingError, match="PushConsumer of group c was closed before it was open"):
+                await opening
+        assert not consumer.is_open
+        assert broker.left == ["c"]
+        await until(lambda: not broker.server.connections)
+        assert tasks_of_clients() == []
+        broker.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = broker.consumer_list
+        async with consumer:
+            assert len(consumer.queues) == 1
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_awaited(tmp_path: Path, answers: bool) -> None:
+async def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_awaited(
+    tmp_path: Path, answers: bool
+) -> None:
     """The broker may have given it, and would keep it for a minute, for a member that is gone."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = LockingBroker([record_of(0, b"0")])
-            asked = asyncio.Event()
+    async with cluster(tmp_path) as running:
+        broker = LockingBroker([record_of(0, b"0")])
+        asked = asyncio.Event()
 
-            def lock(connection: Connection, command: RemotingCommand) -> Reply:
-                asked.set()
-                return broker.lock(connection, command) if answers else None
+        def lock(connection: Connection, command: RemotingCommand) -> Reply:
+            asked.set()
+            return broker.lock(connection, command) if answers else None
 
-            broker.processors[RequestCode.LOCK_BATCH_MQ] = lock
-            await broker.start(running)
-            consumer = consumer_of(running, orderly=True)
-            opening = asyncio.create_task(consumer.open())
-            await asked.wait()
-            opening.cancel()
-            await asyncio.wait([opening])
-            assert broker.unlocked
-
-    asyncio.run(run())
+        broker.processors[RequestCode.LOCK_BATCH_MQ] = lock
+        await broker.start(running)
+        consumer = consumer_of(running, orderly=True)
+        opening = asyncio.create_task(consumer.open())
+        await asked.wait()
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert broker.unlocked
 
 
-def test_two_that_open_at_a_time_open_once_and_both_wait(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(8)) as (running, _):
-            seen: Tally[int] = Tally()
+async def test_two_that_open_at_a_time_open_once_and_both_wait(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(8)) as (running, _):
+        seen: Tally[int] = Tally()
 
-            async def listen(message: MessageExt) -> None:
-                seen.add(int(message.body))
+        async def listen(message: MessageExt) -> None:
+            seen.add(int(message.body))
 
-            consumer = consumer_of(running, concurrency=3)
-            consumer.listen(listen)
-            openings = [asyncio.create_task(consumer.open()) for _ in range(2)]
-            await openings[1]
-            assert len(consumer.queues) == 4
-            await openings[0]
-            await consumer.open()
-            assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("listener ")]) == 3
-            assert sorted(await seen.reach(8)) == list(range(8))
-            await consumer.close()
-
-    asyncio.run(run())
+        consumer = consumer_of(running, concurrency=3)
+        consumer.listen(listen)
+        openings = [asyncio.create_task(consumer.open()) for _ in range(2)]
+        await openings[1]
+        assert len(consumer.queues) == 4
+        await openings[0]
+        await consumer.open()
+        assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("listener ")]) == 3
+        assert sorted(await seen.reach(8)) == list(range(8))
+        await consumer.close()
 
 
-def test_a_client_can_be_opened_again_also_while_it_closes(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(2), queues=1) as (running, _):
-            consumer = consumer_of(running, orderly=True)
-            await consumer.open()
-            assert await take(consumer, 1) == [0]
-            closing = asyncio.create_task(consumer.close())
-            await until(lambda: not consumer.is_open)
-            await consumer.open()
-            await closing
-            assert consumer.is_open
-            assert await take(consumer, 1) == [1]
-            await consumer.close()
-            await send(running, [2])
-            async with consumer:
-                assert await take(consumer, 1) == [2]
-            assert await committed(running) == 3
-
-    asyncio.run(run())
+async def test_a_client_can_be_opened_again_also_while_it_closes(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(2), queues=1) as (running, _):
+        consumer = consumer_of(running, orderly=True)
+        await consumer.open()
+        assert await take(consumer, 1) == [0]
+        closing = asyncio.create_task(consumer.close())
+        await until(lambda: not consumer.is_open)
+        await consumer.open()
+        await closing
+        assert consumer.is_open
+        assert await take(consumer, 1) == [1]
+        await consumer.close()
+        await send(running, [2])
+        async with consumer:
+            assert await take(consumer, 1) == [2]
+        assert await committed(running) == 3
 
 
 INTERRUPTED = """

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from chaos.proxy import Proxy
-from cluster import Cluster, cluster
 from rucola.client import LocalTransactionState, Message, MessageQueue, Producer, TransactionProducer, sync
-from rucola.client.replies import request_message
+from rucola.client.request_reply import request_message
 from rucola.errors import MQError, RemotingError, SendFailed
 from rucola.message import MessageExt
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.remoting.connection import Connection, Processor
+from support.cluster import Cluster, cluster
+from support.proxy import Proxy
 
 TIMEOUT_MS = 500
 LATEST_S = 2.0
@@ -107,97 +107,79 @@ HANGING = {"name server": hung_name_server, "broker": hung_broker, "broker's ker
 
 
 @pytest.mark.parametrize("what", HANGING)
-def test_every_way_of_sending_ends_in_time_and_none_waits_for_another(tmp_path: Path, what: str) -> None:
-    async def run() -> None:
-        async with HANGING[what](tmp_path) as namesrv, TransactionProducer("g", namesrv, check=commit) as producer:
-            calls = [fails_in_time(name, way(producer)) for name, way in WAYS.items() for _ in range(CONCURRENT)]
-            await asyncio.gather(*calls)
-
-    asyncio.run(run())
+async def test_every_way_of_sending_ends_in_time_and_none_waits_for_another(tmp_path: Path, what: str) -> None:
+    async with HANGING[what](tmp_path) as namesrv, TransactionProducer("g", namesrv, check=commit) as producer:
+        calls = [fails_in_time(name, way(producer)) for name, way in WAYS.items() for _ in range(CONCURRENT)]
+        await asyncio.gather(*calls)
 
 
 @pytest.mark.parametrize("what", ["name server", "broker's kernel"])
-def test_a_oneway_send_ends_in_time(tmp_path: Path, what: str) -> None:
-    async def run() -> None:
-        async with HANGING[what](tmp_path) as namesrv, Producer("g", namesrv) as producer:
-            sends = [producer.send_oneway(Message("T", b"x"), timeout_ms=TIMEOUT_MS) for _ in range(CONCURRENT)]
-            await asyncio.gather(*(fails_in_time("oneway", send) for send in sends))
-
-    asyncio.run(run())
+async def test_a_oneway_send_ends_in_time(tmp_path: Path, what: str) -> None:
+    async with HANGING[what](tmp_path) as namesrv, Producer("g", namesrv) as producer:
+        sends = [producer.send_oneway(Message("T", b"x"), timeout_ms=TIMEOUT_MS) for _ in range(CONCURRENT)]
+        await asyncio.gather(*(fails_in_time("oneway", send) for send in sends))
 
 
-def test_the_synchronous_client_ends_in_time(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with hung_broker(tmp_path) as namesrv:
+async def test_the_synchronous_client_ends_in_time(tmp_path: Path) -> None:
+    async with hung_broker(tmp_path) as namesrv:
 
-            def send() -> None:
-                with sync.Producer("g", namesrv) as producer:
-                    for choice in (None, MessageQueue("T", "broker-a", 0), first_of):
-                        begin = time.monotonic()
-                        with pytest.raises(RemotingError):
-                            producer.send(Message("T", b"x"), choice, timeout_ms=TIMEOUT_MS)
-                        assert time.monotonic() - begin < LATEST_S
+        def send() -> None:
+            with sync.Producer("g", namesrv) as producer:
+                for choice in (None, MessageQueue("T", "broker-a", 0), first_of):
+                    begin = time.monotonic()
+                    with pytest.raises(RemotingError):
+                        producer.send(Message("T", b"x"), choice, timeout_ms=TIMEOUT_MS)
+                    assert time.monotonic() - begin < LATEST_S
 
-            await asyncio.to_thread(send)
-
-    asyncio.run(run())
+        await asyncio.to_thread(send)
 
 
-def test_the_parts_of_a_batch_share_its_time(tmp_path: Path) -> None:
+async def test_the_parts_of_a_batch_share_its_time(tmp_path: Path) -> None:
     """A broker that takes a part of the time for each request gets some, not each with a time of its own."""
 
-    async def run() -> None:
-        asked = 0
+    asked = 0
 
-        async def slow(command: RemotingCommand) -> RemotingCommand:
-            nonlocal asked
-            asked += 1
-            await asyncio.sleep(0.4 * TIMEOUT_MS / 1000)
-            header = SendMessageResponseHeader(msg_id="0" * 32, queue_id=0, queue_offset=0)
-            return command.response(0, header)
+    async def slow(command: RemotingCommand) -> RemotingCommand:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.4 * TIMEOUT_MS / 1000)
+        header = SendMessageResponseHeader(msg_id="0" * 32, queue_id=0, queue_offset=0)
+        return command.response(0, header)
 
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv, max_message_size=1000) as producer:
-            await running.scripted_broker("broker-a", "T", {RequestCode.SEND_BATCH_MESSAGE: lambda _, c: slow(c)})
-            with pytest.raises(SendFailed):
-                await producer.send_batch([Message("T", bytes(800)) for _ in range(10)], timeout_ms=TIMEOUT_MS)
-            assert asked <= 3
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv, max_message_size=1000) as producer:
+        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_BATCH_MESSAGE: lambda _, c: slow(c)})
+        with pytest.raises(SendFailed):
+            await producer.send_batch([Message("T", bytes(800)) for _ in range(10)], timeout_ms=TIMEOUT_MS)
+        assert asked <= 3
 
 
-def test_nothing_is_sent_without_time_left(tmp_path: Path) -> None:
-    async def run() -> None:
-        asked: list[int] = []
+async def test_nothing_is_sent_without_time_left(tmp_path: Path) -> None:
+    asked: list[int] = []
 
-        def note(connection: Connection, command: RemotingCommand) -> None:
-            asked.append(command.code)
+    def note(connection: Connection, command: RemotingCommand) -> None:
+        asked.append(command.code)
 
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: note})
-            (queue,) = await producer.queues("T")
-            for timeout_ms in (0, -1):
-                with pytest.raises(RemotingError, match=r"no answer in 0 ms|were over before the message was sent"):
-                    await producer.send(Message("T", b"x"), queue, timeout_ms=timeout_ms)
-                await producer.instance.beat()  # so that there is a connection the second time
-            assert asked == []
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: note})
+        (queue,) = await producer.queues("T")
+        for timeout_ms in (0, -1):
+            with pytest.raises(RemotingError, match=r"no answer in 0 ms|were over before the message was sent"):
+                await producer.send(Message("T", b"x"), queue, timeout_ms=timeout_ms)
+            await producer.instance.beat()  # so that there is a connection the second time
+        assert asked == []
 
 
-def test_a_send_of_the_default_time_outlives_a_hung_name_server(
+async def test_a_send_of_the_default_time_outlives_a_hung_name_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hung one is asked first. Its timeout is the same as the send's: nothing was left for the other."""
     monkeypatch.setattr(random, "randrange", lambda count: 0)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
-            await running.start_broker()
-            proxy.freeze()
-            async with Producer("g", f"{proxy.address};{running.namesrv}") as producer:
-                assert (await producer.send(Message("T", b"x"))).is_ok
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
+        await running.start_broker()
+        proxy.freeze()
+        async with Producer("g", f"{proxy.address};{running.namesrv}") as producer:
+            assert (await producer.send(Message("T", b"x"))).is_ok
 
 
 async def two_brokers(running: Cluster) -> Any:
@@ -207,51 +189,42 @@ async def two_brokers(running: Cluster) -> Any:
     return brokers
 
 
-def test_a_lookup_that_hangs_does_not_use_up_the_time_of_a_send(tmp_path: Path) -> None:
+async def test_a_lookup_that_hangs_does_not_use_up_the_time_of_a_send(tmp_path: Path) -> None:
     """One broker of two has gone, and the name server hangs: the route at hand names the other."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
-            first, _ = await two_brokers(running)
-            async with Producer("g", proxy.address) as producer:
-                await producer.queues("T")
-                proxy.freeze()
-                await first.stop()
-                for _ in range(4):
-                    result = await producer.send(Message("T", b"x"), timeout_ms=TIMEOUT_MS)
-                    assert result.queue.broker_name == "broker-b"
-
-    asyncio.run(run())
-
-
-def test_a_broker_that_takes_no_connection_leaves_time_for_the_other(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            deaf_broker(tmp_path) as namesrv,
-            cluster(tmp_path / "other") as other,
-            Producer("g", namesrv) as producer,
-        ):
-            other.namesrv = namesrv
-            await other.create_topic(await other.start_broker("broker-b"), "T", queues=1)
+    async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
+        first, _ = await two_brokers(running)
+        async with Producer("g", proxy.address) as producer:
+            await producer.queues("T")
+            proxy.freeze()
+            await first.stop()
             for _ in range(4):
-                result = await producer.send(Message("T", b"x"), timeout_ms=3 * TIMEOUT_MS)
+                result = await producer.send(Message("T", b"x"), timeout_ms=TIMEOUT_MS)
                 assert result.queue.broker_name == "broker-b"
 
-    asyncio.run(run())
+
+async def test_a_broker_that_takes_no_connection_leaves_time_for_the_other(tmp_path: Path) -> None:
+    async with (
+        deaf_broker(tmp_path) as namesrv,
+        cluster(tmp_path / "other") as other,
+        Producer("g", namesrv) as producer,
+    ):
+        other.namesrv = namesrv
+        await other.create_topic(await other.start_broker("broker-b"), "T", queues=1)
+        for _ in range(4):
+            result = await producer.send(Message("T", b"x"), timeout_ms=3 * TIMEOUT_MS)
+            assert result.queue.broker_name == "broker-b"
 
 
-def test_a_reply_ends_in_time(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with hung_name_server(tmp_path) as namesrv, Producer("g", namesrv) as producer:
-            asked = request_message(Message("T", b"x"), "1", "client", 1000)
-            asked.properties["CLUSTER"] = "c"
-            consumed = MessageExt(
-                topic="T", queue_id=0, queue_offset=0, physical_offset=0, store_size=0, body=b"x",
-                properties=asked.properties, flag=0, sys_flag=0, body_crc=0, stored_size=1, born_timestamp=0,
-                born_host="127.0.0.1:1", store_timestamp=0, store_host="127.0.0.1:1", reconsume_times=0,
-                prepared_transaction_offset=0, store_host_bytes=bytes(8),
-            )  # fmt: skip
-            replies = [producer.reply(consumed, b"y", TIMEOUT_MS) for _ in range(CONCURRENT)]
-            await asyncio.gather(*(fails_in_time("reply", reply) for reply in replies))
-
-    asyncio.run(run())
+async def test_a_reply_ends_in_time(tmp_path: Path) -> None:
+    async with hung_name_server(tmp_path) as namesrv, Producer("g", namesrv) as producer:
+        asked = request_message(Message("T", b"x"), "1", "client", 1000)
+        asked.properties["CLUSTER"] = "c"
+        consumed = MessageExt(
+            topic="T", queue_id=0, queue_offset=0, physical_offset=0, store_size=0, body=b"x",
+            properties=asked.properties, flag=0, sys_flag=0, body_crc=0, stored_size=1, born_timestamp=0,
+            born_host="127.0.0.1:1", store_timestamp=0, store_host="127.0.0.1:1", reconsume_times=0,
+            prepared_transaction_offset=0, store_host_bytes=bytes(8),
+        )  # fmt: skip
+        replies = [producer.reply(consumed, b"y", TIMEOUT_MS) for _ in range(CONCURRENT)]
+        await asyncio.gather(*(fails_in_time("reply", reply) for reply in replies))

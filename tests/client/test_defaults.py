@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rucola.client import instance, locks, producer, pulling, push, share
-from rucola.client.consume_options import ConsumeFromWhere, ConsumeOptions, MessageModel
-from rucola.client.process_queue import PullLimits
-from rucola.client.rebalance import average
+from rucola.client import instance
+from rucola.client.consumer import assignment, fetcher, push_consumer, queue_locks
+from rucola.client.consumer.allocation import average
+from rucola.client.consumer.options import ConsumeFromWhere, ConsumeOptions, MessageModel
+from rucola.client.consumer.process_queue import PullLimits
+from rucola.client.producer import producer
 
 OPTIONS = ConsumeOptions()
 
@@ -17,11 +19,11 @@ OPTIONS = ConsumeOptions()
     [
         ("heartbeatBrokerInterval", instance.HEARTBEAT_INTERVAL_MS, 30_000),
         ("pollNameServerInterval", instance.ROUTE_INTERVAL_MS, 30_000),
-        ("persistConsumerOffsetInterval", push.PERSIST_INTERVAL_MS, 5_000),
-        ("waitInterval of RebalanceService", share.REBALANCE_INTERVAL_MS, 20_000),
-        ("REBALANCE_LOCK_INTERVAL", locks.LOCK_INTERVAL_MS, 20_000),
-        ("REBALANCE_LOCK_MAX_LIVE_TIME", locks.LOCK_LIFE_MS, 30_000),
-        ("BROKER_SUSPEND_MAX_TIME_MILLIS", pulling.SUSPEND_MS, 15_000),
+        ("persistConsumerOffsetInterval", push_consumer.PERSIST_INTERVAL_MS, 5_000),
+        ("waitInterval of RebalanceService", assignment.REBALANCE_INTERVAL_MS, 20_000),
+        ("REBALANCE_LOCK_INTERVAL", queue_locks.LOCK_INTERVAL_MS, 20_000),
+        ("REBALANCE_LOCK_MAX_LIVE_TIME", queue_locks.LOCK_LIFE_MS, 30_000),
+        ("BROKER_SUSPEND_MAX_TIME_MILLIS", fetcher.SUSPEND_MS, 15_000),
         ("sendMsgTimeout", producer.SEND_TIMEOUT_MS, 3_000),
         ("retryTimesWhenSendFailed", producer.RETRY_TIMES, 2),
         ("compressMsgBodyOverHowmuch", producer.COMPRESS_THRESHOLD, 4096),

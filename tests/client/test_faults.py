@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster
 from rucola.client import Producer
-from rucola.client import faults as faults_module
-from rucola.client.faults import BrokerFaults, Turns
+from rucola.client.producer import latency_faults
+from rucola.client.producer.latency_faults import BrokerFaults, Turns
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Reply
+from support.cluster import cluster
 
 A, B, C = (MessageQueue("T", f"broker-{name}", 0) for name in "abc")
 
@@ -94,8 +94,8 @@ def test_a_producer_passes_a_failing_broker_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool
 ) -> None:
     """With tolerance it is tried once; without, whenever its turn comes. Here no slowness counts, only failures."""
-    monkeypatch.setattr(faults_module, "LATENCY_MAX_MS", (20_000,))
-    monkeypatch.setattr(faults_module, "NOT_AVAILABLE_DURATION_MS", (600_000,))
+    monkeypatch.setattr(latency_faults, "LATENCY_MAX_MS", (20_000,))
+    monkeypatch.setattr(latency_faults, "NOT_AVAILABLE_DURATION_MS", (600_000,))
 
     async def run() -> int:
         async with cluster(tmp_path) as running:

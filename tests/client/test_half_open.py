@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import HOST, Tally, cluster
-from consuming import ScriptedBroker, consumer_of
 from rucola.broker.broker import Broker
 from rucola.client import Message, Producer, PullConsumer, PushConsumer
 from rucola.client import instance as instance_module
@@ -18,7 +16,9 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, GetConsumerListByGroupResponseBody
 from rucola.remoting.connection import Connection, Reply
-from rucola.store.check import check
+from rucola.store.tools.check import check
+from support.cluster import HOST, Tally, cluster
+from support.consumers import ScriptedBroker, consumer_of
 
 
 async def stop(broker: Broker, path: Path) -> None:
@@ -34,74 +34,65 @@ def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_module, "PROBE_TIMEOUT_MS", 1000)
 
 
-def test_only_the_send_that_finds_out_fails(tmp_path: Path) -> None:
+async def test_only_the_send_that_finds_out_fails(tmp_path: Path) -> None:
     """Before, each send ran into its timeout, until the kernel gave up a quarter of an hour later."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker, proxy = await running.start_broker_behind_proxy()
-            await running.create_topic(broker, "T", queues=1)
-            async with Producer("g", running.namesrv) as producer:
-                await producer.send(Message("T", b"0"))
-                proxy.half_open()
-                with pytest.raises(SendFailed) as caught:
-                    await producer.send(Message("T", b"1"), timeout_ms=1100)
-                assert isinstance(caught.value.attempts[0][1], RemotingTimeout)
-                for number in range(2, 14):
-                    await producer.send(Message("T", b"%d" % number), timeout_ms=1100)
-            await stop(broker, tmp_path)
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker, proxy = await running.start_broker_behind_proxy()
+        await running.create_topic(broker, "T", queues=1)
+        async with Producer("g", running.namesrv) as producer:
+            await producer.send(Message("T", b"0"))
+            proxy.half_open()
+            with pytest.raises(SendFailed) as caught:
+                await producer.send(Message("T", b"1"), timeout_ms=1100)
+            assert isinstance(caught.value.attempts[0][1], RemotingTimeout)
+            for number in range(2, 14):
+                await producer.send(Message("T", b"%d" % number), timeout_ms=1100)
+        await stop(broker, tmp_path)
 
 
-def test_what_is_in_flight_is_retried_within_its_own_time(tmp_path: Path) -> None:
+async def test_what_is_in_flight_is_retried_within_its_own_time(tmp_path: Path) -> None:
     """The first timeout closes the connection; sends with time left go on over a new one, none of them fails."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker, proxy = await running.start_broker_behind_proxy()
-            await running.create_topic(broker, "T", queues=1)
-            async with Producer("g", running.namesrv) as producer:
-                await producer.send(Message("T", b"0"))
-                proxy.half_open()
-                patient = [producer.send(Message("T", b"x"), timeout_ms=20_000) for _ in range(20)]
-                stream = producer.send_many([Message("T", b"x") for _ in range(20)], timeout_ms=20_000)
-                sending = asyncio.gather(*patient)
-                streaming = asyncio.ensure_future(anext(stream))
-                await asyncio.sleep(0)
-                with pytest.raises(SendFailed):
-                    await producer.send(Message("T", b"x"), timeout_ms=1100)
-                results = [*await sending, await streaming, *[result async for result in stream]]
-                assert all(result.is_ok for result in results)
-            await stop(broker, tmp_path)
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker, proxy = await running.start_broker_behind_proxy()
+        await running.create_topic(broker, "T", queues=1)
+        async with Producer("g", running.namesrv) as producer:
+            await producer.send(Message("T", b"0"))
+            proxy.half_open()
+            patient = [producer.send(Message("T", b"x"), timeout_ms=20_000) for _ in range(20)]
+            stream = producer.send_many([Message("T", b"x") for _ in range(20)], timeout_ms=20_000)
+            sending = asyncio.gather(*patient)
+            streaming = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            with pytest.raises(SendFailed):
+                await producer.send(Message("T", b"x"), timeout_ms=1100)
+            results = [*await sending, await streaming, *[result async for result in stream]]
+            assert all(result.is_ok for result in results)
+        await stop(broker, tmp_path)
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["side by side", "in order"])
-def test_a_consumer_goes_on_over_a_new_connection(tmp_path: Path, quick_probes: None, orderly: bool) -> None:
+async def test_a_consumer_goes_on_over_a_new_connection(tmp_path: Path, quick_probes: None, orderly: bool) -> None:
     """A held pull does not notice by itself, and what comes meanwhile goes to the dead connection, and again."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker, proxy = await running.start_broker_behind_proxy()
-            await running.create_topic(broker, "T", queues=4)
-            got: Tally[int] = Tally()
-            consumer = consumer_of(running, orderly=orderly)
-            consumer.listen(lambda message: got.add(int(message.body)))
-            async with Producer("g", running.namesrv) as producer, consumer:
-                for number in range(8):
-                    await producer.send(Message("T", b"%d" % number))
-                await got.reach(8)
-                proxy.half_open()
-                async with Producer("g2", running.namesrv) as other:
-                    for number in range(8, 16):
-                        await other.send(Message("T", b"%d" % number))
-                await got.reach(lambda items: set(items) == {*range(16)})
-                assert len(consumer.queues) == 4
-            await stop(broker, tmp_path)
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker, proxy = await running.start_broker_behind_proxy()
+        await running.create_topic(broker, "T", queues=4)
+        got: Tally[int] = Tally()
+        consumer = consumer_of(running, orderly=orderly)
+        consumer.listen(lambda message: got.add(int(message.body)))
+        async with Producer("g", running.namesrv) as producer, consumer:
+            for number in range(8):
+                await producer.send(Message("T", b"%d" % number))
+            await got.reach(8)
+            proxy.half_open()
+            async with Producer("g2", running.namesrv) as other:
+                for number in range(8, 16):
+                    await other.send(Message("T", b"%d" % number))
+            await got.reach(lambda items: set(items) == {*range(16)})
+            assert len(consumer.queues) == 4
+        await stop(broker, tmp_path)
 
 
 def test_a_group_takes_over_all_queues_though_its_broker_still_lists_the_dead_connection(
@@ -136,37 +127,31 @@ def test_a_group_takes_over_all_queues_though_its_broker_still_lists_the_dead_co
     asyncio.run(run())
 
 
-def test_a_member_that_its_broker_lists_twice_counts_once(tmp_path: Path) -> None:
+async def test_a_member_that_its_broker_lists_twice_counts_once(tmp_path: Path) -> None:
     """Apache's broker lists every connection, the dead one for two minutes."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            scripted = ScriptedBroker()
+    async with cluster(tmp_path) as running:
+        scripted = ScriptedBroker()
 
-            def consumer_list(connection: Connection, command: RemotingCommand) -> Reply:
-                body = GetConsumerListByGroupResponseBody(consumer_id_list=2 * list(scripted.members.values()))
-                return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+        def consumer_list(connection: Connection, command: RemotingCommand) -> Reply:
+            body = GetConsumerListByGroupResponseBody(consumer_id_list=2 * list(scripted.members.values()))
+            return command.response(ResponseCode.SUCCESS, body=encode_body(body))
 
-            scripted.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = consumer_list
-            await running.scripted_broker("broker-a", "T", scripted.processors, queues=4)
-            async with consumer_of(running) as consumer:
-                assert len(consumer.queues) == 4
-
-    asyncio.run(run())
+        scripted.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = consumer_list
+        await running.scripted_broker("broker-a", "T", scripted.processors, queues=4)
+        async with consumer_of(running) as consumer:
+            assert len(consumer.queues) == 4
 
 
-def test_a_pull_without_a_group_is_probed_too(tmp_path: Path, quick_probes: None) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker, proxy = await running.start_broker_behind_proxy()
-            await running.create_topic(broker, "T", queues=1)
-            async with PullConsumer("c", running.namesrv) as consumer:
-                (queue,) = await consumer.queues("T")
-                assert (await consumer.pull(queue, 0)).messages == []
-                proxy.half_open()
-                with pytest.raises(Exception, match=r"broke: nothing received for \d+ ms"):
-                    await consumer.pull(queue, 0, suspend_ms=600_000)
-                assert (await consumer.pull(queue, 0)).messages == []
-            await stop(broker, tmp_path)
-
-    asyncio.run(run())
+async def test_a_pull_without_a_group_is_probed_too(tmp_path: Path, quick_probes: None) -> None:
+    async with cluster(tmp_path) as running:
+        broker, proxy = await running.start_broker_behind_proxy()
+        await running.create_topic(broker, "T", queues=1)
+        async with PullConsumer("c", running.namesrv) as consumer:
+            (queue,) = await consumer.queues("T")
+            assert (await consumer.pull(queue, 0)).messages == []
+            proxy.half_open()
+            with pytest.raises(Exception, match=r"broke: nothing received for \d+ ms"):
+                await consumer.pull(queue, 0, suspend_ms=600_000)
+            assert (await consumer.pull(queue, 0)).messages == []
+        await stop(broker, tmp_path)

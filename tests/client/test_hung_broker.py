@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos.proxy import Proxy
-from cluster import Cluster, Tally, cluster
-from consuming import committed, consumer_of
 from rucola.broker.broker import Broker
 from rucola.client import Message, Producer, PushConsumer
-from rucola.client.rebalance import average_by_circle
-from rucola.store.check import check
+from rucola.client.consumer.allocation import average_by_circle
+from rucola.store.tools.check import check
+from support.cluster import Cluster, Tally, cluster
+from support.consumers import committed, consumer_of
+from support.proxy import Proxy
 
 QUEUES = 8
 MESSAGES = 40
@@ -61,60 +61,51 @@ def of_healthy(*consumers: PushConsumer) -> int:
 
 
 @ORDERLY
-def test_a_member_begins_with_the_healthy_broker_at_once(tmp_path: Path, orderly: bool) -> None:
-    async def run() -> None:
-        async with two_brokers(tmp_path) as (running, proxy, _):
-            proxy.freeze()
-            got: Tally[int] = Tally()
-            async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly):
-                await got.reach(lambda items: set(items) == {*range(MESSAGES)})
-            proxy.thaw()
-
-    asyncio.run(run())
+async def test_a_member_begins_with_the_healthy_broker_at_once(tmp_path: Path, orderly: bool) -> None:
+    async with two_brokers(tmp_path) as (running, proxy, _):
+        proxy.freeze()
+        got: Tally[int] = Tally()
+        async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly):
+            await got.reach(lambda items: set(items) == {*range(MESSAGES)})
+        proxy.thaw()
 
 
 @ORDERLY
-def test_members_come_and_go_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
+async def test_members_come_and_go_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
     """Giving up its queues and taking up those of the healthy broker are independent of each other."""
 
-    async def run() -> None:
-        async with two_brokers(tmp_path) as (running, proxy, _):
-            got: Tally[int] = Tally()
-            async with consuming(running, got, orderly=orderly) as first:
-                await got.reach(MESSAGES)
-                while len(first.queues) < 2 * QUEUES:
-                    await first.rebalanced()
-                proxy.freeze()
-                async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly) as second:
-                    while not (0 < of_healthy(second) < QUEUES and of_healthy(first, second) == QUEUES):
-                        await asyncio.wait(
-                            [asyncio.ensure_future(member.rebalanced()) for member in (first, second)],
-                            return_when=asyncio.FIRST_COMPLETED,
-                        )
-                    await send(running, range(MESSAGES, 2 * MESSAGES))
-                    await got.reach(lambda items: set(items) == {*range(2 * MESSAGES)})
-            proxy.thaw()
-
-    asyncio.run(run())
+    async with two_brokers(tmp_path) as (running, proxy, _):
+        got: Tally[int] = Tally()
+        async with consuming(running, got, orderly=orderly) as first:
+            await got.reach(MESSAGES)
+            while len(first.queues) < 2 * QUEUES:
+                await first.rebalanced()
+            proxy.freeze()
+            async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly) as second:
+                while not (0 < of_healthy(second) < QUEUES and of_healthy(first, second) == QUEUES):
+                    await asyncio.wait(
+                        [asyncio.ensure_future(member.rebalanced()) for member in (first, second)],
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                await send(running, range(MESSAGES, 2 * MESSAGES))
+                await got.reach(lambda items: set(items) == {*range(2 * MESSAGES)})
+        proxy.thaw()
 
 
 @ORDERLY
-def test_what_was_consumed_of_the_healthy_broker_is_committed_and_free_when_the_member_goes(
+async def test_what_was_consumed_of_the_healthy_broker_is_committed_and_free_when_the_member_goes(
     tmp_path: Path, orderly: bool
 ) -> None:
-    async def run() -> None:
-        async with two_brokers(tmp_path) as (running, proxy, _):
-            got: Tally[int] = Tally()
-            async with consuming(running, got, orderly=orderly):
-                await got.reach(MESSAGES)
-                proxy.freeze()
-                closing = asyncio.timeout(SOON_S)
-                await closing.__aenter__()
-            await closing.__aexit__(None, None, None)
-            proxy.thaw()
-            assert await committed(running) == MESSAGES
-            async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly):
-                await send(running, range(MESSAGES, 2 * MESSAGES))
-                await got.reach(lambda items: set(items) == {*range(2 * MESSAGES)})
-
-    asyncio.run(run())
+    async with two_brokers(tmp_path) as (running, proxy, _):
+        got: Tally[int] = Tally()
+        async with consuming(running, got, orderly=orderly):
+            await got.reach(MESSAGES)
+            proxy.freeze()
+            closing = asyncio.timeout(SOON_S)
+            await closing.__aenter__()
+        await closing.__aexit__(None, None, None)
+        proxy.thaw()
+        assert await committed(running) == MESSAGES
+        async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly):
+            await send(running, range(MESSAGES, 2 * MESSAGES))
+            await got.reach(lambda items: set(items) == {*range(2 * MESSAGES)})

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from client.test_sync import servers
-from cluster import Tally, cluster
-from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, take, until
 from rucola.client import Message, MessageExt, PullLimits, PushConsumer
 from rucola.client import sync as blocking
+from support.cluster import Tally, cluster
+from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, take, until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 
@@ -31,180 +31,153 @@ async def fail_at_the_next(consumer: PushConsumer) -> MessageExt:
 
 
 @each_order
-def test_an_error_in_the_loop_brings_the_message_to_the_next_iteration(tmp_path: Path, orderly: bool) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            async with consumer_of(running, orderly=orderly) as consumer:
-                for _ in range(3):
-                    assert (await fail_at_the_next(consumer)).body == b"0"
-                assert await take(consumer, 3) == [0, 1, 2]
-            assert await committed(running) == 3
-
-    asyncio.run(run())
+async def test_an_error_in_the_loop_brings_the_message_to_the_next_iteration(tmp_path: Path, orderly: bool) -> None:
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        async with consumer_of(running, orderly=orderly) as consumer:
+            for _ in range(3):
+                assert (await fail_at_the_next(consumer)).body == b"0"
+            assert await take(consumer, 3) == [0, 1, 2]
+        assert await committed(running) == 3
 
 
 @each_order
-def test_a_queue_moves_on_though_every_message_fails_once(tmp_path: Path, orderly: bool) -> None:
+async def test_a_queue_moves_on_though_every_message_fails_once(tmp_path: Path, orderly: bool) -> None:
     """No more than two messages are held, so each one that is stuck would be noticed."""
 
-    async def run() -> None:
-        async with filled(tmp_path, range(20), queues=2) as (running, _):
-            async with consumer_of(running, orderly=orderly, limits=PullLimits(count=2), pull_batch_size=1) as consumer:
-                failed: set[bytes] = set()
-                done: set[bytes] = set()
-                while len(done) < 20:
-                    try:
-                        async with asyncio.timeout(20):
-                            async for message in consumer:
-                                if message.body not in failed:
-                                    failed.add(message.body)
-                                    raise ValueError("the first time")
-                                done.add(message.body)
-                                if len(done) == 20:
-                                    consumer.ack(message)
-                                    break
-                    except ValueError:
-                        pass
-            assert await committed(running) == 20
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(20), queues=2) as (running, _):
+        async with consumer_of(running, orderly=orderly, limits=PullLimits(count=2), pull_batch_size=1) as consumer:
+            failed: set[bytes] = set()
+            done: set[bytes] = set()
+            while len(done) < 20:
+                try:
+                    async with asyncio.timeout(20):
+                        async for message in consumer:
+                            if message.body not in failed:
+                                failed.add(message.body)
+                                raise ValueError("the first time")
+                            done.add(message.body)
+                            if len(done) == 20:
+                                consumer.ack(message)
+                                break
+                except ValueError:
+                    pass
+        assert await committed(running) == 20
 
 
 @each_order
-def test_another_iteration_under_way_gets_it(tmp_path: Path, orderly: bool) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(2), queues=1) as (running, _):
-            async with consumer_of(running, orderly=orderly) as consumer:
-                first = consumer.messages()
-                assert (await anext(first)).body == b"0"
-                seen: Tally[bytes] = Tally()
+async def test_another_iteration_under_way_gets_it(tmp_path: Path, orderly: bool) -> None:
+    async with filled(tmp_path, range(2), queues=1) as (running, _):
+        async with consumer_of(running, orderly=orderly) as consumer:
+            first = consumer.messages()
+            assert (await anext(first)).body == b"0"
+            seen: Tally[bytes] = Tally()
 
-                async def drain() -> None:
-                    async for message in consumer:
-                        seen.add(message.body)
+            async def drain() -> None:
+                async for message in consumer:
+                    seen.add(message.body)
 
-                draining = asyncio.create_task(drain())
-                if not orderly:
-                    assert await seen.reach(1) == [b"1"]
-                await first.aclose()
-                await seen.reach(2)
-                assert sorted(seen.items) == [b"0", b"1"]
-                await until(lambda: consumer.stats()["T"].held == 0)
-            await draining
-            assert await committed(running) == 2
-
-    asyncio.run(run())
+            draining = asyncio.create_task(drain())
+            if not orderly:
+                assert await seen.reach(1) == [b"1"]
+            await first.aclose()
+            await seen.reach(2)
+            assert sorted(seen.items) == [b"0", b"1"]
+            await until(lambda: consumer.stats()["T"].held == 0)
+        await draining
+        assert await committed(running) == 2
 
 
 @each_order
-def test_a_generator_that_is_collected_or_cancelled_gives_its_message_up(tmp_path: Path, orderly: bool) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(2), queues=1) as (running, _):
-            async with consumer_of(running, orderly=orderly) as consumer:
-                stream: AsyncGenerator[MessageExt, None] | None = consumer.messages()
-                assert stream is not None
-                assert (await anext(stream)).body == b"0"
-                stream = None
-                gc.collect()
+async def test_a_generator_that_is_collected_or_cancelled_gives_its_message_up(tmp_path: Path, orderly: bool) -> None:
+    async with filled(tmp_path, range(2), queues=1) as (running, _):
+        async with consumer_of(running, orderly=orderly) as consumer:
+            stream: AsyncGenerator[MessageExt, None] | None = consumer.messages()
+            assert stream is not None
+            assert (await anext(stream)).body == b"0"
+            stream = None
+            gc.collect()
 
-                at_work = asyncio.Event()
+            at_work = asyncio.Event()
 
-                async def work() -> None:
-                    async for message in consumer:
-                        assert message.body == b"0"
-                        at_work.set()
-                        await asyncio.Event().wait()
+            async def work() -> None:
+                async for message in consumer:
+                    assert message.body == b"0"
+                    at_work.set()
+                    await asyncio.Event().wait()
 
-                working = asyncio.create_task(work())
-                await at_work.wait()
-                working.cancel()
-                await asyncio.wait([working])
-                assert await take(consumer, 2) == [0, 1]
-            assert await committed(running) == 2
-
-    asyncio.run(run())
+            working = asyncio.create_task(work())
+            await at_work.wait()
+            working.cancel()
+            await asyncio.wait([working])
+            assert await take(consumer, 2) == [0, 1]
+        assert await committed(running) == 2
 
 
 @each_order
-def test_a_message_can_be_acknowledged_after_its_loop_was_left(tmp_path: Path, orderly: bool) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            async with consumer_of(running, orderly=orderly) as consumer:
-                message = await fail_at_the_next(consumer)
-                await until(lambda: consumer.stats()["T"].in_hand == 0)  # the loop has closed its generator
-                consumer.ack(message)
-                consumer.ack(message)
-                stats = consumer.stats()["T"]
-                assert (stats.consumed, stats.in_hand) == (1, 0)
-                assert await take(consumer, 2) == [1, 2]
-                consumer.ack(message)
-            assert await committed(running) == 3
-
-    asyncio.run(run())
+async def test_a_message_can_be_acknowledged_after_its_loop_was_left(tmp_path: Path, orderly: bool) -> None:
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        async with consumer_of(running, orderly=orderly) as consumer:
+            message = await fail_at_the_next(consumer)
+            await until(lambda: consumer.stats()["T"].in_hand == 0)  # the loop has closed its generator
+            consumer.ack(message)
+            consumer.ack(message)
+            stats = consumer.stats()["T"]
+            assert (stats.consumed, stats.in_hand) == (1, 0)
+            assert await take(consumer, 2) == [1, 2]
+            consumer.ack(message)
+        assert await committed(running) == 3
 
 
-def test_a_message_can_be_given_back_after_its_loop_was_left(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
-            await broker.start(running)
-            async with consumer_of(running) as consumer:
-                message = await fail_at_the_next(consumer)
-                await until(lambda: consumer.stats()["T"].in_hand == 0)
-                await consumer.reconsume_later(message, 4)
-                await consumer.reconsume_later(message, 4)
-                assert await take(consumer, 1) == [1]
-            assert [(header.offset, header.delay_level) for header in broker.given_back.items] == [(1000, 4)]
-            assert broker.committed == 2
-
-    asyncio.run(run())
+async def test_a_message_can_be_given_back_after_its_loop_was_left(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
+        await broker.start(running)
+        async with consumer_of(running) as consumer:
+            message = await fail_at_the_next(consumer)
+            await until(lambda: consumer.stats()["T"].in_hand == 0)
+            await consumer.reconsume_later(message, 4)
+            await consumer.reconsume_later(message, 4)
+            assert await take(consumer, 1) == [1]
+        assert [(header.offset, header.delay_level) for header in broker.given_back.items] == [(1000, 4)]
+        assert broker.committed == 2
 
 
-def test_in_order_a_message_given_back_after_its_loop_was_left_still_comes_first(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
-                message = await fail_at_the_next(consumer)
-                await until(lambda: consumer.stats()["T"].in_hand == 0)
-                await consumer.reconsume_later(message)
-                assert message.reconsume_times == 1
-                assert await take(consumer, 3) == [0, 1, 2]
-            assert await committed(running) == 3
-
-    asyncio.run(run())
+async def test_in_order_a_message_given_back_after_its_loop_was_left_still_comes_first(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
+            message = await fail_at_the_next(consumer)
+            await until(lambda: consumer.stats()["T"].in_hand == 0)
+            await consumer.reconsume_later(message)
+            assert message.reconsume_times == 1
+            assert await take(consumer, 3) == [0, 1, 2]
+        assert await committed(running) == 3
 
 
 @each_order
-def test_what_was_left_is_not_given_out_after_its_queue_began_anew(tmp_path: Path, orderly: bool) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(5), queues=1) as (running, _):
-            async with consumer_of(running, orderly=orderly) as consumer:
-                (queue,) = consumer.queues
-                left = consumer.messages()
-                message = await anext(left)
-                await consumer.reset_offsets({queue: 3})
-                await left.aclose()
-                consumer.ack(message)
-                assert await take(consumer, 2) == [3, 4]
-            assert await committed(running) == 5
-
-    asyncio.run(run())
+async def test_what_was_left_is_not_given_out_after_its_queue_began_anew(tmp_path: Path, orderly: bool) -> None:
+    async with filled(tmp_path, range(5), queues=1) as (running, _):
+        async with consumer_of(running, orderly=orderly) as consumer:
+            (queue,) = consumer.queues
+            left = consumer.messages()
+            message = await anext(left)
+            await consumer.reset_offsets({queue: 3})
+            await left.aclose()
+            consumer.ack(message)
+            assert await take(consumer, 2) == [3, 4]
+        assert await committed(running) == 5
 
 
-def test_what_went_back_to_the_broker_meanwhile_does_not_come_again_here(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
-            await broker.start(running)
-            async with consumer_of(running, consume_timeout_ms=30) as consumer:
-                slow = consumer.messages()
-                await anext(slow)
-                await broker.given_back.reach(1)
-                await slow.aclose()
-                assert [message.body async for message in consumer.messages(idle_timeout_ms=50)] == [b"1"]
-            assert broker.committed == 2
-
-    asyncio.run(run())
+async def test_what_went_back_to_the_broker_meanwhile_does_not_come_again_here(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
+        await broker.start(running)
+        async with consumer_of(running, consume_timeout_ms=30) as consumer:
+            slow = consumer.messages()
+            await anext(slow)
+            await broker.given_back.reach(1)
+            await slow.aclose()
+            assert [message.body async for message in consumer.messages(idle_timeout_ms=50)] == [b"1"]
+        assert broker.committed == 2
 
 
 @each_order

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.client.line import Line
-from rucola.client.own_queue import Delivery, OwnQueue
-from rucola.client.process_queue import PullLimits
+from rucola.client.consumer.assigned_queue import Delivery, OwnQueue
+from rucola.client.consumer.process_queue import PullLimits
+from rucola.client.consumer.ready_queue import Line
 from rucola.message import MessageExt, MessageInner
 from rucola.message.record import decode, encode
 from rucola.protocol.queue import MessageQueue
@@ -91,106 +91,88 @@ def test_every_message_is_taken_once_and_in_its_queues_order(
     asyncio.run(run())
 
 
-def test_queues_are_served_in_turn() -> None:
-    async def run() -> None:
-        line = line_of(in_order=False)
-        for queue_id, count in enumerate((5, 1, 2)):
-            own = own_queue(queue_id)
-            line.put(own, pulled(own, count))
-        order = [delivery.own.queue.queue_id for delivery in iter(line.take_now, None)]
-        assert order == [0, 1, 2, 0, 2, 0, 0, 0]
-
-    asyncio.run(run())
+async def test_queues_are_served_in_turn() -> None:
+    line = line_of(in_order=False)
+    for queue_id, count in enumerate((5, 1, 2)):
+        own = own_queue(queue_id)
+        line.put(own, pulled(own, count))
+    order = [delivery.own.queue.queue_id for delivery in iter(line.take_now, None)]
+    assert order == [0, 1, 2, 0, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_taker_that_is_cancelled_in_its_turn_leaves_it_to_the_next(in_order: bool) -> None:
-    async def run() -> None:
-        line = line_of(in_order=in_order)
-        first, second = asyncio.create_task(line.take()), asyncio.create_task(line.take())
-        await asyncio.sleep(0)
-        own = own_queue()
-        line.put(own, pulled(own, 1))
-        first.cancel()
-        async with asyncio.timeout(20):
-            assert isinstance(await second, Delivery)
-        assert first.cancelled()
-
-    asyncio.run(run())
+async def test_a_taker_that_is_cancelled_in_its_turn_leaves_it_to_the_next(in_order: bool) -> None:
+    line = line_of(in_order=in_order)
+    first, second = asyncio.create_task(line.take()), asyncio.create_task(line.take())
+    await asyncio.sleep(0)
+    own = own_queue()
+    line.put(own, pulled(own, 1))
+    first.cancel()
+    async with asyncio.timeout(20):
+        assert isinstance(await second, Delivery)
+    assert first.cancelled()
 
 
-def test_what_is_put_back_comes_first_once_the_queue_may_come_back() -> None:
-    async def run() -> None:
-        line = line_of(in_order=True)
-        own = own_queue()
-        line.put(own, pulled(own, 4))
-        delivery = line.take_now(2)
-        assert delivery is not None
-        assert not own.idle.is_set()
-        line.put_back(delivery, delivery.messages)
-        assert own.idle.is_set()
-        assert line.take_now() is None
-        line.come_back(own)
-        again = line.take_now(4)
-        assert again is not None
-        assert [message.queue_offset for message in again.messages] == [0, 1, 2, 3]
-
-    asyncio.run(run())
+async def test_what_is_put_back_comes_first_once_the_queue_may_come_back() -> None:
+    line = line_of(in_order=True)
+    own = own_queue()
+    line.put(own, pulled(own, 4))
+    delivery = line.take_now(2)
+    assert delivery is not None
+    assert not own.idle.is_set()
+    line.put_back(delivery, delivery.messages)
+    assert own.idle.is_set()
+    assert line.take_now() is None
+    line.come_back(own)
+    again = line.take_now(4)
+    assert again is not None
+    assert [message.queue_offset for message in again.messages] == [0, 1, 2, 3]
 
 
-def test_a_queue_that_begins_anew_or_is_given_up_gives_out_nothing_old() -> None:
-    async def run() -> None:
-        line = line_of(in_order=True)
-        own = own_queue()
-        line.put(own, pulled(own, 3))
-        delivery = line.take_now()
-        assert delivery is not None
-        own.begin_anew(10)
-        line.put(own, pulled(own, 1))
-        line.put_back(delivery, delivery.messages)
-        line.come_back(own)
-        new = line.take_now(5)
-        assert new is not None
-        assert [message.queue_offset for message in new.messages] == [10]
-        assert delivery.not_done == []
-        line.put(own, pulled(own, 1))
-        own.is_given_up = True
-        line.leave(new)
-        assert line.take_now() is None
-
-    asyncio.run(run())
+async def test_a_queue_that_begins_anew_or_is_given_up_gives_out_nothing_old() -> None:
+    line = line_of(in_order=True)
+    own = own_queue()
+    line.put(own, pulled(own, 3))
+    delivery = line.take_now()
+    assert delivery is not None
+    own.begin_anew(10)
+    line.put(own, pulled(own, 1))
+    line.put_back(delivery, delivery.messages)
+    line.come_back(own)
+    new = line.take_now(5)
+    assert new is not None
+    assert [message.queue_offset for message in new.messages] == [10]
+    assert delivery.not_done == []
+    line.put(own, pulled(own, 1))
+    own.is_given_up = True
+    line.leave(new)
+    assert line.take_now() is None
 
 
-def test_a_queue_that_may_not_be_taken_waits_until_it_comes_back() -> None:
-    async def run() -> None:
-        may: list[bool] = [False]
-        line = line_of(in_order=True, may_take=lambda own: may[0])
-        own = own_queue()
-        line.put(own, pulled(own, 1))
-        assert line.take_now() is None
-        may[0] = True
-        assert line.take_now() is None  # nobody asks again by himself
-        line.come_back(own)
-        assert line.take_now() is not None
-
-    asyncio.run(run())
+async def test_a_queue_that_may_not_be_taken_waits_until_it_comes_back() -> None:
+    may: list[bool] = [False]
+    line = line_of(in_order=True, may_take=lambda own: may[0])
+    own = own_queue()
+    line.put(own, pulled(own, 1))
+    assert line.take_now() is None
+    may[0] = True
+    assert line.take_now() is None  # nobody asks again by himself
+    line.come_back(own)
+    assert line.take_now() is not None
 
 
-def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() -> None:
-    async def run() -> None:
-        line = line_of(in_order=False)
-        waiting = asyncio.create_task(line.take())
-        await asyncio.sleep(0)
-        line.close()
-        assert await waiting is None
-        own = own_queue()
-        line.put(own, pulled(own, 1))
-        assert line.take_now() is None
-        assert await line.take() is None
-        line.open()
-        assert line.take_now() is None
-
-    asyncio.run(run())
+async def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() -> None:
+    line = line_of(in_order=False)
+    waiting = asyncio.create_task(line.take())
+    await asyncio.sleep(0)
+    line.close()
+    assert await waiting is None
+    own = own_queue()
+    line.put(own, pulled(own, 1))
+    assert line.take_now() is None
+    assert await line.take() is None
+    line.open()
+    assert line.take_now() is None
 
 
 @given(count=st.integers(1, 12), takers=st.integers(1, 4), in_order=st.booleans(), seed=st.integers(0, 1000))

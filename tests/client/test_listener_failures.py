@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from client.test_sync import servers
-from cluster import Tally, cluster
-from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, until
 from rucola.client import (
     LocalTransactionState,
     Message,
@@ -25,14 +23,14 @@ from rucola.client import (
     ReconsumeLater,
     SuspendCurrentQueueAMoment,
     TransactionProducer,
-    listening,
-    push,
-    share,
 )
 from rucola.client import sync as blocking
-from rucola.client.producer import Sent
+from rucola.client.consumer import assignment, dispatcher, push_consumer
+from rucola.client.producer.producer import Sent
 from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
+from support.cluster import Tally, cluster
+from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, until
 
 
 class Panic(BaseException):
@@ -98,108 +96,99 @@ def test_side_by_side_each_failure_is_counted_logged_and_given_back(
 
 @each_error
 @each_kind
-def test_in_order_the_message_comes_again_and_its_queue_can_go_to_another_member(
+async def test_in_order_the_message_comes_again_and_its_queue_can_go_to_another_member(
     tmp_path: Path, error: BaseException, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share, "UNBALANCED_PAUSE_MS", 20)
+    monkeypatch.setattr(assignment, "UNBALANCED_PAUSE_MS", 20)
 
-    async def run() -> None:
-        async with filled(tmp_path, range(40)) as (running, _):
-            seen: Tally[tuple[int, int]] = Tally()
-            failed: set[tuple[int, int]] = set()
-            loop = asyncio.get_running_loop()
+    async with filled(tmp_path, range(40)) as (running, _):
+        seen: Tally[tuple[int, int]] = Tally()
+        failed: set[tuple[int, int]] = set()
+        loop = asyncio.get_running_loop()
 
-            def fails(messages: list[MessageExt]) -> bool:
-                """Once at the third message of each queue."""
-                (message,) = messages
-                place = message.queue_id, message.queue_offset
-                if message.queue_offset == 2 and place not in failed:
-                    failed.add(place)
-                    return True
-                loop.call_soon_threadsafe(seen.add, place)
-                return False
+        def fails(messages: list[MessageExt]) -> bool:
+            """Once at the third message of each queue."""
+            (message,) = messages
+            place = message.queue_id, message.queue_offset
+            if message.queue_offset == 2 and place not in failed:
+                failed.add(place)
+                return True
+            loop.call_soon_threadsafe(seen.add, place)
+            return False
 
-            first, second = (consumer_of(running, orderly=True, suspend_current_queue_ms=10) for _ in range(2))
-            for consumer in (first, second):
-                consumer.listen_to_batches(raising(error, kind, fails), 1)
-            async with first:
-                await seen.reach(40)
-                async with second:
-                    await until(lambda: len(second.queues) == 2)
-            assert await committed(running) == 40
-        assert len(failed) == 4
-        for queue_id in range(4):
-            assert [offset for queue, offset in seen.items if queue == queue_id] == list(range(10))
-
-    asyncio.run(run())
+        first, second = (consumer_of(running, orderly=True, suspend_current_queue_ms=10) for _ in range(2))
+        for consumer in (first, second):
+            consumer.listen_to_batches(raising(error, kind, fails), 1)
+        async with first:
+            await seen.reach(40)
+            async with second:
+                await until(lambda: len(second.queues) == 2)
+        assert await committed(running) == 40
+    assert len(failed) == 4
+    for queue_id in range(4):
+        assert [offset for queue, offset in seen.items if queue == queue_id] == list(range(10))
 
 
 @pytest.mark.parametrize("awaits", [True, False])
-def test_a_listener_that_cancels_the_task_it_runs_in_fails(tmp_path: Path, awaits: bool) -> None:
-    async def run() -> None:
-        async def listen(message: MessageExt) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            if awaits:
-                await asyncio.sleep(0)
-            raise ValueError("not cancelled yet")
+async def test_a_listener_that_cancels_the_task_it_runs_in_fails(tmp_path: Path, awaits: bool) -> None:
+    async def listen(message: MessageExt) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if awaits:
+            await asyncio.sleep(0)
+        raise ValueError("not cancelled yet")
 
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(4)])
-            await broker.start(running)
-            consumer = consumer_of(running, concurrency=1)
-            consumer.listen(listen)
-            async with consumer:
-                await broker.given_back.reach(4)
-            assert broker.committed == 4
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(4)])
+        await broker.start(running)
+        consumer = consumer_of(running, concurrency=1)
+        consumer.listen(listen)
+        async with consumer:
+            await broker.given_back.reach(4)
+        assert broker.committed == 4
 
 
-def test_a_closing_consumer_cancels_a_listener_without_counting_a_failure(
+async def test_a_closing_consumer_cancels_a_listener_without_counting_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "CLOSE_GRACE_MS", 10)
+    monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 10)
 
-    async def run() -> None:
-        begun, cancelled = asyncio.Event(), asyncio.Event()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
-        async def listen(message: MessageExt) -> None:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
+    async def listen(message: MessageExt) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0")])
-            await broker.start(running)
-            consumer = consumer_of(running)
-            consumer.listen(listen)
-            async with consumer:
-                await begun.wait()
-            assert cancelled.is_set()
-            stats = consumer.stats()["T"]
-            assert (stats.failed, stats.consumed, stats.in_hand) == (0, 0, 0)
-            assert broker.given_back.items == []
-            assert broker.committed == 0
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0")])
+        await broker.start(running)
+        consumer = consumer_of(running)
+        consumer.listen(listen)
+        async with consumer:
+            await begun.wait()
+        assert cancelled.is_set()
+        stats = consumer.stats()["T"]
+        assert (stats.failed, stats.consumed, stats.in_hand) == (0, 0, 0)
+        assert broker.given_back.items == []
+        assert broker.committed == 0
 
 
 def test_the_end_of_asyncio_run_cancels_a_listener_without_counting_a_failure(tmp_path: Path) -> None:
     """It cancels every task. The program has forgotten to close its consumer; the message must not be sent back."""
 
-    async def consume(namesrv: str, consumers: list[push.PushConsumer]) -> None:
+    async def consume(namesrv: str, consumers: list[push_consumer.PushConsumer]) -> None:
         begun = asyncio.Event()
 
         async def listen(message: MessageExt) -> None:
             begun.set()
             await asyncio.Event().wait()
 
-        consumer = push.PushConsumer("c", namesrv, consume_from=FIRST)
+        consumer = push_consumer.PushConsumer("c", namesrv, consume_from=FIRST)
         consumers.append(consumer)
         consumer.subscribe("T")
         consumer.listen(listen)
@@ -209,7 +198,7 @@ def test_the_end_of_asyncio_run_cancels_a_listener_without_counting_a_failure(tm
     with servers(tmp_path) as namesrv:
         with blocking.Producer("g", namesrv) as producer:
             producer.send(Message("T", b"0"))
-        consumers: list[push.PushConsumer] = []
+        consumers: list[push_consumer.PushConsumer] = []
         asyncio.run(consume(namesrv, consumers))
         assert consumers[0].stats()["T"].failed == 0
         with blocking.PullConsumer("reader", namesrv) as reader:
@@ -218,27 +207,24 @@ def test_the_end_of_asyncio_run_cancels_a_listener_without_counting_a_failure(tm
 
 @each_error
 @each_kind
-def test_an_operator_who_calls_the_listener_is_told(tmp_path: Path, error: BaseException, kind: str) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0")])
-            await broker.start(running)
-            seen: Tally[MessageExt] = Tally()
-            loop = asyncio.get_running_loop()
+async def test_an_operator_who_calls_the_listener_is_told(tmp_path: Path, error: BaseException, kind: str) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0")])
+        await broker.start(running)
+        seen: Tally[MessageExt] = Tally()
+        loop = asyncio.get_running_loop()
 
-            def fails(message: MessageExt) -> bool:
-                loop.call_soon_threadsafe(seen.add, message)
-                return len(seen.items) > 0
+        def fails(message: MessageExt) -> bool:
+            loop.call_soon_threadsafe(seen.add, message)
+            return len(seen.items) > 0
 
-            consumer = consumer_of(running)
-            consumer.listen(raising(error, kind, fails))
-            async with consumer:
-                (message,) = await seen.reach(1)
-                result = await consumer.consume_directly(message)
-            assert result.consume_result == CR_THROW_EXCEPTION
-            assert type(error).__name__ in (result.remark or "")
-
-    asyncio.run(run())
+        consumer = consumer_of(running)
+        consumer.listen(raising(error, kind, fails))
+        async with consumer:
+            (message,) = await seen.reach(1)
+            result = await consumer.consume_directly(message)
+        assert result.consume_result == CR_THROW_EXCEPTION
+        assert type(error).__name__ in (result.remark or "")
 
 
 @each_error
@@ -282,21 +268,18 @@ def test_a_check_that_fails_leaves_its_transaction_open(
 
 
 @each_error
-def test_a_local_transaction_that_fails_in_a_thread_is_left_open_and_raised(
+async def test_a_local_transaction_that_fails_in_a_thread_is_left_open_and_raised(
     tmp_path: Path, error: BaseException
 ) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, _):
+    async with filled(tmp_path) as (running, _):
 
-            def execute(message: Message) -> LocalTransactionState:
-                raise error
+        def execute(message: Message) -> LocalTransactionState:
+            raise error
 
-            async with TransactionProducer("p", running.namesrv, check=lambda message: None) as producer:
-                raised = RuntimeError if isinstance(error, StopIteration) else type(error)
-                with pytest.raises(raised):
-                    await producer.send_in_transaction(Message("T", b"body"), execute)
-
-    asyncio.run(run())
+        async with TransactionProducer("p", running.namesrv, check=lambda message: None) as producer:
+            raised = RuntimeError if isinstance(error, StopIteration) else type(error)
+            with pytest.raises(raised):
+                await producer.send_in_transaction(Message("T", b"body"), execute)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration()])
@@ -332,7 +315,7 @@ def test_the_blocking_face_survives_a_listener_on_its_loop(tmp_path: Path, error
 
 def test_ctrl_c_in_a_coroutine_listener_ends_the_program(tmp_path: Path) -> None:
     async def consume(namesrv: str) -> None:
-        consumer = push.PushConsumer("c", namesrv, consume_from=FIRST)
+        consumer = push_consumer.PushConsumer("c", namesrv, consume_from=FIRST)
         consumer.subscribe("T")
         consumer.listen(raising(KeyboardInterrupt(), "coroutine"))
         async with consumer:
@@ -349,7 +332,7 @@ def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In order, for nothing may be delivered twice at a time. The system has no thread for the first five calls."""
-    monkeypatch.setattr(listening, "NOT_CALLED_PAUSE_MS", 10)
+    monkeypatch.setattr(dispatcher, "NOT_CALLED_PAUSE_MS", 10)
     refused: list[str] = []
     start = threading.Thread.start
 
@@ -429,21 +412,18 @@ class BrokenTrace:
 
 
 @pytest.mark.parametrize("at", ["begin", "end", "swallow"])
-def test_a_trace_that_fails_changes_nothing_for_the_message(tmp_path: Path, at: str) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
-            await broker.start(running)
-            consumer = consumer_of(running, trace=BrokenTrace(at))
-            consumer.listen(raising(ValueError("no"), "coroutine", lambda message: message.body == b"1"))
-            async with consumer:
-                (header,) = await broker.given_back.reach(1)
-                await until(lambda: consumer.stats()["T"].held == 0)
-            assert header.offset == 1001
-            assert broker.committed == 2
-            assert len(broker.given_back.items) == 1
-
-    asyncio.run(run())
+async def test_a_trace_that_fails_changes_nothing_for_the_message(tmp_path: Path, at: str) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
+        await broker.start(running)
+        consumer = consumer_of(running, trace=BrokenTrace(at))
+        consumer.listen(raising(ValueError("no"), "coroutine", lambda message: message.body == b"1"))
+        async with consumer:
+            (header,) = await broker.given_back.reach(1)
+            await until(lambda: consumer.stats()["T"].held == 0)
+        assert header.offset == 1001
+        assert broker.committed == 2
+        assert len(broker.given_back.items) == 1
 
 
 class FailingTrace:
@@ -480,20 +460,17 @@ def test_a_trace_that_fails_changes_nothing_for_a_producer(tmp_path: Path, caplo
     assert caplog.text.count("the trace failed in FailingTrace.") == 4
 
 
-def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> None:
-    async def run() -> None:
-        def listen(messages: list[MessageExt]) -> None:
-            while messages:
-                messages.pop()
+async def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> None:
+    def listen(messages: list[MessageExt]) -> None:
+        while messages:
+            messages.pop()
 
-        async with filled(tmp_path, range(50)) as (running, _):
-            consumer = consumer_of(running)
-            consumer.listen_to_batches(listen, 8)
-            async with consumer:
-                await until(lambda: consumer.stats().get("T") is not None and consumer.stats()["T"].consumed == 50)
-            assert await committed(running) == 50
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(50)) as (running, _):
+        consumer = consumer_of(running)
+        consumer.listen_to_batches(listen, 8)
+        async with consumer:
+            await until(lambda: consumer.stats().get("T") is not None and consumer.stats()["T"].consumed == 50)
+        assert await committed(running) == 50
 
 
 @pytest.mark.parametrize(
@@ -509,22 +486,19 @@ def test_what_a_listener_says_is_checked_where_it_says_it(make: Callable[[], Exc
         make()
 
 
-def test_a_request_is_answered_after_its_responder_has_failed_before(tmp_path: Path) -> None:
+async def test_a_request_is_answered_after_its_responder_has_failed_before(tmp_path: Path) -> None:
     """The responder is a listener: after a failure that would have ended its only worker it still replies."""
 
-    async def run() -> None:
-        async with filled(tmp_path, queues=1) as (running, _), Producer("r", running.namesrv) as replier:
-            failing = iter([asyncio.CancelledError(), GeneratorExit()])
+    async with filled(tmp_path, queues=1) as (running, _), Producer("r", running.namesrv) as replier:
+        failing = iter([asyncio.CancelledError(), GeneratorExit()])
 
-            async def respond(request: MessageExt) -> None:
-                if (error := next(failing, None)) is not None:
-                    raise error
-                await replier.reply(request, b"yes")
+        async def respond(request: MessageExt) -> None:
+            if (error := next(failing, None)) is not None:
+                raise error
+            await replier.reply(request, b"yes")
 
-            consumer = consumer_of(running, orderly=True, concurrency=1, suspend_current_queue_ms=10)
-            consumer.listen(respond)
-            async with consumer, Producer("a", running.namesrv) as asker:
-                reply = await asker.request(Message("T", b"well?"), timeout_ms=20_000)
-                assert reply.body == b"yes"
-
-    asyncio.run(run())
+        consumer = consumer_of(running, orderly=True, concurrency=1, suspend_current_queue_ms=10)
+        consumer.listen(respond)
+        async with consumer, Producer("a", running.namesrv) as asker:
+            reply = await asker.request(Message("T", b"well?"), timeout_ms=20_000)
+            assert reply.body == b"yes"

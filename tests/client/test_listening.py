@@ -8,52 +8,46 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Tally, cluster
-from consuming import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 from rucola.client import MessageExt, PullLimits, PushConsumer, ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.errors import ConfigError
+from support.cluster import Tally, cluster
+from support.consumers import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 
 
-def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
-    async def run() -> None:
-        batches: Tally[list[MessageExt]] = Tally()
+async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
+    batches: Tally[list[MessageExt]] = Tally()
 
-        async def listen(messages: list[MessageExt]) -> None:
-            batches.add(messages)
+    async def listen(messages: list[MessageExt]) -> None:
+        batches.add(messages)
 
-        async with filled(tmp_path, range(100)) as (running, _):
-            consumer = consumer_of(running)
-            consumer.listen_to_batches(listen, 8)
-            async with consumer:
-                await batches.reach(lambda batches: sum(map(len, batches)) == 100)
-                assert consumer.settings()["consumeMessageBatchMaxSize"] == "8"
-            assert await committed(running) == 100
-        assert all(len({message.queue_id for message in batch}) == 1 for batch in batches.items)
-        assert max(map(len, batches.items)) == 8
-        for batch in batches.items:
-            offsets = [message.queue_offset for message in batch]
-            assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(100)) as (running, _):
+        consumer = consumer_of(running)
+        consumer.listen_to_batches(listen, 8)
+        async with consumer:
+            await batches.reach(lambda batches: sum(map(len, batches)) == 100)
+            assert consumer.settings()["consumeMessageBatchMaxSize"] == "8"
+        assert await committed(running) == 100
+    assert all(len({message.queue_id for message in batch}) == 1 for batch in batches.items)
+    assert max(map(len, batches.items)) == 8
+    for batch in batches.items:
+        offsets = [message.queue_offset for message in batch]
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
 
 
-def test_a_batch_listener_in_a_thread(tmp_path: Path) -> None:
-    async def run() -> None:
-        seen: Tally[int] = Tally()
-        loop = asyncio.get_running_loop()
+async def test_a_batch_listener_in_a_thread(tmp_path: Path) -> None:
+    seen: Tally[int] = Tally()
+    loop = asyncio.get_running_loop()
 
-        def listen(messages: list[MessageExt]) -> None:
-            assert threading.current_thread().name.startswith("listener of c")
-            for message in messages:
-                loop.call_soon_threadsafe(seen.add, int(message.body))
+    def listen(messages: list[MessageExt]) -> None:
+        assert threading.current_thread().name.startswith("listener of c")
+        for message in messages:
+            loop.call_soon_threadsafe(seen.add, int(message.body))
 
-        async with filled(tmp_path, range(50)) as (running, _):
-            consumer = consumer_of(running)
-            consumer.listen_to_batches(listen, 32)
-            async with consumer:
-                assert sorted(await seen.reach(50)) == list(range(50))
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(50)) as (running, _):
+        consumer = consumer_of(running)
+        consumer.listen_to_batches(listen, 32)
+        async with consumer:
+            assert sorted(await seen.reach(50)) == list(range(50))
 
 
 @pytest.mark.parametrize("max_count", [0, 1025])
@@ -63,44 +57,38 @@ def test_a_batch_of_no_or_too_many_messages_is_refused(max_count: int) -> None:
         consumer.listen_to_batches(print, max_count)
 
 
-def test_up_to_the_ack_index_a_batch_is_done_and_the_rest_comes_again_later(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(6)])
-            await broker.start(running)
+async def test_up_to_the_ack_index_a_batch_is_done_and_the_rest_comes_again_later(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(6)])
+        await broker.start(running)
 
-            async def listen(messages: list[MessageExt]) -> None:
-                raise ReconsumeLater(5, ack_index=3)
+        async def listen(messages: list[MessageExt]) -> None:
+            raise ReconsumeLater(5, ack_index=3)
 
-            consumer = consumer_of(running)
-            consumer.listen_to_batches(listen, 6)
-            async with consumer:
-                returned = await broker.given_back.reach(2)
-            assert [(header.offset, header.delay_level) for header in returned] == [(1004, 5), (1005, 5)]
-            assert broker.committed == 6
-
-    asyncio.run(run())
+        consumer = consumer_of(running)
+        consumer.listen_to_batches(listen, 6)
+        async with consumer:
+            returned = await broker.given_back.reach(2)
+        assert [(header.offset, header.delay_level) for header in returned] == [(1004, 5), (1005, 5)]
+        assert broker.committed == 6
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), ReconsumeLater(), SuspendCurrentQueueAMoment(5)])
-def test_side_by_side_every_error_gives_the_whole_batch_back(tmp_path: Path, error: Exception) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(3)])
-            await broker.start(running)
+async def test_side_by_side_every_error_gives_the_whole_batch_back(tmp_path: Path, error: Exception) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(3)])
+        await broker.start(running)
 
-            async def listen(messages: list[MessageExt]) -> None:
-                raise error
+        async def listen(messages: list[MessageExt]) -> None:
+            raise error
 
-            consumer = consumer_of(running)
-            consumer.listen_to_batches(listen, 3)
-            async with consumer:
-                returned = await broker.given_back.reach(3)
-            assert sorted(header.offset for header in returned) == [1000, 1001, 1002]
-            assert {(header.delay_level, header.max_reconsume_times) for header in returned} == {(0, 16)}
-            assert broker.committed == 3
-
-    asyncio.run(run())
+        consumer = consumer_of(running)
+        consumer.listen_to_batches(listen, 3)
+        async with consumer:
+            returned = await broker.given_back.reach(3)
+        assert sorted(header.offset for header in returned) == [1000, 1001, 1002]
+        assert {(header.delay_level, header.max_reconsume_times) for header in returned} == {(0, 16)}
+        assert broker.committed == 3
 
 
 def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
@@ -134,22 +122,19 @@ def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
     assert "they go back to the broker" in caplog.text
 
 
-def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
-            await broker.start(running)
-            async with consumer_of(running, consume_timeout_ms=30) as consumer:
-                async for message in consumer:
-                    if message.body == b"1":
-                        consumer.ack(message)
-                        break
-                    await broker.given_back.reach(1)
-                await consumer.reconsume_later(message)
-            assert [header.offset for header in broker.given_back.items] == [1000]
-            assert broker.committed == 2
-
-    asyncio.run(run())
+async def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
+        await broker.start(running)
+        async with consumer_of(running, consume_timeout_ms=30) as consumer:
+            async for message in consumer:
+                if message.body == b"1":
+                    consumer.ack(message)
+                    break
+                await broker.given_back.reach(1)
+            await consumer.reconsume_later(message)
+        assert [header.offset for header in broker.given_back.items] == [1000]
+        assert broker.committed == 2
 
 
 @pytest.mark.parametrize(
@@ -162,18 +147,15 @@ def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path: Path)
         (PullLimits(topic_size=20), 2),
     ],
 )
-def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, limits: PullLimits, held: int) -> None:
+async def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, limits: PullLimits, held: int) -> None:
     """One message a pull, each of ten bytes."""
 
-    async def run() -> None:
-        async with filled(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
-            async with consumer_of(running, limits=limits, pull_batch_size=1) as consumer:
-                (queue,) = consumer.queues
-                await until(lambda: consumer.held()[queue].cached_msg_count == held)
-                assert len(await take(consumer, 30)) == 30
-            assert await committed(running) == 30
-
-    asyncio.run(run())
+    async with filled(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
+        async with consumer_of(running, limits=limits, pull_batch_size=1) as consumer:
+            (queue,) = consumer.queues
+            await until(lambda: consumer.held()[queue].cached_msg_count == held)
+            assert len(await take(consumer, 30)) == 30
+        assert await committed(running) == 30
 
 
 def test_limits_of_a_topic_are_shared_by_its_own_queues() -> None:
@@ -189,44 +171,38 @@ def test_a_limit_below_one_is_refused(name: str) -> None:
         PullLimits(**{name: 0})
 
 
-def test_a_suspended_consumer_gets_nothing_until_it_is_resumed(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(5)) as (running, _), consumer_of(running) as consumer:
-            assert len(await take(consumer, 5)) == 5
-            consumer.suspend()
-            await send(running, range(5, 10))
-            assert [message async for message in consumer.messages(idle_timeout_ms=200)] == []
-            assert len(consumer.queues) == 4
-            consumer.resume()
-            assert sorted(await take(consumer, 5)) == [5, 6, 7, 8, 9]
-
-    asyncio.run(run())
+async def test_a_suspended_consumer_gets_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(5)) as (running, _), consumer_of(running) as consumer:
+        assert len(await take(consumer, 5)) == 5
+        consumer.suspend()
+        await send(running, range(5, 10))
+        assert [message async for message in consumer.messages(idle_timeout_ms=200)] == []
+        assert len(consumer.queues) == 4
+        consumer.resume()
+        assert sorted(await take(consumer, 5)) == [5, 6, 7, 8, 9]
 
 
-def test_a_queue_that_went_to_another_member_takes_nothing_back(tmp_path: Path) -> None:
+async def test_a_queue_that_went_to_another_member_takes_nothing_back(tmp_path: Path) -> None:
     """It is not done, so whoever has the queue now gets it anyway; sent back it would come twice."""
 
-    async def run() -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-        async def listen(message: MessageExt) -> None:
-            begun.set()
-            await may_end.wait()
-            raise ValueError("after the queue has gone")
+    async def listen(message: MessageExt) -> None:
+        begun.set()
+        await may_end.wait()
+        raise ValueError("after the queue has gone")
 
-        async with filled(tmp_path, [1], queues=1) as (running, _):
-            consumer = consumer_of(running, strategy=lambda client_id, queues, members: list(queues)[: len(shares)])
-            shares = [1, 2]
-            consumer.listen(listen)
-            async with consumer:
-                await begun.wait()
-                shares.clear()
-                consumer.members_changed()
-                await until(lambda: not consumer.queues)
-                may_end.set()
-            assert await committed(running) == 0
-            async with consumer_of(running) as successor:
-                assert await take(successor, 1) == [1]
-                assert [message async for message in successor.messages(idle_timeout_ms=50)] == []
-
-    asyncio.run(run())
+    async with filled(tmp_path, [1], queues=1) as (running, _):
+        consumer = consumer_of(running, strategy=lambda client_id, queues, members: list(queues)[: len(shares)])
+        shares = [1, 2]
+        consumer.listen(listen)
+        async with consumer:
+            await begun.wait()
+            shares.clear()
+            consumer.members_changed()
+            await until(lambda: not consumer.queues)
+            may_end.set()
+        assert await committed(running) == 0
+        async with consumer_of(running) as successor:
+            assert await take(successor, 1) == [1]
+            assert [message async for message in successor.messages(idle_timeout_ms=50)] == []

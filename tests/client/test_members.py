@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from cluster import Tally
-from consuming import committed, consumer_of, filled, send, take
 from rucola.client import MessageExt, PushConsumer
+from support.cluster import Tally
+from support.consumers import committed, consumer_of, filled, send, take
 
 MOVES = 12
 
@@ -79,48 +79,45 @@ async def leave(member: PushConsumer, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_order_members_that_fail_and_go_hand_over_everything(
+async def test_in_order_members_that_fail_and_go_hand_over_everything(
     tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     random = Random(seed)
     caplog.set_level("CRITICAL", "rucola.client")
 
-    async def run() -> None:
-        async with filled(tmp_path, range(80)) as (running, _):
-            ledger, count = Ledger(random), 80
-            members: list[PushConsumer] = []
-            for _ in range(MOVES):
-                if not members or (len(members) < 3 and random.randrange(2)):
-                    member = consumer_of(running, orderly=True, concurrency=2, suspend_current_queue_ms=10)
-                    member.listen(ledger.listen)
-                    members.append(member)
-                    await member.open()
-                else:
-                    await leave(members.pop(random.randrange(len(members))), random)
-                await send(running, range(count, count + 8))
-                count += 8
-                if members:
-                    wanted = min(len(set(ledger.done.items)) + random.randrange(12), count)
-                    await ledger.done.reach(lambda items, wanted=wanted: len(set(items)) >= wanted)  # type: ignore[misc]
-            for member in members:
-                await leave(member, random)
-            rest = count - await committed(running)
-            async with consumer_of(running, orderly=True) as successor:
-                bodies = await take(successor, rest) if rest else []
-            assert await committed(running) == count
-            assert len(bodies) == rest
-        assert ledger.overlaps == []
-        for queue_id in range(4):
-            offsets = [offset for queue, offset in ledger.done.items if queue == queue_id]
-            assert offsets == sorted(offsets)
-            assert set(offsets) == set(range(len(set(offsets))))
-        assert len(set(ledger.done.items)) + rest >= count
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(80)) as (running, _):
+        ledger, count = Ledger(random), 80
+        members: list[PushConsumer] = []
+        for _ in range(MOVES):
+            if not members or (len(members) < 3 and random.randrange(2)):
+                member = consumer_of(running, orderly=True, concurrency=2, suspend_current_queue_ms=10)
+                member.listen(ledger.listen)
+                members.append(member)
+                await member.open()
+            else:
+                await leave(members.pop(random.randrange(len(members))), random)
+            await send(running, range(count, count + 8))
+            count += 8
+            if members:
+                wanted = min(len(set(ledger.done.items)) + random.randrange(12), count)
+                await ledger.done.reach(lambda items, wanted=wanted: len(set(items)) >= wanted)  # type: ignore[misc]
+        for member in members:
+            await leave(member, random)
+        rest = count - await committed(running)
+        async with consumer_of(running, orderly=True) as successor:
+            bodies = await take(successor, rest) if rest else []
+        assert await committed(running) == count
+        assert len(bodies) == rest
+    assert ledger.overlaps == []
+    for queue_id in range(4):
+        offsets = [offset for queue, offset in ledger.done.items if queue == queue_id]
+        assert offsets == sorted(offsets)
+        assert set(offsets) == set(range(len(set(offsets))))
+    assert len(set(ledger.done.items)) + rest >= count
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_side_by_side_members_that_iterate_and_go_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
+async def test_side_by_side_members_that_iterate_and_go_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
     """Iterations end by errors in their bodies, and members by every kind of close."""
     random = Random(seed)
 
@@ -136,32 +133,29 @@ def test_side_by_side_members_that_iterate_and_go_leave_nothing_behind(tmp_path:
             except ValueError:
                 pass
 
-    async def run() -> None:
-        async with filled(tmp_path, range(80)) as (running, _):
-            done: Tally[int] = Tally()
-            count = 80
-            members: list[tuple[PushConsumer, list[asyncio.Task[None]]]] = []
-            for move in range(MOVES + 1):
-                if move < MOVES and (not members or (len(members) < 3 and random.randrange(2))):
-                    member = consumer_of(running)
-                    await member.open()
-                    members.append((member, [asyncio.create_task(iterate(member, done)) for _ in range(2)]))
-                elif members:
-                    member, iterations = members.pop(random.randrange(len(members)))
-                    await leave(member, random)
-                    await asyncio.gather(*iterations)
-                await send(running, range(count, count + 8))
-                count += 8
-                if members:
-                    wanted = min(len(set(done.items)) + random.randrange(8), count)
-                    await done.reach(lambda items, wanted=wanted: len(set(items)) >= wanted)  # type: ignore[misc]
-            for member, iterations in members:
+    async with filled(tmp_path, range(80)) as (running, _):
+        done: Tally[int] = Tally()
+        count = 80
+        members: list[tuple[PushConsumer, list[asyncio.Task[None]]]] = []
+        for move in range(MOVES + 1):
+            if move < MOVES and (not members or (len(members) < 3 and random.randrange(2))):
+                member = consumer_of(running)
+                await member.open()
+                members.append((member, [asyncio.create_task(iterate(member, done)) for _ in range(2)]))
+            elif members:
+                member, iterations = members.pop(random.randrange(len(members)))
                 await leave(member, random)
                 await asyncio.gather(*iterations)
-            rest = count - await committed(running)
-            async with consumer_of(running) as successor:
-                bodies = await take(successor, rest) if rest else []
-            assert set(done.items) | set(bodies) == set(range(count))
-            assert await committed(running) == count
-
-    asyncio.run(run())
+            await send(running, range(count, count + 8))
+            count += 8
+            if members:
+                wanted = min(len(set(done.items)) + random.randrange(8), count)
+                await done.reach(lambda items, wanted=wanted: len(set(items)) >= wanted)  # type: ignore[misc]
+        for member, iterations in members:
+            await leave(member, random)
+            await asyncio.gather(*iterations)
+        rest = count - await committed(running)
+        async with consumer_of(running) as successor:
+            bodies = await take(successor, rest) if rest else []
+        assert set(done.items) | set(bodies) == set(range(count))
+        assert await committed(running) == count

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster import cluster
-from consuming import consumer_of, filled, take, until
 from rucola.client import Message, Producer, PushConsumer, sync
 from rucola.client.metrics import Client, ClientCollector
+from support.cluster import cluster
+from support.consumers import consumer_of, filled, take, until
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
@@ -35,56 +35,48 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return found
 
 
-def test_what_a_producer_tells(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.create_topic(await running.start_broker(), "T")
-            assert scrape(producer) == {}
-            await producer.send_batch([Message("T", b"x")] * 3)
-            await producer.send_oneway(Message("T", b"x"))
-            samples = scrape(producer)
-            own = {"clientId": producer.instance.client_id, "group": "g", "topic": "T"}
-            for status, count in (("SEND_OK", 3), ("NOT_STORE_OK", 0), ("FAILED", 0), ("ONEWAY", 1)):
-                assert value(samples, "rocketmq_client_send_msg_total", **own, status=status) == count
-            assert value(samples, "rocketmq_client_send_in_flight", **own) == 0
-            of_cost = {"topic": "T", "client_id": producer.instance.client_id}
-            for status, count in (("success", 1), ("failure", 0)):
-                assert value(samples, "rocketmq_send_cost_time_count", **of_cost, invocation_status=status) == count
-            bounds = [
-                of["le"] for of, _ in samples["rocketmq_send_cost_time_bucket"] if of["invocation_status"] == "success"
-            ]
-            assert bounds == ["1.0", "5.0", "10.0", "20.0", "50.0", "200.0", "500.0", "+Inf"]
-            assert (
-                value(samples, "rocketmq_send_cost_time_bucket", **of_cost, invocation_status="success", le="+Inf") == 1
-            )
-
-    asyncio.run(run())
+async def test_what_a_producer_tells(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T")
+        assert scrape(producer) == {}
+        await producer.send_batch([Message("T", b"x")] * 3)
+        await producer.send_oneway(Message("T", b"x"))
+        samples = scrape(producer)
+        own = {"clientId": producer.instance.client_id, "group": "g", "topic": "T"}
+        for status, count in (("SEND_OK", 3), ("NOT_STORE_OK", 0), ("FAILED", 0), ("ONEWAY", 1)):
+            assert value(samples, "rocketmq_client_send_msg_total", **own, status=status) == count
+        assert value(samples, "rocketmq_client_send_in_flight", **own) == 0
+        of_cost = {"topic": "T", "client_id": producer.instance.client_id}
+        for status, count in (("success", 1), ("failure", 0)):
+            assert value(samples, "rocketmq_send_cost_time_count", **of_cost, invocation_status=status) == count
+        bounds = [
+            of["le"] for of, _ in samples["rocketmq_send_cost_time_bucket"] if of["invocation_status"] == "success"
+        ]
+        assert bounds == ["1.0", "5.0", "10.0", "20.0", "50.0", "200.0", "500.0", "+Inf"]
+        assert value(samples, "rocketmq_send_cost_time_bucket", **of_cost, invocation_status="success", le="+Inf") == 1
 
 
-def test_what_a_consumer_tells(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(5), queues=1) as (running, _), consumer_of(running) as consumer:
-            await take(consumer, 3)
-            await until(lambda: consumer.stats()["T"].pulled == 5)
-            samples = scrape(consumer)
-            client_id = consumer.instance.client_id
-            own = {"clientId": client_id, "group": "c", "topic": "T"}
-            assert value(samples, "rocketmq_client_pull_msg_total", **own) == 5
-            assert value(samples, "rocketmq_client_consume_msg_total", **own, status="OK") == 3
-            assert value(samples, "rocketmq_client_consume_msg_total", **own, status="FAILED") == 0
-            assert value(samples, "rocketmq_client_consume_in_flight", **own) == 0
-            held = {"topic": "T", "client_id": client_id, "consumer_group": "c"}
-            assert value(samples, "rocketmq_consumer_cached_messages", **held) == 2
-            assert value(samples, "rocketmq_consumer_cached_bytes", **held) == 2
-            assert value(samples, "rocketmq_process_time_count", **held, invocation_status="success") == 3
-            assert value(samples, "rocketmq_client_consume_ok_msg_tps", clientAddr="", **own) > 0
-            assert value(samples, "rocketmq_client_consumer_pull_tps", clientAddr="", **own) > 0
-            for name in ("consume_fail_msg_tps", "consume_fail_msg_count"):
-                assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) == 0
-            for name in ("consume_rt", "consumer_pull_rt"):
-                assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) >= 0
-
-    asyncio.run(run())
+async def test_what_a_consumer_tells(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(5), queues=1) as (running, _), consumer_of(running) as consumer:
+        await take(consumer, 3)
+        await until(lambda: consumer.stats()["T"].pulled == 5)
+        samples = scrape(consumer)
+        client_id = consumer.instance.client_id
+        own = {"clientId": client_id, "group": "c", "topic": "T"}
+        assert value(samples, "rocketmq_client_pull_msg_total", **own) == 5
+        assert value(samples, "rocketmq_client_consume_msg_total", **own, status="OK") == 3
+        assert value(samples, "rocketmq_client_consume_msg_total", **own, status="FAILED") == 0
+        assert value(samples, "rocketmq_client_consume_in_flight", **own) == 0
+        held = {"topic": "T", "client_id": client_id, "consumer_group": "c"}
+        assert value(samples, "rocketmq_consumer_cached_messages", **held) == 2
+        assert value(samples, "rocketmq_consumer_cached_bytes", **held) == 2
+        assert value(samples, "rocketmq_process_time_count", **held, invocation_status="success") == 3
+        assert value(samples, "rocketmq_client_consume_ok_msg_tps", clientAddr="", **own) > 0
+        assert value(samples, "rocketmq_client_consumer_pull_tps", clientAddr="", **own) > 0
+        for name in ("consume_fail_msg_tps", "consume_fail_msg_count"):
+            assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) == 0
+        for name in ("consume_rt", "consumer_pull_rt"):
+            assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) >= 0
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
@@ -107,21 +99,18 @@ def beginning(name: str) -> str:
     return "rocketmq_client_consumer" if "consumer" in name else "rocketmq_client_consume"
 
 
-def test_several_clients_stand_side_by_side(tmp_path: Path) -> None:
+async def test_several_clients_stand_side_by_side(tmp_path: Path) -> None:
     """Blocking ones among them; each family is there once, as Prometheus demands."""
 
-    async def run() -> None:
-        async with filled(tmp_path, range(1), queues=1) as (running, _), Producer("a", running.namesrv) as one:
+    async with filled(tmp_path, range(1), queues=1) as (running, _), Producer("a", running.namesrv) as one:
 
-            def work() -> Samples:
-                with sync.Producer("b", running.namesrv) as other, sync.PushConsumer("c", running.namesrv) as consumer:
-                    other.send(Message("T", b"x"))
-                    return scrape(one, other, consumer)
+        def work() -> Samples:
+            with sync.Producer("b", running.namesrv) as other, sync.PushConsumer("c", running.namesrv) as consumer:
+                other.send(Message("T", b"x"))
+                return scrape(one, other, consumer)
 
-            await one.send(Message("T", b"x"))
-            samples = await asyncio.to_thread(work)
-            groups = {of["group"] for of, _ in samples["rocketmq_client_send_msg_total"]}
-            assert groups == {"a", "b"}
-            assert "rocketmq_client_consume_rt" in samples
-
-    asyncio.run(run())
+        await one.send(Message("T", b"x"))
+        samples = await asyncio.to_thread(work)
+        groups = {of["group"] for of, _ in samples["rocketmq_client_send_msg_total"]}
+        assert groups == {"a", "b"}
+        assert "rocketmq_client_consume_rt" in samples

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from client.test_sync import servers
-from cluster import Tally
-from consuming import FIRST, consumer_of, filled, until
 from rucola import fastjson
 from rucola.client import (
     ClientInstance,
@@ -24,10 +22,12 @@ from rucola.client import (
     Producer,
     PullConsumer,
     PushConsumer,
-    consume_options,
 )
 from rucola.client import sync as blocking
+from rucola.client.consumer import options as consume_options
 from rucola.errors import ConfigError, MQError, RemotingError
+from support.cluster import Tally
+from support.consumers import FIRST, consumer_of, filled, until
 
 ELSEWHERE = "belongs to the event loop on which it was opened"
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -101,63 +101,57 @@ def test_a_client_that_another_loop_uses_in_another_thread(tmp_path: Path) -> No
         asyncio.run(main())
 
 
-def test_a_second_listener(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(10)) as (running, _):
+async def test_a_second_listener(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(10)) as (running, _):
+        seen: Tally[int] = Tally()
+
+        async def listen(message: MessageExt) -> None:
+            seen.add(int(message.body))
+
+        consumer = consumer_of(running, concurrency=2)
+        async with consumer:
+            consumer.listen(listen)
+            for _ in range(2):
+                with pytest.raises(ConfigError, match="has a listener already; a consumer has one"):
+                    consumer.listen(listen)
+            with pytest.raises(ConfigError, match="has a listener already"):
+                consumer.listen_to_batches(print, 8)
+            await consumer.open()
+            assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("listener ")]) == 2
+            assert sorted(await seen.reach(10)) == list(range(10))
+        before = consumer_of(running)
+        before.listen(listen)
+        with pytest.raises(ConfigError, match="has a listener already"):
+            before.listen(listen)
+
+
+async def test_an_iteration_and_a_listener(tmp_path: Path) -> None:
+    """They would share the messages at random."""
+
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        consumer = consumer_of(running)
+        async with consumer:
+            async for message in consumer:
+                with pytest.raises(ConfigError, match="iterates over messages: end that before it listens"):
+                    consumer.listen(print)
+                consumer.ack(message)
+                break
             seen: Tally[int] = Tally()
 
             async def listen(message: MessageExt) -> None:
                 seen.add(int(message.body))
 
-            consumer = consumer_of(running, concurrency=2)
-            async with consumer:
-                consumer.listen(listen)
-                for _ in range(2):
-                    with pytest.raises(ConfigError, match="has a listener already; a consumer has one"):
-                        consumer.listen(listen)
-                with pytest.raises(ConfigError, match="has a listener already"):
-                    consumer.listen_to_batches(print, 8)
-                await consumer.open()
-                assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("listener ")]) == 2
-                assert sorted(await seen.reach(10)) == list(range(10))
-            before = consumer_of(running)
-            before.listen(listen)
-            with pytest.raises(ConfigError, match="has a listener already"):
-                before.listen(listen)
+            def is_listening() -> bool:
+                try:
+                    consumer.listen(listen)
+                except ConfigError:
+                    return False
+                return True
 
-    asyncio.run(run())
-
-
-def test_an_iteration_and_a_listener(tmp_path: Path) -> None:
-    """They would share the messages at random."""
-
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            consumer = consumer_of(running)
-            async with consumer:
-                async for message in consumer:
-                    with pytest.raises(ConfigError, match="iterates over messages: end that before it listens"):
-                        consumer.listen(print)
-                    consumer.ack(message)
-                    break
-                seen: Tally[int] = Tally()
-
-                async def listen(message: MessageExt) -> None:
-                    seen.add(int(message.body))
-
-                def is_listening() -> bool:
-                    try:
-                        consumer.listen(listen)
-                    except ConfigError:
-                        return False
-                    return True
-
-                await until(is_listening)  # the loop closes the generator a moment after the break
-                assert await seen.reach(2) == [1, 2]
-                with pytest.raises(ConfigError, match="has a listener, which gets its messages"):
-                    await anext(consumer.messages())
-
-    asyncio.run(run())
+            await until(is_listening)  # the loop closes the generator a moment after the break
+            assert await seen.reach(2) == [1, 2]
+            with pytest.raises(ConfigError, match="has a listener, which gets its messages"):
+                await anext(consumer.messages())
 
 
 def test_an_iteration_over_what_was_never_opened() -> None:
@@ -197,31 +191,25 @@ def broken(root: Path) -> Path:
         (broken, "cannot tell how far this member has come; mend or remove"),
     ],
 )
-def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
+async def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
     """The consumer would begin somewhere, or nowhere, and forget how far it came."""
 
-    async def run() -> None:
-        async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
-            root = make(tmp_path / "offsets")
-            consumer = consumer_of(running, instance=instance, offsets_root=root, **BROADCASTING)
-            with pytest.raises(ConfigError, match=why):
-                await consumer.open()
-            assert not consumer.is_open
-
-    asyncio.run(run())
+    async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
+        root = make(tmp_path / "offsets")
+        consumer = consumer_of(running, instance=instance, offsets_root=root, **BROADCASTING)
+        with pytest.raises(ConfigError, match=why):
+            await consumer.open()
+        assert not consumer.is_open
 
 
-def test_a_place_for_offsets_is_left_as_it_is_by_opening(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
-            path = tmp_path / "offsets" / "me" / "c" / "offsets.json"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(fastjson.dumps({"offsetTable": {}}))
-            options = BROADCASTING | {"offsets_root": str(tmp_path / "offsets")}
-            async with consumer_of(running, instance=instance, **options):
-                assert [each.name for each in path.parent.iterdir()] == ["offsets.json"]
-
-    asyncio.run(run())
+async def test_a_place_for_offsets_is_left_as_it_is_by_opening(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
+        path = tmp_path / "offsets" / "me" / "c" / "offsets.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(fastjson.dumps({"offsetTable": {}}))
+        options = BROADCASTING | {"offsets_root": str(tmp_path / "offsets")}
+        async with consumer_of(running, instance=instance, **options):
+            assert [each.name for each in path.parent.iterdir()] == ["offsets.json"]
 
 
 def test_a_place_for_offsets_that_is_none_is_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster
 from rucola.client import LocalTransactionState, Producer, SendResult, SendStatus, TransactionProducer
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.remoting.connection import Connection, Reply
+from support.cluster import cluster
 
 LACKING = [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE]
 OK, LATE, REFUSED = ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.MESSAGE_ILLEGAL
@@ -143,23 +143,20 @@ def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
     play(brokers, tmp_path, act)
 
 
-def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:
+async def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:
     """A copy on another broker would be a transaction of its own, and the first one still be asked about."""
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
-    async def run() -> None:
-        async with brokers.serving(tmp_path) as producer:
-            transactions = TransactionProducer(
-                "t",
-                instance=producer.instance,
-                check=lambda message: LocalTransactionState.UNKNOW,
-                retry_another_broker_when_not_store_ok=True,
-            )
-            async with transactions:
-                sent = await transactions.send_in_transaction(Message("T", b"x"), lambda message: 1 / 0)  # type: ignore[arg-type,return-value]
-                assert (sent.status, sent.state) == (
-                    SendStatus.FLUSH_DISK_TIMEOUT, LocalTransactionState.ROLLBACK_MESSAGE,
-                )  # fmt: skip
-        assert len(brokers.asked) == 1
-
-    asyncio.run(run())
+    async with brokers.serving(tmp_path) as producer:
+        transactions = TransactionProducer(
+            "t",
+            instance=producer.instance,
+            check=lambda message: LocalTransactionState.UNKNOW,
+            retry_another_broker_when_not_store_ok=True,
+        )
+        async with transactions:
+            sent = await transactions.send_in_transaction(Message("T", b"x"), lambda message: 1 / 0)  # type: ignore[arg-type,return-value]
+            assert (sent.status, sent.state) == (
+                SendStatus.FLUSH_DISK_TIMEOUT, LocalTransactionState.ROLLBACK_MESSAGE,
+            )  # fmt: skip
+    assert len(brokers.asked) == 1

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cluster import Tally
-from consuming import consumer_of, filled, send, take
 from rucola import fastjson
 from rucola.client import ClientInstance, MessageExt, MessageModel, PullLimits
-from rucola.client.offsets import LocalOffsets
-from rucola.client.own_queue import OwnQueue
+from rucola.client.consumer.assigned_queue import OwnQueue
+from rucola.client.consumer.offset_store import LocalOffsets
 from rucola.errors import ConfigError
 from rucola.protocol.queue import MessageQueue
+from support.cluster import Tally
+from support.consumers import consumer_of, filled, send, take
 
 BROADCASTING = MessageModel.BROADCASTING
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -29,42 +29,36 @@ def own_at(offset: int, queue_id: int = 0) -> OwnQueue:
     return OwnQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
 
 
-def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
-    async def run() -> None:
+async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
+    async with (
+        filled(tmp_path, range(20)) as (running, _),
+        ClientInstance(running.namesrv, client_id="one") as instance,
+    ):
+        async with consumer_of(running, instance=instance, **options) as consumer:
+            assert len(consumer.held()) == 4  # and no retry topic
+            assert sorted(await take(consumer, 20)) == list(range(20))
+        content = (tmp_path / "offsets" / "one" / "c" / "offsets.json").read_bytes()
+        table = fastjson.loads(content)["offsetTable"]
+        assert sum(table.values()) == 20
+        assert {tuple(sorted(key.as_dict())) for key in table} == {("brokerName", "queueId", "topic")}
+        await send(running, range(20, 23))
+        async with consumer_of(running, instance=instance, **options) as consumer:
+            assert sorted(await take(consumer, 3)) == [20, 21, 22]
+
+
+async def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None:
+    async with (
+        filled(tmp_path, range(10)) as (running, _),
+        ClientInstance(running.namesrv, client_id="one") as first,
+        ClientInstance(running.namesrv, client_id="two") as second,
+    ):
         options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
         async with (
-            filled(tmp_path, range(20)) as (running, _),
-            ClientInstance(running.namesrv, client_id="one") as instance,
+            consumer_of(running, instance=first, **options) as one,
+            consumer_of(running, instance=second, **options) as two,
         ):
-            async with consumer_of(running, instance=instance, **options) as consumer:
-                assert len(consumer.held()) == 4  # and no retry topic
-                assert sorted(await take(consumer, 20)) == list(range(20))
-            content = (tmp_path / "offsets" / "one" / "c" / "offsets.json").read_bytes()
-            table = fastjson.loads(content)["offsetTable"]
-            assert sum(table.values()) == 20
-            assert {tuple(sorted(key.as_dict())) for key in table} == {("brokerName", "queueId", "topic")}
-            await send(running, range(20, 23))
-            async with consumer_of(running, instance=instance, **options) as consumer:
-                assert sorted(await take(consumer, 3)) == [20, 21, 22]
-
-    asyncio.run(run())
-
-
-def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            filled(tmp_path, range(10)) as (running, _),
-            ClientInstance(running.namesrv, client_id="one") as first,
-            ClientInstance(running.namesrv, client_id="two") as second,
-        ):
-            options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
-            async with (
-                consumer_of(running, instance=first, **options) as one,
-                consumer_of(running, instance=second, **options) as two,
-            ):
-                assert sorted(await take(one, 10)) == sorted(await take(two, 10)) == list(range(10))
-
-    asyncio.run(run())
+            assert sorted(await take(one, 10)) == sorted(await take(two, 10)) == list(range(10))
 
 
 def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
@@ -94,41 +88,32 @@ def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
     assert "will not come again: this is broadcasting" in caplog.text
 
 
-def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
-    async def run() -> None:
-        offsets = LocalOffsets(tmp_path, "10.0.0.1@DEFAULT", "g")
-        offsets.path.parent.mkdir(parents=True)
-        offsets.path.write_bytes(AS_APACHE_WRITES)
-        assert await offsets.read(QUEUE) == 5
-        assert await offsets.read(MessageQueue("T", "broker-a", 1)) is None
-
-    asyncio.run(run())
+async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "10.0.0.1@DEFAULT", "g")
+    offsets.path.parent.mkdir(parents=True)
+    offsets.path.write_bytes(AS_APACHE_WRITES)
+    assert await offsets.read(QUEUE) == 5
+    assert await offsets.read(MessageQueue("T", "broker-a", 1)) is None
 
 
-def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> None:
-    async def run() -> None:
-        offsets = LocalOffsets(tmp_path, "me", "g")
-        await offsets.commit(own_at(3, 0), own_at(4, 1))
-        await offsets.commit(own_at(7, 1))
-        again = LocalOffsets(tmp_path, "me", "g")
-        assert await again.read(QUEUE) == 3
-        assert await again.read(MessageQueue("T", "broker-a", 1)) == 7
-
-    asyncio.run(run())
+async def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "me", "g")
+    await offsets.commit(own_at(3, 0), own_at(4, 1))
+    await offsets.commit(own_at(7, 1))
+    again = LocalOffsets(tmp_path, "me", "g")
+    assert await again.read(QUEUE) == 3
+    assert await again.read(MessageQueue("T", "broker-a", 1)) == 7
 
 
-def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_path: Path) -> None:
-    async def run() -> None:
-        offsets = LocalOffsets(tmp_path, "me", "g")
-        await offsets.commit(own_at(3))
-        await offsets.commit(own_at(4))
-        offsets.path.write_bytes(b'{"offsetTable":')
-        assert await LocalOffsets(tmp_path, "me", "g").read(QUEUE) == 3
-        offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
-        with pytest.raises(ConfigError, match=r"mend or remove .*offsets\.json: .*offsets\.json\.bak"):
-            await LocalOffsets(tmp_path, "me", "g").read(QUEUE)
-
-    asyncio.run(run())
+async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "me", "g")
+    await offsets.commit(own_at(3))
+    await offsets.commit(own_at(4))
+    offsets.path.write_bytes(b'{"offsetTable":')
+    assert await LocalOffsets(tmp_path, "me", "g").read(QUEUE) == 3
+    offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
+    with pytest.raises(ConfigError, match=r"mend or remove .*offsets\.json: .*offsets\.json\.bak"):
+        await LocalOffsets(tmp_path, "me", "g").read(QUEUE)
 
 
 def test_a_directory_that_cannot_be_written_is_told_and_tried_again(

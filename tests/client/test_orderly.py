@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
-from consuming import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, ReconsumeLater
 from rucola.client import SuspendCurrentQueueAMoment as Suspend
-from rucola.client import locks as locks_module
-from rucola.client import share as share_module
+from rucola.client.consumer import assignment, queue_locks
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.remoting.connection import Connection, Reply
+from support.cluster import Cluster, Tally, cluster
+from support.consumers import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 
 
 class InOrder:
@@ -57,213 +56,189 @@ async def other_locks(running: Cluster, address: str, client_id: str, code: Requ
     return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set if code == RequestCode.LOCK_BATCH_MQ else []
 
 
-def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
-    async def run() -> None:
-        listener = InOrder()
-        async with filled(tmp_path, range(200)) as (running, broker):
-            consumer = consumer_of(running, orderly=True)
-            consumer.listen(listener.listen)
-            async with consumer:
-                await listener.seen.reach(200)
-                held = consumer.held()
-                assert all(info.locked and info.last_lock_timestamp > 0 for info in held.values())
-                assert consumer.settings()["PROP_CONSUMEORDERLY"] == "true"
-                assert await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ) == []
-            assert await committed(running) == 200
-            assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
-        assert listener.together == []
-        assert len(listener.by_queue()) == 4
-        assert all(offsets == sorted(set(offsets)) for offsets in listener.by_queue().values())
-
-    asyncio.run(run())
+async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
+    listener = InOrder()
+    async with filled(tmp_path, range(200)) as (running, broker):
+        consumer = consumer_of(running, orderly=True)
+        consumer.listen(listener.listen)
+        async with consumer:
+            await listener.seen.reach(200)
+            held = consumer.held()
+            assert all(info.locked and info.last_lock_timestamp > 0 for info in held.values())
+            assert consumer.settings()["PROP_CONSUMEORDERLY"] == "true"
+            assert await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ) == []
+        assert await committed(running) == 200
+        assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
+    assert listener.together == []
+    assert len(listener.by_queue()) == 4
+    assert all(offsets == sorted(set(offsets)) for offsets in listener.by_queue().values())
 
 
-def test_a_failure_suspends_its_queue_alone_and_the_message_comes_again_first(tmp_path: Path) -> None:
-    async def run() -> None:
-        seen: Tally[tuple[int, int, int]] = Tally()
+async def test_a_failure_suspends_its_queue_alone_and_the_message_comes_again_first(tmp_path: Path) -> None:
+    seen: Tally[tuple[int, int, int]] = Tally()
 
-        async def listen(message: MessageExt) -> None:
-            seen.add((message.queue_id, message.queue_offset, message.reconsume_times))
-            if message.queue_id == 1 and message.queue_offset == 2 and message.reconsume_times < 3:
-                raise [ValueError("not yet"), Suspend(1), ReconsumeLater()][message.reconsume_times]
+    async def listen(message: MessageExt) -> None:
+        seen.add((message.queue_id, message.queue_offset, message.reconsume_times))
+        if message.queue_id == 1 and message.queue_offset == 2 and message.reconsume_times < 3:
+            raise [ValueError("not yet"), Suspend(1), ReconsumeLater()][message.reconsume_times]
 
-        async with filled(tmp_path, queues=2) as (running, _):
-            await send(running, range(20))
-            consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10, concurrency=2)
-            consumer.listen(listen)
-            async with consumer:
-                await seen.reach(23)
-            assert await committed(running) == 20
-        of_queue = {queue_id: [item[1:] for item in seen.items if item[0] == queue_id] for queue_id in (0, 1)}
-        assert of_queue[0] == [(offset, 0) for offset in range(10)]
-        assert of_queue[1] == [
-            (0, 0),
-            (1, 0),
-            (2, 0),
-            (2, 1),
-            (2, 2),
-            (2, 3),
-            *((offset, 0) for offset in range(3, 10)),
-        ]
-
-    asyncio.run(run())
+    async with filled(tmp_path, queues=2) as (running, _):
+        await send(running, range(20))
+        consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10, concurrency=2)
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(23)
+        assert await committed(running) == 20
+    of_queue = {queue_id: [item[1:] for item in seen.items if item[0] == queue_id] for queue_id in (0, 1)}
+    assert of_queue[0] == [(offset, 0) for offset in range(10)]
+    assert of_queue[1] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+        (2, 3),
+        *((offset, 0) for offset in range(3, 10)),
+    ]
 
 
-def test_tried_too_often_it_goes_to_the_dead_letter_queue_and_the_rest_follow(tmp_path: Path) -> None:
-    async def run() -> None:
-        seen: Tally[bytes] = Tally()
+async def test_tried_too_often_it_goes_to_the_dead_letter_queue_and_the_rest_follow(tmp_path: Path) -> None:
+    seen: Tally[bytes] = Tally()
 
-        async def listen(message: MessageExt) -> None:
-            seen.add(message.body)
-            if message.body == b"1":
-                raise ValueError("never")
-
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10, max_reconsume_times=2)
-            consumer.listen(listen)
-            async with consumer:
-                assert await seen.reach(5) == [b"0", b"1", b"1", b"1", b"2"]
-            assert await committed(running) == 3
-            async with PullConsumer("reader", running.namesrv) as reader:
-                (queue,) = await reader.queues("%DLQ%c")
-                (dead,) = (await reader.pull(queue, 0)).messages
-            assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"1", "T")
-
-    asyncio.run(run())
-
-
-def test_by_default_a_message_is_tried_without_end(tmp_path: Path) -> None:
-    async def run() -> None:
-        tries: Tally[int] = Tally()
-
-        async def listen(message: MessageExt) -> None:
-            tries.add(message.reconsume_times)
+    async def listen(message: MessageExt) -> None:
+        seen.add(message.body)
+        if message.body == b"1":
             raise ValueError("never")
 
-        async with filled(tmp_path, range(2), queues=1) as (running, _):
-            consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10)
-            consumer.listen(listen)
-            async with consumer:
-                assert (await tries.reach(20))[:20] == list(range(20))
-            assert await committed(running) == 0
-
-    asyncio.run(run())
-
-
-def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path) -> None:
-    async def run() -> None:
-        batches: Tally[list[int]] = Tally()
-
-        async def listen(messages: list[MessageExt]) -> None:
-            batches.add([message.queue_offset for message in messages])
-            if len(batches.items) == 1:
-                raise ReconsumeLater(ack_index=1)
-
-        async with filled(tmp_path, range(10), queues=1) as (running, _):
-            consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10)
-            consumer.listen_to_batches(listen, 4)
-            async with consumer:
-                await batches.reach(lambda batches: bool(batches) and batches[-1][-1] == 9)
-            assert await committed(running) == 10
-        assert batches.items[:2] == [[0, 1, 2, 3], [2, 3, 4, 5]]
-        assert [offset for batch in batches.items[1:] for offset in batch] == list(range(2, 10))
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10, max_reconsume_times=2)
+        consumer.listen(listen)
+        async with consumer:
+            assert await seen.reach(5) == [b"0", b"1", b"1", b"1", b"2"]
+        assert await committed(running) == 3
+        async with PullConsumer("reader", running.namesrv) as reader:
+            (queue,) = await reader.queues("%DLQ%c")
+            (dead,) = (await reader.pull(queue, 0)).messages
+        assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"1", "T")
 
 
-def test_an_iteration_in_order_gets_again_what_it_left(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
-                async for message in consumer:
-                    assert message.body == b"0"
+async def test_by_default_a_message_is_tried_without_end(tmp_path: Path) -> None:
+    tries: Tally[int] = Tally()
+
+    async def listen(message: MessageExt) -> None:
+        tries.add(message.reconsume_times)
+        raise ValueError("never")
+
+    async with filled(tmp_path, range(2), queues=1) as (running, _):
+        consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10)
+        consumer.listen(listen)
+        async with consumer:
+            assert (await tries.reach(20))[:20] == list(range(20))
+        assert await committed(running) == 0
+
+
+async def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path) -> None:
+    batches: Tally[list[int]] = Tally()
+
+    async def listen(messages: list[MessageExt]) -> None:
+        batches.add([message.queue_offset for message in messages])
+        if len(batches.items) == 1:
+            raise ReconsumeLater(ack_index=1)
+
+    async with filled(tmp_path, range(10), queues=1) as (running, _):
+        consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10)
+        consumer.listen_to_batches(listen, 4)
+        async with consumer:
+            await batches.reach(lambda batches: bool(batches) and batches[-1][-1] == 9)
+        assert await committed(running) == 10
+    assert batches.items[:2] == [[0, 1, 2, 3], [2, 3, 4, 5]]
+    assert [offset for batch in batches.items[1:] for offset in batch] == list(range(2, 10))
+
+
+async def test_an_iteration_in_order_gets_again_what_it_left(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
+            async for message in consumer:
+                assert message.body == b"0"
+                break
+            bodies = []
+            async for message in consumer:
+                bodies.append(message.body)
+                if len(bodies) == 1:
+                    await consumer.reconsume_later(message)
+                if len(bodies) == 4:
+                    consumer.ack(message)
                     break
-                bodies = []
-                async for message in consumer:
-                    bodies.append(message.body)
-                    if len(bodies) == 1:
-                        await consumer.reconsume_later(message)
-                    if len(bodies) == 4:
-                        consumer.ack(message)
-                        break
-                assert bodies == [b"0", b"0", b"1", b"2"]
-            assert await committed(running) == 3
-
-    asyncio.run(run())
+            assert bodies == [b"0", b"0", b"1", b"2"]
+        assert await committed(running) == 3
 
 
-def test_a_queue_goes_to_another_member_only_when_nothing_of_it_is_at_work(tmp_path: Path) -> None:
+async def test_a_queue_goes_to_another_member_only_when_nothing_of_it_is_at_work(tmp_path: Path) -> None:
     """The first member is held up in every queue while the second comes; what it has in hand ends before the rest."""
 
-    async def run() -> None:
-        begun: Tally[tuple[str, int, int]] = Tally()
-        ended: Tally[tuple[str, int, int]] = Tally()
-        may_end = asyncio.Event()
+    begun: Tally[tuple[str, int, int]] = Tally()
+    ended: Tally[tuple[str, int, int]] = Tally()
+    may_end = asyncio.Event()
 
-        def listener(member: str) -> object:
-            async def listen(message: MessageExt) -> None:
-                begun.add((member, message.queue_id, message.queue_offset))
-                await may_end.wait()
-                ended.add((member, message.queue_id, message.queue_offset))
+    def listener(member: str) -> object:
+        async def listen(message: MessageExt) -> None:
+            begun.add((member, message.queue_id, message.queue_offset))
+            await may_end.wait()
+            ended.add((member, message.queue_id, message.queue_offset))
 
-            return listen
+        return listen
 
-        async with filled(tmp_path, range(40)) as (running, _):
-            first, second = (consumer_of(running, orderly=True) for _ in range(2))
-            first.listen(listener("first"))  # type: ignore[arg-type]
-            second.listen(listener("second"))  # type: ignore[arg-type]
-            async with first:
-                await begun.reach(4)
-                async with second:
-                    async with asyncio.timeout(20):
-                        while len(first.queues) != 2:
-                            await first.rebalanced()
-                    await second.rebalanced()
-                    assert not second.queues
-                    assert {member for member, _, _ in begun.items} == {"first"}
-                    may_end.set()
-                    await ended.reach(40)
-            assert await committed(running) == 40
-        for queue_id in range(4):
-            offsets = [offset for _, queue, offset in ended.items if queue == queue_id]
-            assert offsets == list(range(10))
-        assert {member for member, _, _ in ended.items} == {"first", "second"}
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(40)) as (running, _):
+        first, second = (consumer_of(running, orderly=True) for _ in range(2))
+        first.listen(listener("first"))  # type: ignore[arg-type]
+        second.listen(listener("second"))  # type: ignore[arg-type]
+        async with first:
+            await begun.reach(4)
+            async with second:
+                async with asyncio.timeout(20):
+                    while len(first.queues) != 2:
+                        await first.rebalanced()
+                await second.rebalanced()
+                assert not second.queues
+                assert {member for member, _, _ in begun.items} == {"first"}
+                may_end.set()
+                await ended.reach(40)
+        assert await committed(running) == 40
+    for queue_id in range(4):
+        offsets = [offset for _, queue, offset in ended.items if queue == queue_id]
+        assert offsets == list(range(10))
+    assert {member for member, _, _ in ended.items} == {"first", "second"}
 
 
-def test_members_come_and_go_and_every_queue_goes_on_in_order(tmp_path: Path) -> None:
+async def test_members_come_and_go_and_every_queue_goes_on_in_order(tmp_path: Path) -> None:
     """Nothing overtakes and, as all of them leave properly, nothing even comes twice."""
 
-    async def run() -> None:
-        listener = InOrder()
-        async with filled(tmp_path, range(100)) as (running, _):
-            members = [consumer_of(running, orderly=True) for _ in range(4)]
-            for member in members:
-                member.listen(listener.listen)
-            await members[0].open()
-            for turn, member in enumerate(members[1:], 1):
-                await listener.seen.reach(100 * turn - 50)
-                await member.open()
-                await send(running, range(100 * turn, 100 * turn + 100))
-                if turn > 1:
-                    await members[turn - 2].close()
-            await listener.seen.reach(400)
-            for member in members:
-                await member.close()
-            assert await committed(running) == 400
-        assert listener.together == []
-        assert all(offsets == list(range(100)) for offsets in listener.by_queue().values())
-
-    asyncio.run(run())
+    listener = InOrder()
+    async with filled(tmp_path, range(100)) as (running, _):
+        members = [consumer_of(running, orderly=True) for _ in range(4)]
+        for member in members:
+            member.listen(listener.listen)
+        await members[0].open()
+        for turn, member in enumerate(members[1:], 1):
+            await listener.seen.reach(100 * turn - 50)
+            await member.open()
+            await send(running, range(100 * turn, 100 * turn + 100))
+            if turn > 1:
+                await members[turn - 2].close()
+        await listener.seen.reach(400)
+        for member in members:
+            await member.close()
+        assert await committed(running) == 400
+    assert listener.together == []
+    assert all(offsets == list(range(100)) for offsets in listener.by_queue().values())
 
 
 def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other holder commits meanwhile: what that one has consumed does not come again."""
-    monkeypatch.setattr(locks_module, "LOCK_INTERVAL_MS", 5)
-    monkeypatch.setattr(share_module, "RELOCK_PAUSE_MS", 5)
+    monkeypatch.setattr(queue_locks, "LOCK_INTERVAL_MS", 5)
+    monkeypatch.setattr(assignment, "RELOCK_PAUSE_MS", 5)
 
     async def run() -> None:
         async with cluster(tmp_path) as running:
@@ -316,20 +291,17 @@ class LockingBroker(ScriptedBroker):
         return command.response(ResponseCode.SUCCESS)
 
 
-def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks_module, "LOCK_INTERVAL_MS", 5)
+async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_locks, "LOCK_INTERVAL_MS", 5)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = LockingBroker([record_of(0, b"0")])
-            await broker.start(running)
-            async with consumer_of(running, orderly=True) as consumer:
-                assert await take(consumer, 1) == [0]
-                asked = await broker.asked.reach(len(broker.asked.items) + 4)
-                assert set(asked[-1]) == consumer.queues
-            assert broker.unlocked
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = LockingBroker([record_of(0, b"0")])
+        await broker.start(running)
+        async with consumer_of(running, orderly=True) as consumer:
+            assert await take(consumer, 1) == [0]
+            asked = await broker.asked.reach(len(broker.asked.items) + 4)
+            assert set(asked[-1]) == consumer.queues
+        assert broker.unlocked
 
 
 def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is_up(
@@ -349,7 +321,7 @@ def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is
                 )
                 await locks.lock([queue])
                 assert locks.holds(queue)
-                monkeypatch.setattr(locks_module, "LOCK_LIFE_MS", 0)
+                monkeypatch.setattr(queue_locks, "LOCK_LIFE_MS", 0)
                 assert not locks.holds(queue)
 
     caplog.set_level(logging.WARNING)
@@ -357,21 +329,18 @@ def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is
     assert "no locks from broker broker-a now" in caplog.text
 
 
-def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
-    async def run() -> None:
-        listener = InOrder()
-        async with filled(tmp_path, range(40)) as (running, broker):
-            assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
-            consumer = consumer_of(
-                running, orderly=True, message_model=MessageModel.BROADCASTING, offsets_root=tmp_path / "offsets"
-            )
-            consumer.listen(listener.listen)
-            async with consumer:
-                await listener.seen.reach(40)
-        assert listener.together == []
-        assert all(offsets == list(range(10)) for offsets in listener.by_queue().values())
-
-    asyncio.run(run())
+async def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
+    listener = InOrder()
+    async with filled(tmp_path, range(40)) as (running, broker):
+        assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
+        consumer = consumer_of(
+            running, orderly=True, message_model=MessageModel.BROADCASTING, offsets_root=tmp_path / "offsets"
+        )
+        consumer.listen(listener.listen)
+        async with consumer:
+            await listener.seen.reach(40)
+    assert listener.together == []
+    assert all(offsets == list(range(10)) for offsets in listener.by_queue().values())
 
 
 def test_in_order_no_span_stops_pulling(tmp_path: Path) -> None:

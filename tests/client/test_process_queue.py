@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rucola.client.process_queue import ProcessQueue, PullLimits
+from rucola.client.consumer.process_queue import ProcessQueue, PullLimits
 from rucola.message import MessageExt, MessageInner
 from rucola.message.record import decode, encode
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
 from rucola.client import MessageQueue, Producer, PullConsumer, SendResult, SendStatus
 from rucola.errors import (
     BrokerError,
@@ -31,6 +30,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import HeartbeatData, UnregisterClientRequestHeader
 from rucola.remoting.connection import Connection, Processor, Reply
+from support.cluster import Cluster, Tally, cluster
 
 
 async def sent(producer: Producer, messages: Iterable[Message], **options: float) -> list[SendResult]:
@@ -51,111 +51,93 @@ async def stored(running: Cluster, topic: str) -> list[MessageExt]:
     return messages
 
 
-def test_one_message_and_everything_it_carries(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            broker = await running.start_broker()
-            message = Message("T", "Käse".encode(), tags="A", keys=["k1", "k2"], properties={"colour": "grün"}, flag=7)
-            result = await producer.send(message)
-            assert result.status is SendStatus.SEND_OK
-            assert result.msg_id == message.unique_key
-            assert result.queue.topic == "T"
-            assert result.queue.broker_name == "broker-a"
-            assert result.queue_offset == 0
-            (read,) = await stored(running, "T")
-            assert (read.body, read.tags, read.keys, read.flag) == (message.body, "A", "k1 k2", 7)
-            assert read.properties["colour"] == "grün"
-            assert read.unique_key == result.msg_id
-            assert read.offset_msg_id == result.offset_msg_id
-            assert parse_offset_msg_id(result.offset_msg_id) == (broker.address, read.physical_offset)
-            assert (read.queue_id, read.queue_offset) == (result.queue.queue_id, 0)
-
-    asyncio.run(run())
+async def test_one_message_and_everything_it_carries(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        broker = await running.start_broker()
+        message = Message("T", "Käse".encode(), tags="A", keys=["k1", "k2"], properties={"colour": "grün"}, flag=7)
+        result = await producer.send(message)
+        assert result.status is SendStatus.SEND_OK
+        assert result.msg_id == message.unique_key
+        assert result.queue.topic == "T"
+        assert result.queue.broker_name == "broker-a"
+        assert result.queue_offset == 0
+        (read,) = await stored(running, "T")
+        assert (read.body, read.tags, read.keys, read.flag) == (message.body, "A", "k1 k2", 7)
+        assert read.properties["colour"] == "grün"
+        assert read.unique_key == result.msg_id
+        assert read.offset_msg_id == result.offset_msg_id
+        assert parse_offset_msg_id(result.offset_msg_id) == (broker.address, read.physical_offset)
+        assert (read.queue_id, read.queue_offset) == (result.queue.queue_id, 0)
 
 
-def test_queues_take_turns_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.create_topic(await running.start_broker(), "T", queues=3)
-            used = Counter([(await producer.send(Message("T", b"x"))).queue.queue_id for _ in range(9)])
-            assert used == {0: 3, 1: 3, 2: 3}
-            queue = (await producer.queues("T"))[1]
-            results = [await producer.send(Message("T", b"x"), queue) for _ in range(3)]
-            assert [result.queue for result in results] == [queue] * 3
-            assert [result.queue_offset for result in results] == [3, 4, 5]
-            with pytest.raises(InvalidMessage, match="another topic"):
-                await producer.send(Message("U", b"x"), queue)
-
-    asyncio.run(run())
+async def test_queues_take_turns_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T", queues=3)
+        used = Counter([(await producer.send(Message("T", b"x"))).queue.queue_id for _ in range(9)])
+        assert used == {0: 3, 1: 3, 2: 3}
+        queue = (await producer.queues("T"))[1]
+        results = [await producer.send(Message("T", b"x"), queue) for _ in range(3)]
+        assert [result.queue for result in results] == [queue] * 3
+        assert [result.queue_offset for result in results] == [3, 4, 5]
+        with pytest.raises(InvalidMessage, match="another topic"):
+            await producer.send(Message("U", b"x"), queue)
 
 
-def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            waiting = asyncio.create_task(consumer.pull(queue, 0, suspend_ms=15_000))
-            await producer.send_oneway(Message("T", b"gone"))
-            assert [message.body for message in (await waiting).messages] == [b"gone"]
-
-    asyncio.run(run())
+async def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        waiting = asyncio.create_task(consumer.pull(queue, 0, suspend_ms=15_000))
+        await producer.send_oneway(Message("T", b"gone"))
+        assert [message.body for message in (await waiting).messages] == [b"gone"]
 
 
-def test_a_batch_lies_together_and_every_message_has_its_own_result(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.start_broker()
-            messages = [Message("T", f"{i}".encode(), tags=f"tag{i % 3}", keys=f"key{i}") for i in range(100)]
-            results = await producer.send_batch(messages)
-            assert len({result.queue for result in results}) == 1
-            assert [result.queue_offset for result in results] == list(range(100))
-            assert [result.msg_id for result in results] == [message.unique_key for message in messages]
-            assert len({result.msg_id for result in results}) == 100
-            read = await stored(running, "T")
-            assert [m.offset_msg_id for m in read] == [result.offset_msg_id for result in results]
-            assert [(m.body, m.tags, m.keys, m.unique_key) for m in read] == [
-                (m.body, m.tags, m.keys, m.unique_key) for m in messages
-            ]
-            assert await producer.send_batch([]) == []
-
-    asyncio.run(run())
+async def test_a_batch_lies_together_and_every_message_has_its_own_result(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.start_broker()
+        messages = [Message("T", f"{i}".encode(), tags=f"tag{i % 3}", keys=f"key{i}") for i in range(100)]
+        results = await producer.send_batch(messages)
+        assert len({result.queue for result in results}) == 1
+        assert [result.queue_offset for result in results] == list(range(100))
+        assert [result.msg_id for result in results] == [message.unique_key for message in messages]
+        assert len({result.msg_id for result in results}) == 100
+        read = await stored(running, "T")
+        assert [m.offset_msg_id for m in read] == [result.offset_msg_id for result in results]
+        assert [(m.body, m.tags, m.keys, m.unique_key) for m in read] == [
+            (m.body, m.tags, m.keys, m.unique_key) for m in messages
+        ]
+        assert await producer.send_batch([]) == []
 
 
-def test_a_batch_above_the_limit_is_split(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv, max_message_size=1000) as producer:
-            await running.create_topic(await running.start_broker(), "T", queues=4)
-            messages = [Message("T", bytes([i]) * 200) for i in range(20)]
-            results = await producer.send_batch(messages)
-            assert len({result.queue for result in results}) == 4  # each request goes to the next queue
-            by_id = {m.unique_key: m for m in await stored(running, "T")}
-            for message, result in zip(messages, results, strict=True):
-                read = by_id[message.unique_key]
-                assert (read.body, read.queue_offset, read.offset_msg_id) == (
-                    message.body, result.queue_offset, result.offset_msg_id,
-                )  # fmt: skip
-
-    asyncio.run(run())
+async def test_a_batch_above_the_limit_is_split(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv, max_message_size=1000) as producer:
+        await running.create_topic(await running.start_broker(), "T", queues=4)
+        messages = [Message("T", bytes([i]) * 200) for i in range(20)]
+        results = await producer.send_batch(messages)
+        assert len({result.queue for result in results}) == 4  # each request goes to the next queue
+        by_id = {m.unique_key: m for m in await stored(running, "T")}
+        for message, result in zip(messages, results, strict=True):
+            read = by_id[message.unique_key]
+            assert (read.body, read.queue_offset, read.offset_msg_id) == (
+                message.body, result.queue_offset, result.offset_msg_id,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("in_flight", [1, 7, 64])
-def test_a_stream_gives_its_results_in_order(tmp_path: Path, in_flight: int) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.start_broker()
-            messages = [Message("T", f"{i}".encode()) for i in range(300)]
-            results = await sent(producer, messages, in_flight=in_flight)
-            assert [result.msg_id for result in results] == [message.unique_key for message in messages]
-            by_place = {(m.queue_id, m.queue_offset): m.body for m in await stored(running, "T")}
-            assert len(by_place) == 300
-            for message, result in zip(messages, results, strict=True):
-                assert by_place[result.queue.queue_id, result.queue_offset] == message.body
-
-    asyncio.run(run())
+async def test_a_stream_gives_its_results_in_order(tmp_path: Path, in_flight: int) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.start_broker()
+        messages = [Message("T", f"{i}".encode()) for i in range(300)]
+        results = await sent(producer, messages, in_flight=in_flight)
+        assert [result.msg_id for result in results] == [message.unique_key for message in messages]
+        by_place = {(m.queue_id, m.queue_offset): m.body for m in await stored(running, "T")}
+        assert len(by_place) == 300
+        for message, result in zip(messages, results, strict=True):
+            assert by_place[result.queue.queue_id, result.queue_offset] == message.body
 
 
 def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_path: Path) -> None:
@@ -181,22 +163,19 @@ def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_path: 
     asyncio.run(run())
 
 
-def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            bodies = [b"a" * 4095, b"b" * 4096, b"c" * 100_000]
-            for body in bodies:
-                message = Message("T", body)
-                await producer.send(message)
-                assert message.body == body
-            small, threshold, large = await stored(running, "T")
-            assert [small.body, threshold.body, large.body] == bodies
-            assert not small.sys_flag & sysflag.COMPRESSED
-            assert threshold.sys_flag & sysflag.COMPRESSED
-            assert large.stored_size < 1000
-
-    asyncio.run(run())
+async def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        bodies = [b"a" * 4095, b"b" * 4096, b"c" * 100_000]
+        for body in bodies:
+            message = Message("T", body)
+            await producer.send(message)
+            assert message.body == body
+        small, threshold, large = await stored(running, "T")
+        assert [small.body, threshold.body, large.body] == bodies
+        assert not small.sys_flag & sysflag.COMPRESSED
+        assert threshold.sys_flag & sysflag.COMPRESSED
+        assert large.stored_size < 1000
 
 
 @pytest.mark.parametrize(
@@ -213,21 +192,18 @@ def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> None:
         (Message("T", b"x", properties={"name": "v" * 40_000}), "32767 at most"),
     ],
 )
-def test_what_no_broker_takes_is_not_sent(tmp_path: Path, message: Message, words: str) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.start_broker()
-            async with Producer("g", running.namesrv, max_message_size=1000) as producer:
-                with pytest.raises(InvalidMessage, match=words):
-                    await producer.send(message)
-                with pytest.raises(InvalidMessage, match=words):
-                    await producer.send_oneway(message)
-                with pytest.raises(InvalidMessage):
-                    await producer.send_batch([message])
-                with pytest.raises(InvalidMessage, match=words):
-                    await sent(producer, [message])
-
-    asyncio.run(run())
+async def test_what_no_broker_takes_is_not_sent(tmp_path: Path, message: Message, words: str) -> None:
+    async with cluster(tmp_path) as running:
+        await running.start_broker()
+        async with Producer("g", running.namesrv, max_message_size=1000) as producer:
+            with pytest.raises(InvalidMessage, match=words):
+                await producer.send(message)
+            with pytest.raises(InvalidMessage, match=words):
+                await producer.send_oneway(message)
+            with pytest.raises(InvalidMessage):
+                await producer.send_batch([message])
+            with pytest.raises(InvalidMessage, match=words):
+                await sent(producer, [message])
 
 
 @pytest.mark.parametrize(
@@ -239,229 +215,190 @@ def test_what_no_broker_takes_is_not_sent(tmp_path: Path, message: Message, word
         ([Message("%RETRY%g", b"x")], "one by one"),
     ],
 )
-def test_messages_that_cannot_share_a_batch(tmp_path: Path, messages: list[Message], words: str) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            with pytest.raises(InvalidMessage, match=words):
-                await producer.send_batch(messages)
-
-    asyncio.run(run())
+async def test_messages_that_cannot_share_a_batch(tmp_path: Path, messages: list[Message], words: str) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        with pytest.raises(InvalidMessage, match=words):
+            await producer.send_batch(messages)
 
 
-def test_a_choice_that_is_no_queue_and_a_window_of_nothing_are_refused(tmp_path: Path) -> None:
+async def test_a_choice_that_is_no_queue_and_a_window_of_nothing_are_refused(tmp_path: Path) -> None:
     """A selector that forgets to return would quietly spread what belongs together."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.create_topic(await running.start_broker(), "T")
-            for choice in (lambda queues: None, 3):
-                with pytest.raises(ConfigError, match="which is no MessageQueue"):
-                    await producer.send(Message("T", b"x"), choice)  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match="in_flight is 0: it must be 1 or more"):
-                await sent(producer, [Message("T", b"x")], in_flight=0)
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T")
+        for choice in (lambda queues: None, 3):
+            with pytest.raises(ConfigError, match="which is no MessageQueue"):
+                await producer.send(Message("T", b"x"), choice)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="in_flight is 0: it must be 1 or more"):
+            await sent(producer, [Message("T", b"x")], in_flight=0)
 
 
-def test_a_topic_that_nobody_makes_is_not_found(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            broker = await running.start_broker(auto_create_topic_enable=False)
-            with pytest.raises(TopicNotFound, match=r"Missing.*updateTopic"):
-                await producer.send(Message("Missing", b"x"))
-            await running.create_topic(broker, "ReadOnly", perm=4)
-            with pytest.raises(TopicNotFound, match="ReadOnly"):
-                await producer.send(Message("ReadOnly", b"x"))
-
-    asyncio.run(run())
+async def test_a_topic_that_nobody_makes_is_not_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        broker = await running.start_broker(auto_create_topic_enable=False)
+        with pytest.raises(TopicNotFound, match=r"Missing.*updateTopic"):
+            await producer.send(Message("Missing", b"x"))
+        await running.create_topic(broker, "ReadOnly", perm=4)
+        with pytest.raises(TopicNotFound, match="ReadOnly"):
+            await producer.send(Message("ReadOnly", b"x"))
 
 
-def test_a_producer_that_is_not_open_says_so() -> None:
-    async def run() -> None:
-        producer = Producer("g", "127.0.0.1:1")
-        with pytest.raises(RemotingError, match="async with"):
-            await producer.send(Message("T", b"x"))
-        await producer.close()
-
-    asyncio.run(run())
+async def test_a_producer_that_is_not_open_says_so() -> None:
+    producer = Producer("g", "127.0.0.1:1")
+    with pytest.raises(RemotingError, match="async with"):
+        await producer.send(Message("T", b"x"))
+    await producer.close()
 
 
-def test_the_other_broker_takes_what_one_cannot(tmp_path: Path) -> None:
+async def test_the_other_broker_takes_what_one_cannot(tmp_path: Path) -> None:
     """One broker stops without the producer's knowing; then one that answers with codes worth another try."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            first, second = await running.start_broker("broker-a"), await running.start_broker("broker-b")
-            for broker in (first, second):
-                await running.create_topic(broker, "T", queues=2)
-            assert {(await producer.send(Message("T", b"x"))).queue.broker_name for _ in range(4)} == {
-                "broker-a",
-                "broker-b",
-            }
-            await first.stop()
-            results = [await producer.send(Message("T", b"x")) for _ in range(8)]
-            results += await sent(producer, (Message("T", b"x") for _ in range(40)))
-            assert {result.queue.broker_name for result in results} == {"broker-b"}
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        first, second = await running.start_broker("broker-a"), await running.start_broker("broker-b")
+        for broker in (first, second):
+            await running.create_topic(broker, "T", queues=2)
+        assert {(await producer.send(Message("T", b"x"))).queue.broker_name for _ in range(4)} == {
+            "broker-a",
+            "broker-b",
+        }
+        await first.stop()
+        results = [await producer.send(Message("T", b"x")) for _ in range(8)]
+        results += await sent(producer, (Message("T", b"x") for _ in range(40)))
+        assert {result.queue.broker_name for result in results} == {"broker-b"}
 
 
 @pytest.mark.parametrize(
     "code", [ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION]
 )
-def test_answers_that_another_broker_may_better(tmp_path: Path, code: ResponseCode) -> None:
-    async def run() -> None:
-        refused: list[int] = []
+async def test_answers_that_another_broker_may_better(tmp_path: Path, code: ResponseCode) -> None:
+    refused: list[int] = []
 
-        def refuse(connection: Connection, command: RemotingCommand) -> Reply:
-            refused.append(command.code)
-            return command.response(code, remark="not here")
+    def refuse(connection: Connection, command: RemotingCommand) -> Reply:
+        refused.append(command.code)
+        return command.response(code, remark="not here")
 
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.create_topic(await running.start_broker("broker-b"), "T", queues=1)
-            await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
-            for _ in range(2):
-                assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-b"
-            results = await sent(producer, [Message("T", b"x")] * 2)
-            assert {result.queue.broker_name for result in results} == {"broker-b"}
-            assert refused
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker("broker-b"), "T", queues=1)
+        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
+        for _ in range(2):
+            assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-b"
+        results = await sent(producer, [Message("T", b"x")] * 2)
+        assert {result.queue.broker_name for result in results} == {"broker-b"}
+        assert refused
 
 
-def test_an_answer_that_is_final_is_raised_at_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        asked = 0
+async def test_an_answer_that_is_final_is_raised_at_once(tmp_path: Path) -> None:
+    asked = 0
 
-        def refuse(connection: Connection, command: RemotingCommand) -> Reply:
-            nonlocal asked
-            asked += 1
-            return command.response(ResponseCode.MESSAGE_ILLEGAL, remark="too bad")
+    def refuse(connection: Connection, command: RemotingCommand) -> Reply:
+        nonlocal asked
+        asked += 1
+        return command.response(ResponseCode.MESSAGE_ILLEGAL, remark="too bad")
 
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
-            with pytest.raises(BrokerError, match="too bad") as caught:
-                await producer.send(Message("T", b"x"))
-            assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
-            with pytest.raises(BrokerError, match="too bad"):
-                await sent(producer, [Message("T", b"x")])
-            assert asked == 2
-
-    asyncio.run(run())
-
-
-def test_a_failure_names_every_try(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv, retry_times=2) as producer:
-            broker = await running.start_broker()
-            result = await producer.send(Message("T", b"x"))
-            await broker.stop()
-            with pytest.raises(SendFailed) as caught:
-                await producer.send(Message("T", b"x"))
-            assert len(caught.value.attempts) == 3
-            assert str(caught.value).count(broker.address) >= 3
-            again = pickle.loads(pickle.dumps(caught.value))
-            assert str(again) == str(caught.value)
-            with pytest.raises(RemotingError):
-                await producer.send(Message("T", b"x"), result.queue)
-            with pytest.raises(SendFailed):
-                await sent(producer, [Message("T", b"x")] * 3)
-
-    asyncio.run(run())
-
-
-def test_a_broker_that_is_silent_costs_no_more_than_the_time_limit(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: lambda *_: None})
-            with pytest.raises(SendFailed) as caught:
-                await producer.send(Message("T", b"x"), timeout_ms=50)
-            assert [type(error) for _, error in caught.value.attempts] == [RemotingTimeout]
-            with pytest.raises(SendFailed):
-                await sent(producer, [Message("T", b"x")] * 3, timeout_ms=50)
-            with pytest.raises(RemotingTimeout):
-                await producer.send(Message("T", b"x"), (await producer.queues("T"))[0], timeout_ms=50)
-
-    asyncio.run(run())
-
-
-def test_a_send_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def run() -> None:
-        asked = asyncio.Event()
-
-        def listen(connection: Connection, command: RemotingCommand) -> Reply:
-            asked.set()
-            return None
-
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: listen})
-            for sending in (producer.send(Message("T", b"x")), anext(producer.send_many([Message("T", b"x")]))):
-                asked.clear()
-                task = asyncio.ensure_future(sending)
-                await asked.wait()
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-
-    asyncio.run(run())
-
-
-def test_another_name_server_answers_when_one_is_gone(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.add_namesrv()
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T")
-            async with Producer("g", running.namesrv) as producer:
-                await producer.send(Message("T", b"x"))
-                await running.first_namesrv.stop()
-                await running.create_topic(broker, "U")
-                assert (await producer.send(Message("U", b"x"))).status is SendStatus.SEND_OK
-                assert (await producer.send(Message("Made", b"x"))).status is SendStatus.SEND_OK
-
-    asyncio.run(run())
-
-
-def test_nothing_acknowledged_is_lost_when_the_broker_is_started_again(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker()
-            port = broker.config.listen_port
-            acknowledged: Tally[str] = Tally()
-            enough = asyncio.Event()
-
-            async def produce(producer: Producer) -> None:
-                while not enough.is_set():
-                    with suppress(MQError):
-                        acknowledged.add((await producer.send(Message("T", b"x"))).msg_id)
-
-            async with Producer("g", running.namesrv) as producer:
-                producing = asyncio.gather(*(produce(producer) for _ in range(8)))
-                await acknowledged.reach(200)
-                await broker.stop()
-                await running.start_broker(port=port)
-                await acknowledged.reach(len(acknowledged.items) + 200)
-                enough.set()
-                await producing
-            keys = Counter(message.unique_key for message in await stored(running, "T"))
-            assert set(acknowledged.items) <= set(keys)
-
-    asyncio.run(run())
-
-
-def test_a_broker_that_comes_back_elsewhere_is_found(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", queues=1)
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
+        with pytest.raises(BrokerError, match="too bad") as caught:
             await producer.send(Message("T", b"x"))
-            await broker.stop()
-            moved = await running.start_broker()
-            result = await producer.send(Message("T", b"x"))
-            assert result.queue_offset == 1
-            assert parse_offset_msg_id(result.offset_msg_id)[0] == moved.address
+        assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
+        with pytest.raises(BrokerError, match="too bad"):
+            await sent(producer, [Message("T", b"x")])
+        assert asked == 2
 
-    asyncio.run(run())
+
+async def test_a_failure_names_every_try(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv, retry_times=2) as producer:
+        broker = await running.start_broker()
+        result = await producer.send(Message("T", b"x"))
+        await broker.stop()
+        with pytest.raises(SendFailed) as caught:
+            await producer.send(Message("T", b"x"))
+        assert len(caught.value.attempts) == 3
+        assert str(caught.value).count(broker.address) >= 3
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert str(again) == str(caught.value)
+        with pytest.raises(RemotingError):
+            await producer.send(Message("T", b"x"), result.queue)
+        with pytest.raises(SendFailed):
+            await sent(producer, [Message("T", b"x")] * 3)
+
+
+async def test_a_broker_that_is_silent_costs_no_more_than_the_time_limit(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: lambda *_: None})
+        with pytest.raises(SendFailed) as caught:
+            await producer.send(Message("T", b"x"), timeout_ms=50)
+        assert [type(error) for _, error in caught.value.attempts] == [RemotingTimeout]
+        with pytest.raises(SendFailed):
+            await sent(producer, [Message("T", b"x")] * 3, timeout_ms=50)
+        with pytest.raises(RemotingTimeout):
+            await producer.send(Message("T", b"x"), (await producer.queues("T"))[0], timeout_ms=50)
+
+
+async def test_a_send_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    def listen(connection: Connection, command: RemotingCommand) -> Reply:
+        asked.set()
+        return None
+
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: listen})
+        for sending in (producer.send(Message("T", b"x")), anext(producer.send_many([Message("T", b"x")]))):
+            asked.clear()
+            task = asyncio.ensure_future(sending)
+            await asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+async def test_another_name_server_answers_when_one_is_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.add_namesrv()
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T")
+        async with Producer("g", running.namesrv) as producer:
+            await producer.send(Message("T", b"x"))
+            await running.first_namesrv.stop()
+            await running.create_topic(broker, "U")
+            assert (await producer.send(Message("U", b"x"))).status is SendStatus.SEND_OK
+            assert (await producer.send(Message("Made", b"x"))).status is SendStatus.SEND_OK
+
+
+async def test_nothing_acknowledged_is_lost_when_the_broker_is_started_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        port = broker.config.listen_port
+        acknowledged: Tally[str] = Tally()
+        enough = asyncio.Event()
+
+        async def produce(producer: Producer) -> None:
+            while not enough.is_set():
+                with suppress(MQError):
+                    acknowledged.add((await producer.send(Message("T", b"x"))).msg_id)
+
+        async with Producer("g", running.namesrv) as producer:
+            producing = asyncio.gather(*(produce(producer) for _ in range(8)))
+            await acknowledged.reach(200)
+            await broker.stop()
+            await running.start_broker(port=port)
+            await acknowledged.reach(len(acknowledged.items) + 200)
+            enough.set()
+            await producing
+        keys = Counter(message.unique_key for message in await stored(running, "T"))
+        assert set(acknowledged.items) <= set(keys)
+
+
+async def test_a_broker_that_comes_back_elsewhere_is_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", queues=1)
+        await producer.send(Message("T", b"x"))
+        await broker.stop()
+        moved = await running.start_broker()
+        result = await producer.send(Message("T", b"x"))
+        assert result.queue_offset == 1
+        assert parse_offset_msg_id(result.offset_msg_id)[0] == moved.address
 
 
 def test_the_stream_may_be_a_plain_generator(tmp_path: Path) -> None:
@@ -478,32 +415,29 @@ def test_the_stream_may_be_a_plain_generator(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_brokers_know_the_producer_from_its_first_route_until_it_closes(tmp_path: Path) -> None:
-    async def run() -> None:
-        beats: Tally[HeartbeatData] = Tally()
-        left: list[UnregisterClientRequestHeader] = []
+async def test_brokers_know_the_producer_from_its_first_route_until_it_closes(tmp_path: Path) -> None:
+    beats: Tally[HeartbeatData] = Tally()
+    left: list[UnregisterClientRequestHeader] = []
 
-        def heart_beat(connection: Connection, command: RemotingCommand) -> Reply:
-            beats.add(decode_body(HeartbeatData, command.body))
-            return command.response(ResponseCode.SUCCESS)
+    def heart_beat(connection: Connection, command: RemotingCommand) -> Reply:
+        beats.add(decode_body(HeartbeatData, command.body))
+        return command.response(ResponseCode.SUCCESS)
 
-        def unregister(connection: Connection, command: RemotingCommand) -> Reply:
-            left.append(command.decode_header(UnregisterClientRequestHeader))
-            return command.response(ResponseCode.SUCCESS)
+    def unregister(connection: Connection, command: RemotingCommand) -> Reply:
+        left.append(command.decode_header(UnregisterClientRequestHeader))
+        return command.response(ResponseCode.SUCCESS)
 
-        async with cluster(tmp_path) as running:
-            processors: dict[int, Processor] = {
-                RequestCode.HEART_BEAT: heart_beat,
-                RequestCode.UNREGISTER_CLIENT: unregister,
-            }
-            await running.scripted_broker("broker-a", "T", processors)
-            async with Producer("g", running.namesrv) as producer:
-                client_id = producer.instance.client_id
-                await producer.queues("T")
-                (beat, *_) = await beats.reach(1)
-            assert client_id.startswith(f"127.0.0.1@{os.getpid()}#")
-            assert (beat.client_id, [group.group_name for group in beat.producer_data_set]) == (client_id, ["g"])
-            assert beat.consumer_data_set == []
-            assert [(header.client_id, header.producer_group) for header in left] == [(client_id, "g")]
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        processors: dict[int, Processor] = {
+            RequestCode.HEART_BEAT: heart_beat,
+            RequestCode.UNREGISTER_CLIENT: unregister,
+        }
+        await running.scripted_broker("broker-a", "T", processors)
+        async with Producer("g", running.namesrv) as producer:
+            client_id = producer.instance.client_id
+            await producer.queues("T")
+            (beat, *_) = await beats.reach(1)
+        assert client_id.startswith(f"127.0.0.1@{os.getpid()}#")
+        assert (beat.client_id, [group.group_name for group in beat.producer_data_set]) == (client_id, ["g"])
+        assert beat.consumer_data_set == []
+        assert [(header.client_id, header.producer_group) for header in left] == [(client_id, "g")]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
-from consuming import until
 from rucola.client import ClientInstance, LocalTransactionState, Message, Producer, SendResult, TransactionProducer
-from rucola.client import producer as producer_module
+from rucola.client.producer import producer as producer_module
 from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.remoting.server import RemotingServer
+from support.cluster import Cluster, Tally, cluster
+from support.consumers import until
 
 CLOSED = "the producer of group g was closed before an answer came: the message may be stored"
 
@@ -76,145 +76,127 @@ def producer_of(running: Cluster, instance: ClientInstance | None = None) -> Tra
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_close_waits_for_what_is_in_flight(tmp_path: Path, way: Callable[[Producer], Awaitable[object]]) -> None:
-    async def run() -> None:
-        async with Held.broker(tmp_path) as (held, running):
-            producer = producer_of(running)
-            await producer.open()
-            sending = asyncio.ensure_future(way(producer))
-            await held.asked.reach(1)
-            closing = asyncio.ensure_future(producer.close())
-            await asyncio.wait([closing], timeout=0.1)
-            assert not closing.done()
-            with pytest.raises(RemotingError, match="is not open"):
-                await producer.send(Message("T", b"late"))
-            held.may_answer.set()
-            assert await sending
-            await closing
-            await until(lambda: not held.server.connections)
-
-    asyncio.run(run())
+async def test_close_waits_for_what_is_in_flight(tmp_path: Path, way: Callable[[Producer], Awaitable[object]]) -> None:
+    async with Held.broker(tmp_path) as (held, running):
+        producer = producer_of(running)
+        await producer.open()
+        sending = asyncio.ensure_future(way(producer))
+        await held.asked.reach(1)
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.wait([closing], timeout=0.1)
+        assert not closing.done()
+        with pytest.raises(RemotingError, match="is not open"):
+            await producer.send(Message("T", b"late"))
+        held.may_answer.set()
+        assert await sending
+        await closing
+        await until(lambda: not held.server.connections)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shared", [False, True], ids=["own instance", "shared instance"])
-def test_what_is_not_answered_within_the_grace_fails_clearly(
+async def test_what_is_not_answered_within_the_grace_fails_clearly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Producer], Awaitable[object]], shared: bool
 ) -> None:
     monkeypatch.setattr(producer_module, "CLOSE_GRACE_MS", 50)
 
-    async def run() -> None:
-        async with Held.broker(tmp_path) as (held, running), ClientInstance(running.namesrv) as instance:
-            producer = producer_of(running, instance if shared else None)
-            await producer.open()
-            sending = asyncio.ensure_future(way(producer))
-            await held.asked.reach(1)
-            await producer.close()
-            with pytest.raises(RemotingError, match=CLOSED):
-                await sending
-            asked = len(held.asked.items)
-            held.may_answer.set()
-            await producer.close()
-            assert len(held.asked.items) == asked
-            await until(lambda: len(held.server.connections) == int(shared))
-
-    asyncio.run(run())
+    async with Held.broker(tmp_path) as (held, running), ClientInstance(running.namesrv) as instance:
+        producer = producer_of(running, instance if shared else None)
+        await producer.open()
+        sending = asyncio.ensure_future(way(producer))
+        await held.asked.reach(1)
+        await producer.close()
+        with pytest.raises(RemotingError, match=CLOSED):
+            await sending
+        asked = len(held.asked.items)
+        held.may_answer.set()
+        await producer.close()
+        assert len(held.asked.items) == asked
+        await until(lambda: len(held.server.connections) == int(shared))
 
 
-def test_a_send_between_two_tries_is_neither_stored_nor_connected_after_close(
+async def test_a_send_between_two_tries_is_neither_stored_nor_connected_after_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker is away when the producer closes, and comes back right after."""
     monkeypatch.setattr(producer_module, "CLOSE_GRACE_MS", 50)
     monkeypatch.setattr(producer_module, "RETRY_PAUSE_MS", 300)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", queues=1)
-            producer = Producer("g", running.namesrv)
-            await producer.open()
-            await producer.send(Message("T", b"1"))
-            await broker.stop()
-            sending = asyncio.ensure_future(producer.send(Message("T", b"2"), timeout_ms=3_600_000))
-            await asyncio.sleep(0)
-            await producer.close()
-            again = await running.start_broker(port=broker.config.listen_port)
-            with pytest.raises(RemotingError, match=r"the producer of group g was closed: nothing was sent"):
-                await sending
-            async with Producer("g2", running.namesrv) as other:
-                assert (await other.send(Message("T", b"3"))).queue_offset == 1, "the second was not stored"
-            assert producer.instance.remoting.open_connection(again.address) is None
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", queues=1)
+        producer = Producer("g", running.namesrv)
+        await producer.open()
+        await producer.send(Message("T", b"1"))
+        await broker.stop()
+        sending = asyncio.ensure_future(producer.send(Message("T", b"2"), timeout_ms=3_600_000))
+        await asyncio.sleep(0)
+        await producer.close()
+        again = await running.start_broker(port=broker.config.listen_port)
+        with pytest.raises(RemotingError, match=r"the producer of group g was closed: nothing was sent"):
+            await sending
+        async with Producer("g2", running.namesrv) as other:
+            assert (await other.send(Message("T", b"3"))).queue_offset == 1, "the second was not stored"
+        assert producer.instance.remoting.open_connection(again.address) is None
 
 
-def test_cancelling_close_hurries_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with Held.broker(tmp_path) as (held, running):
-            producer = producer_of(running)
-            await producer.open()
-            sending = asyncio.ensure_future(send(producer))
-            await held.asked.reach(1)
-            closing = asyncio.ensure_future(producer.close())
-            await asyncio.wait([closing], timeout=0.05)
-            closing.cancel()
-            with pytest.raises(RemotingError, match=CLOSED):
-                await sending
-            with suppress(asyncio.CancelledError):
-                await closing
-            await producer.close()
-            await until(lambda: not held.server.connections)
-
-    asyncio.run(run())
+async def test_cancelling_close_hurries_it(tmp_path: Path) -> None:
+    async with Held.broker(tmp_path) as (held, running):
+        producer = producer_of(running)
+        await producer.open()
+        sending = asyncio.ensure_future(send(producer))
+        await held.asked.reach(1)
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.wait([closing], timeout=0.05)
+        closing.cancel()
+        with pytest.raises(RemotingError, match=CLOSED):
+            await sending
+        with suppress(asyncio.CancelledError):
+            await closing
+        await producer.close()
+        await until(lambda: not held.server.connections)
 
 
-def test_a_stream_whose_producer_closes_ends_with_an_error(tmp_path: Path) -> None:
+async def test_a_stream_whose_producer_closes_ends_with_an_error(tmp_path: Path) -> None:
     """Whether it could still send, or only waits for what it has sent."""
 
-    async def run() -> None:
-        async with Held.broker(tmp_path) as (held, running):
-            held.may_answer.set()
-            for count in (5, 10):
-                producer = producer_of(running)
-                await producer.open()
-                results = producer.send_many([Message("T", b"x") for _ in range(count)], in_flight=5)
-                await anext(results)
-                await producer.close()
-                if count == 5:
-                    assert len([result async for result in results]) == 4, "they were answered before it closed"
-                else:
-                    with pytest.raises(RemotingError, match="is not open"):
-                        await anext(results)
-            assert len(held.asked.items) == 10
-
-    asyncio.run(run())
+    async with Held.broker(tmp_path) as (held, running):
+        held.may_answer.set()
+        for count in (5, 10):
+            producer = producer_of(running)
+            await producer.open()
+            results = producer.send_many([Message("T", b"x") for _ in range(count)], in_flight=5)
+            await anext(results)
+            await producer.close()
+            if count == 5:
+                assert len([result async for result in results]) == 4, "they were answered before it closed"
+            else:
+                with pytest.raises(RemotingError, match="is not open"):
+                    await anext(results)
+        assert len(held.asked.items) == 10
 
 
-def test_a_local_transaction_that_outlives_its_producer_commits_nothing_any_more(
+async def test_a_local_transaction_that_outlives_its_producer_commits_nothing_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a shared instance, whose connections stay: the broker asks later."""
     monkeypatch.setattr(producer_module, "CLOSE_GRACE_MS", 50)
 
-    async def run() -> None:
-        ended: list[int] = []
-        begun, may_end = asyncio.Event(), asyncio.Event()
+    ended: list[int] = []
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-        async def execute(message: Message) -> LocalTransactionState:
-            begun.set()
-            await may_end.wait()
-            return LocalTransactionState.COMMIT_MESSAGE
+    async def execute(message: Message) -> LocalTransactionState:
+        begun.set()
+        await may_end.wait()
+        return LocalTransactionState.COMMIT_MESSAGE
 
-        async with Held.broker(tmp_path) as (held, running), ClientInstance(running.namesrv) as instance:
-            held.may_answer.set()
-            held.server.processors[RequestCode.END_TRANSACTION] = lambda _, c: ended.append(c.code)  # type: ignore
-            async with producer_of(running, instance) as producer:
-                sending = asyncio.ensure_future(producer.send_in_transaction(Message("T", b"x"), execute))
-                await begun.wait()
-            may_end.set()
-            assert (await sending).state is LocalTransactionState.COMMIT_MESSAGE
-            await instance.remoting.invoke(running.namesrv, RemotingCommand.request(9999))  # a turn of everything
-            assert ended == []
-
-    asyncio.run(run())
+    async with Held.broker(tmp_path) as (held, running), ClientInstance(running.namesrv) as instance:
+        held.may_answer.set()
+        held.server.processors[RequestCode.END_TRANSACTION] = lambda _, c: ended.append(c.code)  # type: ignore
+        async with producer_of(running, instance) as producer:
+            sending = asyncio.ensure_future(producer.send_in_transaction(Message("T", b"x"), execute))
+            await begun.wait()
+        may_end.set()
+        assert (await sending).state is LocalTransactionState.COMMIT_MESSAGE
+        await instance.remoting.invoke(running.namesrv, RemotingCommand.request(9999))  # a turn of everything
+        assert ended == []

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from client.test_sync import servers
-from consuming import FIRST
 from rucola.client import MessageModel
 from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import TopicNotFound
+from support.consumers import FIRST
 
 COUNT = 200
 

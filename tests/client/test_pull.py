@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster
 from rucola.client import MessageQueue, Producer, PullConsumer, PullStatus
 from rucola.errors import BrokerError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message import Message, MessageInner
@@ -18,165 +17,142 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.remoting.connection import Connection, Reply
+from support.cluster import cluster
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 
 
-def test_a_queue_is_read_from_end_to_end(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 0)
-            await producer.send_batch(Message("T", f"{i}".encode()) for i in range(70))
-            assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 70)
-            bodies, offset = [], 0
-            while (result := await consumer.pull(queue, offset, 32)).status is PullStatus.FOUND:
-                assert len(result.messages) <= 32
-                assert (result.min_offset, result.max_offset) == (0, 70)
-                bodies += [message.body for message in result.messages]
-                offset = result.next_begin_offset
-            assert result.status is PullStatus.NO_NEW_MSG
-            assert offset == 70
-            assert bodies == [f"{i}".encode() for i in range(70)]
-
-    asyncio.run(run())
+async def test_a_queue_is_read_from_end_to_end(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 0)
+        await producer.send_batch(Message("T", f"{i}".encode()) for i in range(70))
+        assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 70)
+        bodies, offset = [], 0
+        while (result := await consumer.pull(queue, offset, 32)).status is PullStatus.FOUND:
+            assert len(result.messages) <= 32
+            assert (result.min_offset, result.max_offset) == (0, 70)
+            bodies += [message.body for message in result.messages]
+            offset = result.next_begin_offset
+        assert result.status is PullStatus.NO_NEW_MSG
+        assert offset == 70
+        assert bodies == [f"{i}".encode() for i in range(70)]
 
 
-def test_masters_are_listed_while_they_are_registered(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
-            assert await consumer.registered_masters() == set()
-            await running.start_broker()
-            other = await running.start_broker("broker-b")
-            await running.start_slave()
-            assert await consumer.registered_masters() == {"broker-a", "broker-b"}
-            await other.stop()
-            assert await consumer.registered_masters() == {"broker-a"}
-
-    asyncio.run(run())
+async def test_masters_are_listed_while_they_are_registered(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
+        assert await consumer.registered_masters() == set()
+        await running.start_broker()
+        other = await running.start_broker("broker-b")
+        await running.start_slave()
+        assert await consumer.registered_masters() == {"broker-a", "broker-b"}
+        await other.stop()
+        assert await consumer.registered_masters() == {"broker-a"}
 
 
-def test_offsets_outside_the_queue_are_corrected(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            await producer.send_batch(Message("T", b"x") for _ in range(5))
-            beyond = await consumer.pull(queue, 99)
-            assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 5)
-            assert beyond.messages == []
-
-    asyncio.run(run())
+async def test_offsets_outside_the_queue_are_corrected(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        await producer.send_batch(Message("T", b"x") for _ in range(5))
+        beyond = await consumer.pull(queue, 99)
+        assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 5)
+        assert beyond.messages == []
 
 
-def test_tags_choose(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            # "Aa" and "BB" have one hash, so that the broker cannot tell them apart.
-            await producer.send_batch(Message("T", tag.encode(), tags=tag) for tag in ("Aa", "BB", "C", "Aa", "D"))
-            found = await consumer.pull(queue, 0, subscription="Aa || D")
-            assert [message.tags for message in found.messages] == ["Aa", "Aa", "D"]
-            assert found.next_begin_offset == 5
-            nothing = await consumer.pull(queue, 0, subscription="E")
-            assert (nothing.status, nothing.next_begin_offset) == (PullStatus.NO_MATCHED_MSG, 5)
-            with pytest.raises(InvalidMessage, match="names no tag"):
-                await consumer.pull(queue, 0, subscription="||")
-
-    asyncio.run(run())
+async def test_tags_choose(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        # "Aa" and "BB" have one hash, so that the broker cannot tell them apart.
+        await producer.send_batch(Message("T", tag.encode(), tags=tag) for tag in ("Aa", "BB", "C", "Aa", "D"))
+        found = await consumer.pull(queue, 0, subscription="Aa || D")
+        assert [message.tags for message in found.messages] == ["Aa", "Aa", "D"]
+        assert found.next_begin_offset == 5
+        nothing = await consumer.pull(queue, 0, subscription="E")
+        assert (nothing.status, nothing.next_begin_offset) == (PullStatus.NO_MATCHED_MSG, 5)
+        with pytest.raises(InvalidMessage, match="names no tag"):
+            await consumer.pull(queue, 0, subscription="||")
 
 
-def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            held = asyncio.create_task(consumer.pull(queue, 0, suspend_ms=15_000))
-            await producer.send(Message("T", b"late"))
-            assert [message.body for message in (await held).messages] == [b"late"]
-            ended = await consumer.pull(queue, 1, suspend_ms=20)
-            assert (ended.status, ended.next_begin_offset) == (PullStatus.NO_NEW_MSG, 1)
-
-    asyncio.run(run())
+async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        held = asyncio.create_task(consumer.pull(queue, 0, suspend_ms=15_000))
+        await producer.send(Message("T", b"late"))
+        assert [message.body for message in (await held).messages] == [b"late"]
+        ended = await consumer.pull(queue, 1, suspend_ms=20)
+        assert (ended.status, ended.next_begin_offset) == (PullStatus.NO_NEW_MSG, 1)
 
 
-def test_progress_is_committed_by_itself_and_with_a_pull(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-            PullConsumer("other", running.namesrv) as other,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            await producer.send_batch(Message("T", b"x") for _ in range(5))
-            await consumer.commit(queue, 3)
-            assert await consumer.committed(queue) == 3
-            await consumer.pull(queue, 3, commit_offset=4)
-            assert await consumer.committed(queue) == 4
-            assert await other.committed(queue) == 0  # a young queue: the broker says so of every new group
-
-    asyncio.run(run())
+async def test_progress_is_committed_by_itself_and_with_a_pull(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+        PullConsumer("other", running.namesrv) as other,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        await producer.send_batch(Message("T", b"x") for _ in range(5))
+        await consumer.commit(queue, 3)
+        assert await consumer.committed(queue) == 3
+        await consumer.pull(queue, 3, commit_offset=4)
+        assert await consumer.committed(queue) == 4
+        assert await other.committed(queue) == 0  # a young queue: the broker says so of every new group
 
 
-def test_seek_by_time(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            cluster(tmp_path) as running,
-            Producer("g", running.namesrv) as producer,
-            PullConsumer("g", running.namesrv) as consumer,
-        ):
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            (queue,) = await consumer.queues("T")
-            for _ in range(5):
-                await producer.send(Message("T", b"x"))
-            messages = (await consumer.pull(queue, 0)).messages
-            first, last = messages[0].store_timestamp, messages[-1].store_timestamp
-            assert await consumer.search_offset(queue, first - 1000) == 0
-            found = await consumer.search_offset(queue, last)
-            assert messages[found].store_timestamp == last
-            assert await consumer.search_offset(queue, time.time_ns() // 1_000_000 + 60_000) >= 4
-
-    asyncio.run(run())
+async def test_seek_by_time(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv) as producer,
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        (queue,) = await consumer.queues("T")
+        for _ in range(5):
+            await producer.send(Message("T", b"x"))
+        messages = (await consumer.pull(queue, 0)).messages
+        first, last = messages[0].store_timestamp, messages[-1].store_timestamp
+        assert await consumer.search_offset(queue, first - 1000) == 0
+        found = await consumer.search_offset(queue, last)
+        assert messages[found].store_timestamp == last
+        assert await consumer.search_offset(queue, time.time_ns() // 1_000_000 + 60_000) >= 4
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", queues=1)
-            with pytest.raises(TopicNotFound, match="Missing"):
-                await consumer.queues("Missing")
-            with pytest.raises(RemotingConnectError, match="broker-z"):
-                await consumer.pull(MessageQueue("T", "broker-z", 0), 0)
-            (queue,) = await consumer.queues("T")
-            with pytest.raises(BrokerError) as caught:
-                await consumer.pull(MessageQueue("T", queue.broker_name, 9), 0)
-            assert caught.value.address == broker.address
-
-    asyncio.run(run())
+async def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", queues=1)
+        with pytest.raises(TopicNotFound, match="Missing"):
+            await consumer.queues("Missing")
+        with pytest.raises(RemotingConnectError, match="broker-z"):
+            await consumer.pull(MessageQueue("T", "broker-z", 0), 0)
+        (queue,) = await consumer.queues("T")
+        with pytest.raises(BrokerError) as caught:
+            await consumer.pull(MessageQueue("T", queue.broker_name, 9), 0)
+        assert caught.value.address == broker.address
 
 
-def test_a_body_that_cannot_be_decompressed_is_given_out_as_stored(
+async def test_a_body_that_cannot_be_decompressed_is_given_out_as_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One producer's broken message takes none of its neighbours with it."""
@@ -190,12 +166,9 @@ def test_a_body_that_cannot_be_decompressed_is_given_out_as_stored(
         header = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=3, min_offset=0, max_offset=3)
         return command.response(ResponseCode.SUCCESS, header, records)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
-            await running.scripted_broker("broker-a", "T", {RequestCode.PULL_MESSAGE: pull})
-            (queue,) = await consumer.queues("T")
-            messages = (await consumer.pull(queue, 0)).messages
-            assert [message.body for message in messages] == [b"first", b"no zlib", b"last"]
-            assert "offset 1" in caplog.text
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
+        await running.scripted_broker("broker-a", "T", {RequestCode.PULL_MESSAGE: pull})
+        (queue,) = await consumer.queues("T")
+        messages = (await consumer.pull(queue, 0)).messages
+        assert [message.body for message in messages] == [b"first", b"no zlib", b"last"]
+        assert "offset 1" in caplog.text

@@ -11,395 +11,338 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Tally, cluster
-from consuming import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
-from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PushConsumer, push
+from rucola.client import ClientInstance, ConsumeFromWhere, MessageExt, Producer, PushConsumer
+from rucola.client.consumer import push_consumer
 from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import OffsetResponseHeader, SearchOffsetRequestHeader
 from rucola.remoting.connection import Connection
+from support.cluster import Tally, cluster
+from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 
 
-def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(200)) as (running, _):
-            async with consumer_of(running) as consumer:
-                assert len(consumer.queues) == 4
-                first = await take(consumer, 120)
-            assert await committed(running) <= 120
-            async with consumer_of(running) as consumer:
-                rest = await take(consumer, 200 - await committed(running))
-            assert set(first) | set(rest) == set(range(200))
-            assert await committed(running) == 200
-            await send(running, range(200, 210))
-            async with consumer_of(running) as consumer:
-                assert sorted(await take(consumer, 10)) == list(range(200, 210))
-
-    asyncio.run(run())
+async def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(200)) as (running, _):
+        async with consumer_of(running) as consumer:
+            assert len(consumer.queues) == 4
+            first = await take(consumer, 120)
+        assert await committed(running) <= 120
+        async with consumer_of(running) as consumer:
+            rest = await take(consumer, 200 - await committed(running))
+        assert set(first) | set(rest) == set(range(200))
+        assert await committed(running) == 200
+        await send(running, range(200, 210))
+        async with consumer_of(running) as consumer:
+            assert sorted(await take(consumer, 10)) == list(range(200, 210))
 
 
-def test_messages_that_come_later_wake_the_consumer(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, _), consumer_of(running) as consumer:
-            taking = asyncio.create_task(take(consumer, 20))
-            await send(running, range(20))
-            assert sorted(await taking) == list(range(20))
-
-    asyncio.run(run())
+async def test_messages_that_come_later_wake_the_consumer(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (running, _), consumer_of(running) as consumer:
+        taking = asyncio.create_task(take(consumer, 20))
+        await send(running, range(20))
+        assert sorted(await taking) == list(range(20))
 
 
-def test_only_wanted_tags_come_and_the_others_count_as_done(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, _):
-            for body, tag in enumerate(["Aa", "BB", "C"] * 10):  # "Aa" and "BB" have one hash
-                await send(running, [body], tags=tag)
-            async with consumer_of(running, expression="Aa || C") as consumer:
-                taken = await take(consumer, 20)
-                assert {body % 3 for body in taken} == {0, 2}
-                assert [message async for message in consumer.messages(idle_timeout_ms=50)] == []
-            assert await committed(running) == 30
-
-    asyncio.run(run())
+async def test_only_wanted_tags_come_and_the_others_count_as_done(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (running, _):
+        for body, tag in enumerate(["Aa", "BB", "C"] * 10):  # "Aa" and "BB" have one hash
+            await send(running, [body], tags=tag)
+        async with consumer_of(running, expression="Aa || C") as consumer:
+            taken = await take(consumer, 20)
+            assert {body % 3 for body in taken} == {0, 2}
+            assert [message async for message in consumer.messages(idle_timeout_ms=50)] == []
+        assert await committed(running) == 30
 
 
-def test_what_is_in_hand_is_not_done(tmp_path: Path) -> None:
+async def test_what_is_in_hand_is_not_done(tmp_path: Path) -> None:
     """Messages left by `break` come again; a message acknowledged, or followed by another, does not."""
 
-    async def run() -> None:
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            async with consumer_of(running) as consumer:
-                async for message in consumer:
-                    if message.body == b"1":
-                        break
-            assert await committed(running) == 1
-            async with consumer_of(running) as consumer:
-                assert await take(consumer, 2) == [1, 2]
-            assert await committed(running) == 3
-
-    asyncio.run(run())
+    async with filled(tmp_path, range(3), queues=1) as (running, _):
+        async with consumer_of(running) as consumer:
+            async for message in consumer:
+                if message.body == b"1":
+                    break
+        assert await committed(running) == 1
+        async with consumer_of(running) as consumer:
+            assert await take(consumer, 2) == [1, 2]
+        assert await committed(running) == 3
 
 
-def test_progress_is_committed_while_the_consumer_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_is_committed_while_the_consumer_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every five seconds, of which a test need not wait for one."""
-    assert push.PERSIST_INTERVAL_MS == 5000
-    monkeypatch.setattr(push, "PERSIST_INTERVAL_MS", 10)
+    assert push_consumer.PERSIST_INTERVAL_MS == 5000
+    monkeypatch.setattr(push_consumer, "PERSIST_INTERVAL_MS", 10)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(number, b"%d" % number) for number in range(3)])
-            await broker.start(running)
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(number, b"%d" % number) for number in range(3)])
+        await broker.start(running)
+        async with consumer_of(running) as consumer:
+            assert await take(consumer, 3) == [0, 1, 2]
+            await until(lambda: broker.updates[-1:] == [3])
+
+
+async def test_an_error_in_the_loop_leaves_the_message_for_the_next(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(2), queues=1) as (running, _):
+
+        async def fail_on_the_first() -> None:
             async with consumer_of(running) as consumer:
-                assert await take(consumer, 3) == [0, 1, 2]
-                await until(lambda: broker.updates[-1:] == [3])
-
-    asyncio.run(run())
-
-
-def test_an_error_in_the_loop_leaves_the_message_for_the_next(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(2), queues=1) as (running, _):
-
-            async def fail_on_the_first() -> None:
-                async with consumer_of(running) as consumer:
-                    async for message in consumer:
-                        1 / int(message.body)
-
-            with pytest.raises(ZeroDivisionError):
-                await fail_on_the_first()
-            assert await committed(running) == 0
-
-    asyncio.run(run())
-
-
-def test_several_iterations_share_the_messages(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(100)) as (running, _), consumer_of(running) as consumer:
-
-            async def drain() -> list[int]:
-                return [int(message.body) async for message in consumer.messages(idle_timeout_ms=500)]
-
-            shares = await asyncio.gather(*(drain() for _ in range(3)))
-            assert sorted(body for share in shares for body in share) == list(range(100))
-
-    asyncio.run(run())
-
-
-def test_closing_ends_an_iteration(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(5)) as (running, _):
-            consumer = consumer_of(running)
-            await consumer.open()
-            seen: Tally[MessageExt] = Tally()
-
-            async def drain() -> None:
                 async for message in consumer:
-                    seen.add(message)
+                    1 / int(message.body)
 
-            iterations = [asyncio.create_task(drain()) for _ in range(2)]
-            await seen.reach(5)
-            await consumer.close()
-            await asyncio.gather(*iterations)
-            assert [message async for message in consumer] == []
+        with pytest.raises(ZeroDivisionError):
+            await fail_on_the_first()
+        assert await committed(running) == 0
 
-    asyncio.run(run())
+
+async def test_several_iterations_share_the_messages(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(100)) as (running, _), consumer_of(running) as consumer:
+
+        async def drain() -> list[int]:
+            return [int(message.body) async for message in consumer.messages(idle_timeout_ms=500)]
+
+        shares = await asyncio.gather(*(drain() for _ in range(3)))
+        assert sorted(body for share in shares for body in share) == list(range(100))
+
+
+async def test_closing_ends_an_iteration(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(5)) as (running, _):
+        consumer = consumer_of(running)
+        await consumer.open()
+        seen: Tally[MessageExt] = Tally()
+
+        async def drain() -> None:
+            async for message in consumer:
+                seen.add(message)
+
+        iterations = [asyncio.create_task(drain()) for _ in range(2)]
+        await seen.reach(5)
+        await consumer.close()
+        await asyncio.gather(*iterations)
+        assert [message async for message in consumer] == []
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "partial", "callable", "lambda", "thread"])
-def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
-    async def run() -> None:
-        seen: Tally[int] = Tally()
-        loop = asyncio.get_running_loop()
+async def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
+    seen: Tally[int] = Tally()
+    loop = asyncio.get_running_loop()
 
-        async def listen(message: MessageExt) -> None:
-            await asyncio.sleep(0)
-            seen.add(int(message.body))
+    async def listen(message: MessageExt) -> None:
+        await asyncio.sleep(0)
+        seen.add(int(message.body))
 
-        def listen_in_a_thread(message: MessageExt) -> None:
-            loop.call_soon_threadsafe(seen.add, int(message.body))
+    def listen_in_a_thread(message: MessageExt) -> None:
+        loop.call_soon_threadsafe(seen.add, int(message.body))
 
-        class Callable:
-            async def __call__(self, message: MessageExt) -> None:
-                await listen(message)
+    class Callable:
+        async def __call__(self, message: MessageExt) -> None:
+            await listen(message)
 
-        listeners = {
-            "coroutine": listen,
-            "partial": partial(listen),
-            "callable": Callable(),
-            "lambda": lambda message: listen(message),
-            "thread": listen_in_a_thread,
-        }
-        async with filled(tmp_path, range(100)) as (running, _):
-            consumer = consumer_of(running)
-            consumer.listen(listeners[kind])
-            async with consumer:
-                assert sorted(await seen.reach(100)) == list(range(100))
-            assert await committed(running) == 100
-
-    asyncio.run(run())
+    listeners = {
+        "coroutine": listen,
+        "partial": partial(listen),
+        "callable": Callable(),
+        "lambda": lambda message: listen(message),
+        "thread": listen_in_a_thread,
+    }
+    async with filled(tmp_path, range(100)) as (running, _):
+        consumer = consumer_of(running)
+        consumer.listen(listeners[kind])
+        async with consumer:
+            assert sorted(await seen.reach(100)) == list(range(100))
+        assert await committed(running) == 100
 
 
-def test_a_listener_at_work_may_finish_when_the_consumer_closes(tmp_path: Path) -> None:
-    async def run() -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
+async def test_a_listener_at_work_may_finish_when_the_consumer_closes(tmp_path: Path) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-        async def listen(message: MessageExt) -> None:
-            begun.set()
-            await may_end.wait()
+    async def listen(message: MessageExt) -> None:
+        begun.set()
+        await may_end.wait()
 
-        async with filled(tmp_path, [1], queues=1) as (running, _):
-            consumer = consumer_of(running)
-            await consumer.open()
-            consumer.listen(listen)
-            await begun.wait()
-            closing = asyncio.create_task(consumer.close())
-            may_end.set()
-            await closing
-            assert await committed(running) == 1
-
-    asyncio.run(run())
+    async with filled(tmp_path, [1], queues=1) as (running, _):
+        consumer = consumer_of(running)
+        await consumer.open()
+        consumer.listen(listen)
+        await begun.wait()
+        closing = asyncio.create_task(consumer.close())
+        may_end.set()
+        await closing
+        assert await committed(running) == 1
 
 
-def test_two_members_share_the_queues_and_one_takes_over(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, queues=5) as (running, _):
-            by_member: Tally[tuple[int, int]] = Tally()
+async def test_two_members_share_the_queues_and_one_takes_over(tmp_path: Path) -> None:
+    async with filled(tmp_path, queues=5) as (running, _):
+        by_member: Tally[tuple[int, int]] = Tally()
 
-            async def collect(number: int, consumer: PushConsumer) -> None:
-                async for message in consumer:
-                    by_member.add((number, int(message.body)))
+        async def collect(number: int, consumer: PushConsumer) -> None:
+            async for message in consumer:
+                by_member.add((number, int(message.body)))
 
-            first = consumer_of(running)
-            await first.open()
-            assert len(first.queues) == 5
-            second = consumer_of(running)
-            await second.open()
-            collecting = [asyncio.create_task(collect(number, c)) for number, c in enumerate((first, second))]
+        first = consumer_of(running)
+        await first.open()
+        assert len(first.queues) == 5
+        second = consumer_of(running)
+        await second.open()
+        collecting = [asyncio.create_task(collect(number, c)) for number, c in enumerate((first, second))]
+        async with asyncio.timeout(20):
+            while len(first.queues) + len(second.queues) != 5 or not second.queues:
+                await first.rebalanced()
+        assert sorted([len(first.queues), len(second.queues)]) == [2, 3]
+        assert not first.queues & second.queues
+        await send(running, range(100))
+        await by_member.reach(lambda items: {body for _, body in items} == set(range(100)))
+        assert {number for number, _ in by_member.items} == {0, 1}
+        await first.close()
+        async with asyncio.timeout(20):
+            while len(second.queues) < 5:
+                await second.rebalanced()
+        await send(running, range(100, 200))
+        await by_member.reach(lambda items: {body for _, body in items} == set(range(200)))
+        await second.close()
+        await asyncio.gather(*collecting)
+        assert await committed(running) == 200
+
+
+async def test_a_topic_that_comes_later_is_taken_up(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        async with consumer_of(running) as consumer:
+            assert not consumer.queues
+            await running.create_topic(broker, "T", queues=2)
+            await send(running, range(4))
+            assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
+
+
+async def test_subscriptions_come_and_go_while_open(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(4)) as (running, _):
+        async with PushConsumer("c", running.namesrv, consume_from=FIRST) as consumer:
+            consumer.subscribe("T")
+            assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
+            consumer.unsubscribe("T")
             async with asyncio.timeout(20):
-                while len(first.queues) + len(second.queues) != 5 or not second.queues:
-                    await first.rebalanced()
-            assert sorted([len(first.queues), len(second.queues)]) == [2, 3]
-            assert not first.queues & second.queues
-            await send(running, range(100))
-            await by_member.reach(lambda items: {body for _, body in items} == set(range(100)))
-            assert {number for number, _ in by_member.items} == {0, 1}
-            await first.close()
-            async with asyncio.timeout(20):
-                while len(second.queues) < 5:
-                    await second.rebalanced()
-            await send(running, range(100, 200))
-            await by_member.reach(lambda items: {body for _, body in items} == set(range(200)))
-            await second.close()
-            await asyncio.gather(*collecting)
-            assert await committed(running) == 200
-
-    asyncio.run(run())
+                while consumer.queues:
+                    await consumer.rebalanced()
+        assert await committed(running) == 4
+        with pytest.raises(InvalidMessage):
+            consumer.subscribe("no topic")
 
 
-def test_a_topic_that_comes_later_is_taken_up(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker()
-            async with consumer_of(running) as consumer:
-                assert not consumer.queues
-                await running.create_topic(broker, "T", queues=2)
-                await send(running, range(4))
-                assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
-
-    asyncio.run(run())
-
-
-def test_subscriptions_come_and_go_while_open(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(4)) as (running, _):
-            async with PushConsumer("c", running.namesrv, consume_from=FIRST) as consumer:
-                consumer.subscribe("T")
-                assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
-                consumer.unsubscribe("T")
-                async with asyncio.timeout(20):
-                    while consumer.queues:
-                        await consumer.rebalanced()
-            assert await committed(running) == 4
-            with pytest.raises(InvalidMessage):
-                consumer.subscribe("no topic")
-
-    asyncio.run(run())
+async def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
+        assert sorted(await take(consumer, 10)) == list(range(10))
+        await broker.stop()
+        await running.start_broker(port=broker.config.listen_port)
+        await send(running, range(10, 20))
+        seen: set[int] = set()
+        async with asyncio.timeout(20):
+            async for message in consumer:
+                seen.add(int(message.body))
+                if seen >= set(range(10, 20)):
+                    break
 
 
-def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
-            assert sorted(await take(consumer, 10)) == list(range(10))
-            await broker.stop()
-            await running.start_broker(port=broker.config.listen_port)
-            await send(running, range(10, 20))
-            seen: set[int] = set()
-            async with asyncio.timeout(20):
-                async for message in consumer:
-                    seen.add(int(message.body))
-                    if seen >= set(range(10, 20)):
-                        break
-
-    asyncio.run(run())
-
-
-def test_a_broker_that_was_started_again_learns_of_its_members_at_once(tmp_path: Path) -> None:
+async def test_a_broker_that_was_started_again_learns_of_its_members_at_once(tmp_path: Path) -> None:
     """It forgets them when it stops. A newcomer then shares with the old member instead of taking everything."""
 
-    async def run() -> None:
-        async with filled(tmp_path) as (running, broker), consumer_of(running) as old:
-            await broker.stop()
-            await running.start_broker(port=broker.config.listen_port)
-            async with consumer_of(running) as new, asyncio.timeout(20):
-                while not (len(old.queues) == len(new.queues) == 2 and not old.queues & new.queues):
-                    rebalanced = [asyncio.ensure_future(consumer.rebalanced()) for consumer in (old, new)]
-                    await asyncio.wait(rebalanced, return_when=asyncio.FIRST_COMPLETED)
-                    for waiting in rebalanced:
-                        waiting.cancel()
-
-    asyncio.run(run())
+    async with filled(tmp_path) as (running, broker), consumer_of(running) as old:
+        await broker.stop()
+        await running.start_broker(port=broker.config.listen_port)
+        async with consumer_of(running) as new, asyncio.timeout(20):
+            while not (len(old.queues) == len(new.queues) == 2 and not old.queues & new.queues):
+                rebalanced = [asyncio.ensure_future(consumer.rebalanced()) for consumer in (old, new)]
+                await asyncio.wait(rebalanced, return_when=asyncio.FIRST_COMPLETED)
+                for waiting in rebalanced:
+                    waiting.cancel()
 
 
-def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
+async def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
     """On queues that are no longer young: what the broker answers for those decides nothing."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker(committed=None, max_offset=70)
-            await broker.start(running)
-            now_ms = time.time_ns() // 1_000_000
-            for consume_from, begin in [
-                (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 70),
-                (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, 0),
-                (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 33),
-            ]:
-                broker.committed, broker.pulled = None, Tally()
-                async with consumer_of(running, consume_from=consume_from, consume_timestamp_ms=now_ms):
-                    assert (await broker.pulled.reach(1))[0].queue_offset == begin
-            broker.committed, broker.pulled = 12, Tally()
-            async with consumer_of(running):
-                assert (await broker.pulled.reach(1))[0].queue_offset == 12
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker(committed=None, max_offset=70)
+        await broker.start(running)
+        now_ms = time.time_ns() // 1_000_000
+        for consume_from, begin in [
+            (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 70),
+            (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, 0),
+            (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 33),
+        ]:
+            broker.committed, broker.pulled = None, Tally()
+            async with consumer_of(running, consume_from=consume_from, consume_timestamp_ms=now_ms):
+                assert (await broker.pulled.reach(1))[0].queue_offset == begin
+        broker.committed, broker.pulled = 12, Tally()
+        async with consumer_of(running):
+            assert (await broker.pulled.reach(1))[0].queue_offset == 12
 
 
-def test_a_new_group_begins_in_its_retry_topic_by_rules_of_its_own(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker(committed=None, max_offset=70)
-            await running.scripted_broker("broker-a", "%RETRY%c", broker.processors)
-            for consume_from, begin in [
-                (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 0),
-                (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, 0),
-                (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 70),
-            ]:
-                broker.committed, broker.pulled = None, Tally()
-                async with consumer_of(running, consume_from=consume_from):
-                    (pulled,) = await broker.pulled.reach(1)
-                assert (pulled.topic, pulled.queue_offset) == ("%RETRY%c", begin)
-
-    asyncio.run(run())
+async def test_a_new_group_begins_in_its_retry_topic_by_rules_of_its_own(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker(committed=None, max_offset=70)
+        await running.scripted_broker("broker-a", "%RETRY%c", broker.processors)
+        for consume_from, begin in [
+            (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 0),
+            (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, 0),
+            (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 70),
+        ]:
+            broker.committed, broker.pulled = None, Tally()
+            async with consumer_of(running, consume_from=consume_from):
+                (pulled,) = await broker.pulled.reach(1)
+            assert (pulled.topic, pulled.queue_offset) == ("%RETRY%c", begin)
 
 
-def test_a_new_group_begins_half_an_hour_ago_unless_it_is_told_when(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker(committed=None)
-            asked: Tally[int] = Tally()
+async def test_a_new_group_begins_half_an_hour_ago_unless_it_is_told_when(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker(committed=None)
+        asked: Tally[int] = Tally()
 
-            def search(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-                asked.add(command.decode_header(SearchOffsetRequestHeader).timestamp)
-                return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=33))
+        def search(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+            asked.add(command.decode_header(SearchOffsetRequestHeader).timestamp)
+            return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=33))
 
-            broker.processors[RequestCode.SEARCH_OFFSET_BY_TIMESTAMP] = search
-            await broker.start(running)
-            begin_ms = time.time_ns() // 1_000_000
-            async with consumer_of(running, consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP):
-                (timestamp,) = await asked.reach(1)
-            assert begin_ms <= timestamp + 30 * 60 * 1000 <= time.time_ns() // 1_000_000
-
-    asyncio.run(run())
+        broker.processors[RequestCode.SEARCH_OFFSET_BY_TIMESTAMP] = search
+        await broker.start(running)
+        begin_ms = time.time_ns() // 1_000_000
+        async with consumer_of(running, consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP):
+            (timestamp,) = await asked.reach(1)
+        assert begin_ms <= timestamp + 30 * 60 * 1000 <= time.time_ns() // 1_000_000
 
 
-def test_an_offset_outside_the_queue_is_corrected_and_committed(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")], committed=99)
-            await broker.start(running)
-            async with consumer_of(running) as consumer:
-                assert await take(consumer, 2) == [0, 1]
-                assert [header.queue_offset for header in broker.pulled.items[:2]] == [99, 0]
-                assert broker.updates == [0]
-            assert broker.updates == [0, 2]
-
-    asyncio.run(run())
+async def test_an_offset_outside_the_queue_is_corrected_and_committed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")], committed=99)
+        await broker.start(running)
+        async with consumer_of(running) as consumer:
+            assert await take(consumer, 2) == [0, 1]
+            assert [header.queue_offset for header in broker.pulled.items[:2]] == [99, 0]
+            assert broker.updates == [0]
+        assert broker.updates == [0, 2]
 
 
-def test_a_message_given_back_is_done_here(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0", UNIQ_KEY="KEY0"), record_of(1, b"1")])
-            await broker.start(running)
-            seen: Tally[bytes] = Tally()
+async def test_a_message_given_back_is_done_here(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0", UNIQ_KEY="KEY0"), record_of(1, b"1")])
+        await broker.start(running)
+        seen: Tally[bytes] = Tally()
 
-            async def listen(message: MessageExt) -> None:
-                seen.add(message.body)
-                if message.body == b"0":
-                    raise ValueError("not today")
+        async def listen(message: MessageExt) -> None:
+            seen.add(message.body)
+            if message.body == b"0":
+                raise ValueError("not today")
 
-            consumer = consumer_of(running, max_reconsume_times=5)
-            consumer.listen(listen)
-            async with consumer:
-                await seen.reach(2)
-                (header,) = await broker.given_back.reach(1)
-            assert (header.offset, header.group, header.delay_level) == (1000, "c", 0)
-            assert (header.origin_msg_id, header.origin_topic, header.max_reconsume_times) == ("KEY0", "T", 5)
-            assert broker.committed == 2
-            assert broker.left == ["c"]
-            assert sorted(seen.items) == [b"0", b"1"]
-
-    asyncio.run(run())
+        consumer = consumer_of(running, max_reconsume_times=5)
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(2)
+            (header,) = await broker.given_back.reach(1)
+        assert (header.offset, header.group, header.delay_level) == (1000, "c", 0)
+        assert (header.origin_msg_id, header.origin_topic, header.max_reconsume_times) == ("KEY0", "T", 5)
+        assert broker.committed == 2
+        assert broker.left == ["c"]
+        assert sorted(seen.items) == [b"0", b"1"]
 
 
 def test_a_message_that_cannot_be_given_back_is_tried_here_and_holds_the_offset(
@@ -427,80 +370,68 @@ def test_a_message_that_cannot_be_given_back_is_tried_here_and_holds_the_offset(
     asyncio.run(run())
 
 
-def test_an_iteration_gives_back_with_a_delay_level_of_its_choice(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
-            await broker.start(running)
-            async with consumer_of(running) as consumer:
-                async for message in consumer:
-                    if message.body == b"1":
-                        consumer.ack(message)
-                        consumer.ack(message)
-                        break
-                    await consumer.reconsume_later(message, 4)
-                    await consumer.reconsume_later(message, 4)
-            assert [header.delay_level for header in broker.given_back.items] == [4]
-            assert broker.committed == 2
-
-    asyncio.run(run())
+async def test_an_iteration_gives_back_with_a_delay_level_of_its_choice(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
+        await broker.start(running)
+        async with consumer_of(running) as consumer:
+            async for message in consumer:
+                if message.body == b"1":
+                    consumer.ack(message)
+                    consumer.ack(message)
+                    break
+                await consumer.reconsume_later(message, 4)
+                await consumer.reconsume_later(message, 4)
+        assert [header.delay_level for header in broker.given_back.items] == [4]
+        assert broker.committed == 2
 
 
-def test_a_message_from_the_retry_topic_has_its_own_topic_again(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with (
-            filled(tmp_path) as (running, _),
-            Producer("g", running.namesrv) as producer,
-            consumer_of(running) as consumer,
-        ):
-            await producer.send(Message("%RETRY%c", b"7", properties={"RETRY_TOPIC": "T"}))
-            async with asyncio.timeout(20):
-                message = await anext(consumer.messages())
-            assert (message.topic, message.body) == ("T", b"7")
-            assert all(queue.topic == "T" for queue in consumer.queues)
-
-    asyncio.run(run())
+async def test_a_message_from_the_retry_topic_has_its_own_topic_again(tmp_path: Path) -> None:
+    async with (
+        filled(tmp_path) as (running, _),
+        Producer("g", running.namesrv) as producer,
+        consumer_of(running) as consumer,
+    ):
+        await producer.send(Message("%RETRY%c", b"7", properties={"RETRY_TOPIC": "T"}))
+        async with asyncio.timeout(20):
+            message = await anext(consumer.messages())
+        assert (message.topic, message.body) == ("T", b"7")
+        assert all(queue.topic == "T" for queue in consumer.queues)
 
 
-def test_pulling_waits_while_too_much_is_held(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            count = 1001
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(count)])
-            await broker.start(running)
-            async with consumer_of(running) as consumer:
-                messages = consumer.messages()
-                first, second = await anext(messages), await anext(messages)
-                assert (first.body, second.body) == (b"0", b"1")
-                assert len(broker.pulled.items) == 1  # 1,000 are held: no other pull
-                await anext(messages)
-                await broker.pulled.reach(2)
-                assert broker.pulled.items[1].queue_offset == count
-                assert broker.pulled.items[1].commit_offset == 2
-                await messages.aclose()
-
-    asyncio.run(run())
+async def test_pulling_waits_while_too_much_is_held(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        count = 1001
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(count)])
+        await broker.start(running)
+        async with consumer_of(running) as consumer:
+            messages = consumer.messages()
+            first, second = await anext(messages), await anext(messages)
+            assert (first.body, second.body) == (b"0", b"1")
+            assert len(broker.pulled.items) == 1  # 1,000 are held: no other pull
+            await anext(messages)
+            await broker.pulled.reach(2)
+            assert broker.pulled.items[1].queue_offset == count
+            assert broker.pulled.items[1].commit_offset == 2
+            await messages.aclose()
 
 
-def test_one_instance_carries_several_groups_but_each_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(3)) as (running, _), AsyncExitStack() as stack:
-            instance = await stack.enter_async_context(ClientInstance(running.namesrv))
-            producer = await stack.enter_async_context(Producer("g", instance=instance))
-            for group in ("c", "d"):
-                consumer = PushConsumer(group, instance=instance, consume_from=FIRST)
-                consumer.subscribe("T")
-                await stack.enter_async_context(consumer)
-                assert sorted(await take(consumer, 3)) == [0, 1, 2]
-            await producer.send(Message("T", b"3"))
-            again = PushConsumer("c", instance=instance)
-            with pytest.raises(ConfigError, match="group c has a consumer"):
-                await again.open()
-            with pytest.raises(ConfigError, match="group g has a producer"):
-                await Producer("g", instance=instance).open()
-            assert await take(consumer, 1) == [3]
-
-    asyncio.run(run())
+async def test_one_instance_carries_several_groups_but_each_once(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(3)) as (running, _), AsyncExitStack() as stack:
+        instance = await stack.enter_async_context(ClientInstance(running.namesrv))
+        producer = await stack.enter_async_context(Producer("g", instance=instance))
+        for group in ("c", "d"):
+            consumer = PushConsumer(group, instance=instance, consume_from=FIRST)
+            consumer.subscribe("T")
+            await stack.enter_async_context(consumer)
+            assert sorted(await take(consumer, 3)) == [0, 1, 2]
+        await producer.send(Message("T", b"3"))
+        again = PushConsumer("c", instance=instance)
+        with pytest.raises(ConfigError, match="group c has a consumer"):
+            await again.open()
+        with pytest.raises(ConfigError, match="group g has a producer"):
+            await Producer("g", instance=instance).open()
+        assert await take(consumer, 1) == [3]
 
 
 @pytest.mark.parametrize(("name", "value"), [("concurrency", 0), ("pull_batch_size", 0), ("max_reconsume_times", -1)])
@@ -509,30 +440,24 @@ def test_an_option_that_makes_no_sense_is_refused(name: str, value: int) -> None
         PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
-def test_opening_without_a_name_server_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    async def run() -> None:
-        consumer = PushConsumer("c", "127.0.0.1:1")
-        consumer.subscribe("T")
-        with pytest.raises(RemotingConnectError, match="no name server answers"):
-            await consumer.open()
-        assert not consumer.is_open
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
+async def test_opening_without_a_name_server_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    consumer = PushConsumer("c", "127.0.0.1:1")
+    consumer.subscribe("T")
+    with pytest.raises(RemotingConnectError, match="no name server answers"):
+        await consumer.open()
+    assert not consumer.is_open
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with filled(tmp_path, range(20)) as (running, _):
-            before = asyncio.all_tasks()
-            async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
-                consumer.listen(lambda message: None)
-                await producer.send(Message("T", b"x"))
-            # The broker is in this loop, too, and still writes what it has learnt of the group.
-            left = [task.get_coro() for task in asyncio.all_tasks() - before]
-            assert [each for each in left if "/broker/" not in each.cr_code.co_filename] == []
-
-    asyncio.run(run())
+async def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
+    async with filled(tmp_path, range(20)) as (running, _):
+        before = asyncio.all_tasks()
+        async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
+            consumer.listen(lambda message: None)
+            await producer.send(Message("T", b"x"))
+        # The broker is in this loop, too, and still writes what it has learnt of the group.
+        left = [task.get_coro() for task in asyncio.all_tasks() - before]
+        assert [each for each in left if "/broker/" not in each.cr_code.co_filename] == []
 
 
 @pytest.mark.parametrize(
@@ -549,12 +474,9 @@ def test_an_option_of_another_kind_is_refused(name: str, value: object, kind: st
         PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
-def test_a_filter_of_no_known_kind_and_a_listener_that_is_none_are_refused() -> None:
-    async def run() -> None:
-        consumer = PushConsumer("c", "127.0.0.1:1")
-        with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
-            consumer.subscribe("T", "a.*", "REGEX")
-        with pytest.raises(ConfigError, match="None cannot be"):
-            consumer.listen(None)  # type: ignore[arg-type]
-
-    asyncio.run(run())
+async def test_a_filter_of_no_known_kind_and_a_listener_that_is_none_are_refused() -> None:
+    consumer = PushConsumer("c", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
+        consumer.subscribe("T", "a.*", "REGEX")
+    with pytest.raises(ConfigError, match="None cannot be"):
+        consumer.listen(None)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.client.rebalance import (
+from rucola.client.consumer.allocation import (
     Strategy,
     average,
     average_by_circle,

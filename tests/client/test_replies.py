@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
-from consuming import consumer_of
 from rucola.client import ClientInstance, Message, MessageExt, Producer
-from rucola.client.replies import Replies, reply_message
+from rucola.client.request_reply import Replies, reply_message
 from rucola.errors import InvalidMessage, RemotingTimeout, SendFailed
 from rucola.message import MessageInner, properties
 from rucola.message.compression import CompressionType, compress
@@ -23,6 +21,8 @@ from rucola.protocol.heartbeat import HeartbeatData
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.remoting.connection import Answer, Connection, Reply
+from support.cluster import Cluster, Tally, cluster
+from support.consumers import consumer_of
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 
@@ -90,39 +90,33 @@ async def answer_each(broker: ReplyingBroker, replier: Producer, count: int) -> 
         await replier.reply(request, b"reply to " + request.body)
 
 
-def test_each_asker_gets_its_own_reply(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, AsyncExitStack() as stack:
-            broker = ReplyingBroker()
-            await broker.start(running)
-            asker = await stack.enter_async_context(Producer("asker", running.namesrv))
-            replier = await stack.enter_async_context(Producer("replier", running.namesrv))
-            answering = asyncio.create_task(answer_each(broker, replier, 20))
-            messages = [Message("T", b"%d" % number, keys="k") for number in range(20)]
-            replies = await asyncio.gather(*(asker.request(message, timeout_ms=20_000) for message in messages))
-            await answering
-            assert [reply.body for reply in replies] == [b"reply to %d" % number for number in range(20)]
-            request, reply = broker.requests.items[0], replies[0]
-            assert request.properties[properties.REPLY_TO_CLIENT] == asker.instance.client_id
-            assert request.properties[properties.TTL] == "20000"
-            assert (request.keys, request.unique_key) == ("k", messages[int(request.body)].unique_key)
-            assert not set(messages[0].properties) & {properties.CORRELATION_ID, properties.TTL}
-            assert (reply.topic, reply.born_host, reply.store_host) == ("c_REPLY_TOPIC", "10.0.0.1:1", "10.0.0.2:2")
-            assert reply.properties[properties.MSG_TYPE] == "reply"
-            assert len({request.properties[properties.CORRELATION_ID] for request in broker.requests.items}) == 20
-
-    asyncio.run(run())
+async def test_each_asker_gets_its_own_reply(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AsyncExitStack() as stack:
+        broker = ReplyingBroker()
+        await broker.start(running)
+        asker = await stack.enter_async_context(Producer("asker", running.namesrv))
+        replier = await stack.enter_async_context(Producer("replier", running.namesrv))
+        answering = asyncio.create_task(answer_each(broker, replier, 20))
+        messages = [Message("T", b"%d" % number, keys="k") for number in range(20)]
+        replies = await asyncio.gather(*(asker.request(message, timeout_ms=20_000) for message in messages))
+        await answering
+        assert [reply.body for reply in replies] == [b"reply to %d" % number for number in range(20)]
+        request, reply = broker.requests.items[0], replies[0]
+        assert request.properties[properties.REPLY_TO_CLIENT] == asker.instance.client_id
+        assert request.properties[properties.TTL] == "20000"
+        assert (request.keys, request.unique_key) == ("k", messages[int(request.body)].unique_key)
+        assert not set(messages[0].properties) & {properties.CORRELATION_ID, properties.TTL}
+        assert (reply.topic, reply.born_host, reply.store_host) == ("c_REPLY_TOPIC", "10.0.0.1:1", "10.0.0.2:2")
+        assert reply.properties[properties.MSG_TYPE] == "reply"
+        assert len({request.properties[properties.CORRELATION_ID] for request in broker.requests.items}) == 20
 
 
-def test_without_a_reply_the_error_says_where_the_request_lies(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("asker", running.namesrv) as asker:
-            broker = ReplyingBroker()
-            await broker.start(running)
-            with pytest.raises(RemotingTimeout, match=r"is stored in T@broker-a:0, but no reply came within 100 ms"):
-                await asker.request(Message("T", b"x"), timeout_ms=100)
-
-    asyncio.run(run())
+async def test_without_a_reply_the_error_says_where_the_request_lies(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("asker", running.namesrv) as asker:
+        broker = ReplyingBroker()
+        await broker.start(running)
+        with pytest.raises(RemotingTimeout, match=r"is stored in T@broker-a:0, but no reply came within 100 ms"):
+            await asker.request(Message("T", b"x"), timeout_ms=100)
 
 
 def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
@@ -154,46 +148,40 @@ def test_what_is_no_request_cannot_be_answered() -> None:
         reply_message(plain, b"")
 
 
-def test_a_compressed_reply_is_given_out_plain(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, ClientInstance(running.namesrv) as instance:
-            await running.start_broker()
-            connection = await instance.remoting.connect(running.namesrv)
-            body = compress(b"x" * 5000, CompressionType.ZSTD)
-            header = SendMessageRequestHeaderV2(
-                producer_group="p", topic="c_REPLY_TOPIC", queue_id=0, sys_flag=CompressionType.ZSTD.sys_flag,
-                born_timestamp=1, flag=0,
-            )  # fmt: skip
-            replies = Replies()
-            with replies.expected() as (correlation_id, reply):
-                header.properties = properties.join({properties.CORRELATION_ID: correlation_id}).decode()
-                for _ in range(2):  # a second one does no harm
-                    answer = replies.receive(connection, push_of(header, body))
-                    assert isinstance(answer, RemotingCommand)
-                    assert answer.code == ResponseCode.SUCCESS
-                assert (await reply).body == b"x" * 5000
-
-    asyncio.run(run())
+async def test_a_compressed_reply_is_given_out_plain(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, ClientInstance(running.namesrv) as instance:
+        await running.start_broker()
+        connection = await instance.remoting.connect(running.namesrv)
+        body = compress(b"x" * 5000, CompressionType.ZSTD)
+        header = SendMessageRequestHeaderV2(
+            producer_group="p", topic="c_REPLY_TOPIC", queue_id=0, sys_flag=CompressionType.ZSTD.sys_flag,
+            born_timestamp=1, flag=0,
+        )  # fmt: skip
+        replies = Replies()
+        with replies.expected() as (correlation_id, reply):
+            header.properties = properties.join({properties.CORRELATION_ID: correlation_id}).decode()
+            for _ in range(2):  # a second one does no harm
+                answer = replies.receive(connection, push_of(header, body))
+                assert isinstance(answer, RemotingCommand)
+                assert answer.code == ResponseCode.SUCCESS
+            assert (await reply).body == b"x" * 5000
 
 
-def test_with_two_brokers_the_reply_goes_by_the_one_that_had_the_request(tmp_path: Path) -> None:
+async def test_with_two_brokers_the_reply_goes_by_the_one_that_had_the_request(tmp_path: Path) -> None:
     """Only that one knows the asker."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running, AsyncExitStack() as stack:
-            await running.start_broker("broker-a")
-            await running.create_topic(await running.start_broker("broker-b"), "T", queues=1)
-            asker = await stack.enter_async_context(Producer("asker", running.namesrv))
-            replier = await stack.enter_async_context(Producer("replier", running.namesrv))
+    async with cluster(tmp_path) as running, AsyncExitStack() as stack:
+        await running.start_broker("broker-a")
+        await running.create_topic(await running.start_broker("broker-b"), "T", queues=1)
+        asker = await stack.enter_async_context(Producer("asker", running.namesrv))
+        replier = await stack.enter_async_context(Producer("replier", running.namesrv))
 
-            async def listen(request: MessageExt) -> None:
-                await replier.reply(request, b"yes, " + request.body)
+        async def listen(request: MessageExt) -> None:
+            await replier.reply(request, b"yes, " + request.body)
 
-            consumer = consumer_of(running)
-            consumer.listen(listen)
-            await stack.enter_async_context(consumer)
-            for number in range(6):
-                reply = await asker.request(Message("T", b"%d" % number), timeout_ms=20_000)
-                assert reply.body == b"yes, %d" % number
-
-    asyncio.run(run())
+        consumer = consumer_of(running)
+        consumer.listen(listen)
+        await stack.enter_async_context(consumer)
+        for number in range(6):
+            reply = await asker.request(Message("T", b"%d" % number), timeout_ms=20_000)
+            assert reply.body == b"yes, %d" % number

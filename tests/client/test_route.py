@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from cluster import Tally
 from rucola.client import route as route_module
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes, borrowed_route, topic_route
 from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout
@@ -19,6 +18,7 @@ from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import BrokerData, GetRouteInfoRequestHeader, QueueData, TopicRouteData
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.server import RemotingServer
+from support.cluster import Tally
 
 
 def broker(name: str, *ids: int) -> BrokerData:
@@ -94,18 +94,15 @@ async def free_address() -> str:
         return f"127.0.0.1:{gone.port}"
 
 
-def test_the_next_name_server_is_asked_when_one_is_away() -> None:
-    async def run() -> None:
-        away = await free_address()
-        async with Namesrv("127.0.0.1", 0) as namesrv:
-            here = f"127.0.0.1:{namesrv.port}"
-            remoting = RemotingClient()
-            for addresses in (f"{away};{here}", f"{here}, {away}"):
-                answer = await NameServers(addresses, remoting).invoke(question())
-                assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-            await remoting.close()
-
-    asyncio.run(run())
+async def test_the_next_name_server_is_asked_when_one_is_away() -> None:
+    away = await free_address()
+    async with Namesrv("127.0.0.1", 0) as namesrv:
+        here = f"127.0.0.1:{namesrv.port}"
+        remoting = RemotingClient()
+        for addresses in (f"{away};{here}", f"{here}, {away}"):
+            answer = await NameServers(addresses, remoting).invoke(question())
+            assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        await remoting.close()
 
 
 class SilentNameServer:
@@ -128,118 +125,98 @@ class SilentNameServer:
         return f"127.0.0.1:{self.server.port}"
 
 
-def test_a_name_server_that_hangs_delays_one_request_and_is_asked_last_from_then_on(
+async def test_a_name_server_that_hangs_delays_one_request_and_is_asked_last_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(random, "randrange", lambda count: 0)
 
-    async def run() -> None:
-        async with Namesrv("127.0.0.1", 0) as namesrv, SilentNameServer() as hung:
-            remoting = RemotingClient()
-            servers = NameServers(f"{hung.address};127.0.0.1:{namesrv.port}", remoting)
-            for _ in range(5):
-                answer = await servers.invoke(question(), timeout_ms=3_600_000)
-                assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-            assert len(hung.asked.items) == 1
-            await remoting.close()
-
-    asyncio.run(run())
+    async with Namesrv("127.0.0.1", 0) as namesrv, SilentNameServer() as hung:
+        remoting = RemotingClient()
+        servers = NameServers(f"{hung.address};127.0.0.1:{namesrv.port}", remoting)
+        for _ in range(5):
+            answer = await servers.invoke(question(), timeout_ms=3_600_000)
+            assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        assert len(hung.asked.items) == 1
+        await remoting.close()
 
 
-def test_a_name_server_that_is_only_slow_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_server_that_is_only_slow_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first server answers after the second was asked, and the second never does."""
     monkeypatch.setattr(random, "randrange", lambda count: 0)
     monkeypatch.setattr(route_module, "HEDGE_MS", 10)
 
-    async def run() -> None:
-        async with SilentNameServer() as hung:
-
-            async def answer_late(command: RemotingCommand) -> RemotingCommand:
-                await hung.asked.reach(1)
-                return command.response(ResponseCode.TOPIC_NOT_EXIST)
-
-            processors = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda _, command: answer_late(command)}
-            slow = RemotingServer("127.0.0.1", 0, processors)
-            await slow.start()
-            remoting = RemotingClient()
-            servers = NameServers(f"127.0.0.1:{slow.port};{hung.address}", remoting)
-            answer = await servers.invoke(question(), timeout_ms=3_600_000)
-            assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-            await remoting.close()
-            await slow.stop()
-
-    asyncio.run(run())
-
-
-def test_all_name_servers_together_take_no_more_than_the_timeout() -> None:
-    async def run() -> None:
-        async with SilentNameServer() as one, SilentNameServer() as two, SilentNameServer() as three:
-            remoting = RemotingClient()
-            servers = NameServers(";".join([one.address, two.address, three.address]), remoting)
-            async with asyncio.timeout(2):  # and not three times the timeout
-                with pytest.raises(RemotingConnectError) as caught:
-                    await servers.invoke(question(), timeout_ms=1000)
-            assert all(server.address in str(caught.value) for server in (one, two, three))
-            await remoting.close()
-
-    asyncio.run(run())
-
-
-def test_concurrent_callers_share_a_lookup_and_each_waits_for_its_own_time() -> None:
-    async def run() -> None:
-        async with SilentNameServer() as hung:
-            remoting = RemotingClient()
-            routes = TopicRoutes(NameServers(hung.address, remoting), lambda route: None)
-            short = [asyncio.ensure_future(routes.find_for_sending("T", timeout_ms=50)) for _ in range(20)]
-            long = asyncio.ensure_future(routes.refresh("T", timeout_ms=3_600_000))
-            for failure in await asyncio.gather(*short, return_exceptions=True):
-                assert isinstance(failure, RemotingTimeout)
-                assert "cannot look up the route of topic T: no name server answered within 50 ms" in str(failure)
-            assert not long.done()
-            assert len(await hung.asked.reach(1)) == 1
-            routes.close()
-            with pytest.raises(RemotingConnectError, match="route of topic T: this client was closed"):
-                await long
-            await remoting.close()
-
-    asyncio.run(run())
-
-
-def test_a_lookup_that_takes_longer_than_its_callers_wait_is_not_lost() -> None:
-    async def run() -> None:
-        may_answer = asyncio.Event()
+    async with SilentNameServer() as hung:
 
         async def answer_late(command: RemotingCommand) -> RemotingCommand:
-            await may_answer.wait()
-            body = encode_body(TopicRouteData(broker_datas=[broker("a", 0)], queue_datas=[queue_data("a", 6, 1, 1)]))
-            return command.response(ResponseCode.SUCCESS, body=body)
+            await hung.asked.reach(1)
+            return command.response(ResponseCode.TOPIC_NOT_EXIST)
 
-        slow = RemotingServer(
-            "127.0.0.1", 0, {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda _, command: answer_late(command)}
-        )
+        processors = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda _, command: answer_late(command)}
+        slow = RemotingServer("127.0.0.1", 0, processors)
         await slow.start()
         remoting = RemotingClient()
-        kept: Tally[TopicRoute] = Tally()
-        routes = TopicRoutes(NameServers(f"127.0.0.1:{slow.port}", remoting), kept.add)
-        with pytest.raises(RemotingTimeout):
-            await routes.find("T", timeout_ms=20)
-        may_answer.set()
-        await kept.reach(1)
-        assert ids((await routes.find("T", timeout_ms=0)).write_queues) == [("a", 0)]
+        servers = NameServers(f"127.0.0.1:{slow.port};{hung.address}", remoting)
+        answer = await servers.invoke(question(), timeout_ms=3_600_000)
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
         await remoting.close()
         await slow.stop()
 
-    asyncio.run(run())
 
-
-def test_every_failure_is_named_when_no_name_server_answers() -> None:
-    async def run() -> None:
-        first, second = await free_address(), await free_address()
+async def test_all_name_servers_together_take_no_more_than_the_timeout() -> None:
+    async with SilentNameServer() as one, SilentNameServer() as two, SilentNameServer() as three:
         remoting = RemotingClient()
-        with pytest.raises(RemotingConnectError) as caught:
-            await NameServers(f"{first};{second}", remoting).invoke(question())
-        assert first in str(caught.value)
-        assert second in str(caught.value)
+        servers = NameServers(";".join([one.address, two.address, three.address]), remoting)
+        async with asyncio.timeout(2):  # and not three times the timeout
+            with pytest.raises(RemotingConnectError) as caught:
+                await servers.invoke(question(), timeout_ms=1000)
+        assert all(server.address in str(caught.value) for server in (one, two, three))
         await remoting.close()
 
-    asyncio.run(run())
+
+async def test_concurrent_callers_share_a_lookup_and_each_waits_for_its_own_time() -> None:
+    async with SilentNameServer() as hung:
+        remoting = RemotingClient()
+        routes = TopicRoutes(NameServers(hung.address, remoting), lambda route: None)
+        short = [asyncio.ensure_future(routes.find_for_sending("T", timeout_ms=50)) for _ in range(20)]
+        long = asyncio.ensure_future(routes.refresh("T", timeout_ms=3_600_000))
+        for failure in await asyncio.gather(*short, return_exceptions=True):
+            assert isinstance(failure, RemotingTimeout)
+            assert "cannot look up the route of topic T: no name server answered within 50 ms" in str(failure)
+        assert not long.done()
+        assert len(await hung.asked.reach(1)) == 1
+        routes.close()
+        with pytest.raises(RemotingConnectError, match="route of topic T: this client was closed"):
+            await long
+        await remoting.close()
+
+
+async def test_a_lookup_that_takes_longer_than_its_callers_wait_is_not_lost() -> None:
+    may_answer = asyncio.Event()
+
+    async def answer_late(command: RemotingCommand) -> RemotingCommand:
+        await may_answer.wait()
+        body = encode_body(TopicRouteData(broker_datas=[broker("a", 0)], queue_datas=[queue_data("a", 6, 1, 1)]))
+        return command.response(ResponseCode.SUCCESS, body=body)
+
+    slow = RemotingServer("127.0.0.1", 0, {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda _, command: answer_late(command)})
+    await slow.start()
+    remoting = RemotingClient()
+    kept: Tally[TopicRoute] = Tally()
+    routes = TopicRoutes(NameServers(f"127.0.0.1:{slow.port}", remoting), kept.add)
+    with pytest.raises(RemotingTimeout):
+        await routes.find("T", timeout_ms=20)
+    may_answer.set()
+    await kept.reach(1)
+    assert ids((await routes.find("T", timeout_ms=0)).write_queues) == [("a", 0)]
+    await remoting.close()
+    await slow.stop()
+
+
+async def test_every_failure_is_named_when_no_name_server_answers() -> None:
+    first, second = await free_address(), await free_address()
+    remoting = RemotingClient()
+    with pytest.raises(RemotingConnectError) as caught:
+        await NameServers(f"{first};{second}", remoting).invoke(question())
+    assert first in str(caught.value)
+    assert second in str(caught.value)
+    await remoting.close()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from cluster import cluster
 from rucola.client import Producer, PullConsumer, select_by_hash, select_by_machine_room, select_by_random
 from rucola.errors import BrokerError, InvalidMessage
 from rucola.message import Message
 from rucola.protocol.queue import MessageQueue
+from support.cluster import cluster
 
 # What Java chooses of 1, 3, 4, 7 and 16 queues: Math.abs(key.hashCode() % count).
 JAVA = {
@@ -55,41 +54,35 @@ def test_a_queue_in_one_of_the_rooms() -> None:
         select_by_machine_room(["paris"])(queues)
 
 
-def test_messages_of_one_key_lie_in_one_queue_in_order(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.create_topic(await running.start_broker(), "T", queues=4)
-            async with Producer("p", running.namesrv) as producer, PullConsumer("c", running.namesrv) as reader:
-                for number in range(12):
-                    order = f"order-{number % 3}"
-                    await producer.send(Message("T", b"%d" % number, keys=order), select_by_hash(order))
-                await producer.send_oneway(Message("T", b"12", keys="order-0"), select_by_hash("order-0"))
-                last = await producer.send_batch(
-                    [Message("T", b"%d" % number, keys="order-0") for number in (13, 14)], select_by_hash("order-0")
-                )
-                keys: dict[str, list[int]] = {}
-                for queue in await reader.queues("T"):
-                    for message in (await reader.pull(queue, 0)).messages:
-                        assert message.queue_id == select_by_hash(message.keys or "")(queues_of(4)).queue_id
-                        keys.setdefault(message.keys or "", []).append(int(message.body))
-                assert keys == {
-                    "order-0": [0, 3, 6, 9, 12, 13, 14],
-                    "order-1": [1, 4, 7, 10],
-                    "order-2": [2, 5, 8, 11],
-                }
-                assert {result.queue for result in last} == {select_by_hash("order-0")(queues_of(4))}
-
-    asyncio.run(run())
+async def test_messages_of_one_key_lie_in_one_queue_in_order(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(), "T", queues=4)
+        async with Producer("p", running.namesrv) as producer, PullConsumer("c", running.namesrv) as reader:
+            for number in range(12):
+                order = f"order-{number % 3}"
+                await producer.send(Message("T", b"%d" % number, keys=order), select_by_hash(order))
+            await producer.send_oneway(Message("T", b"12", keys="order-0"), select_by_hash("order-0"))
+            last = await producer.send_batch(
+                [Message("T", b"%d" % number, keys="order-0") for number in (13, 14)], select_by_hash("order-0")
+            )
+            keys: dict[str, list[int]] = {}
+            for queue in await reader.queues("T"):
+                for message in (await reader.pull(queue, 0)).messages:
+                    assert message.queue_id == select_by_hash(message.keys or "")(queues_of(4)).queue_id
+                    keys.setdefault(message.keys or "", []).append(int(message.body))
+            assert keys == {
+                "order-0": [0, 3, 6, 9, 12, 13, 14],
+                "order-1": [1, 4, 7, 10],
+                "order-2": [2, 5, 8, 11],
+            }
+            assert {result.queue for result in last} == {select_by_hash("order-0")(queues_of(4))}
 
 
-def test_a_selector_that_leaves_the_topic_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.create_topic(await running.start_broker(), "T", queues=1)
-            async with Producer("p", running.namesrv) as producer:
-                with pytest.raises(InvalidMessage, match="a queue of another topic"):
-                    await producer.send(Message("T", b"x"), lambda queues: MessageQueue("U", "broker-a", 0))
-                with pytest.raises(BrokerError, match="queueId"):
-                    await producer.send(Message("T", b"x"), lambda queues: MessageQueue("T", "broker-a", 9))
-
-    asyncio.run(run())
+async def test_a_selector_that_leaves_the_topic_is_refused(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        async with Producer("p", running.namesrv) as producer:
+            with pytest.raises(InvalidMessage, match="a queue of another topic"):
+                await producer.send(Message("T", b"x"), lambda queues: MessageQueue("U", "broker-a", 0))
+            with pytest.raises(BrokerError, match="queueId"):
+                await producer.send(Message("T", b"x"), lambda queues: MessageQueue("T", "broker-a", 9))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster
-from consuming import FIRST, consumer_of, filled, take, until
 from rucola.client import ClientInstance, Message, Producer, PushConsumer
-from rucola.client.subscriptions import SubscriptionWatch
+from rucola.client.consumer.subscription_check import SubscriptionWatch
 from rucola.errors import InvalidExpression
 from rucola.protocol.heartbeat import subscription
+from support.cluster import cluster
+from support.consumers import FIRST, consumer_of, filled, take, until
 
 
 def test_members_that_subscribe_alike_hear_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -27,57 +27,50 @@ def test_members_that_subscribe_alike_hear_nothing(tmp_path: Path, caplog: pytes
     assert "differently" not in caplog.text
 
 
-def test_a_member_that_subscribes_otherwise_is_told_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, _), consumer_of(running, expression="A") as one:
-            async with consumer_of(running, expression="B") as two:
-                one.members_changed()
-                await until(lambda: "subscribe differently" in caplog.text)
-            (line,) = {record.getMessage() for record in caplog.records if "differently" in record.getMessage()}
-            assert "topic T here by 'A' and elsewhere by 'B'" in line
-            assert one.instance.client_id in line
-            assert two.instance.client_id in line
-
-    asyncio.run(run())
-
-
-def test_each_difference_is_told_once_and_again_when_it_is_back(
+async def test_a_member_that_subscribes_otherwise_is_told_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, broker), ClientInstance(running.namesrv) as instance:
-            async with consumer_of(running):
-                own = {"%RETRY%c": subscription("%RETRY%c", "*"), "U": subscription("U", "*")}
-                watch = SubscriptionWatch("c", instance, own)
-                for _ in range(2):
-                    await watch.look(broker.address)
-                assert caplog.text.count("topic T only elsewhere; topic U only here") == 1
-                own |= {"T": subscription("T", "*")}
-                del own["U"]
+    async with filled(tmp_path) as (running, _), consumer_of(running, expression="A") as one:
+        async with consumer_of(running, expression="B") as two:
+            one.members_changed()
+            await until(lambda: "subscribe differently" in caplog.text)
+        (line,) = {record.getMessage() for record in caplog.records if "differently" in record.getMessage()}
+        assert "topic T here by 'A' and elsewhere by 'B'" in line
+        assert one.instance.client_id in line
+        assert two.instance.client_id in line
+
+
+async def test_each_difference_is_told_once_and_again_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with filled(tmp_path) as (running, broker), ClientInstance(running.namesrv) as instance:
+        async with consumer_of(running):
+            own = {"%RETRY%c": subscription("%RETRY%c", "*"), "U": subscription("U", "*")}
+            watch = SubscriptionWatch("c", instance, own)
+            for _ in range(2):
                 await watch.look(broker.address)
-                del own["T"]
-                await watch.look(broker.address)
-                assert caplog.text.count("topic T only elsewhere") == 2
-            await watch.look(broker.address)  # nobody is there: no more to say
-            assert caplog.text.count("differently") == 2
+            assert caplog.text.count("topic T only elsewhere; topic U only here") == 1
+            own |= {"T": subscription("T", "*")}
+            del own["U"]
+            await watch.look(broker.address)
+            del own["T"]
+            await watch.look(broker.address)
+            assert caplog.text.count("topic T only elsewhere") == 2
+        await watch.look(broker.address)  # nobody is there: no more to say
+        assert caplog.text.count("differently") == 2
 
-    asyncio.run(run())
 
-
-def test_a_consumer_filters_by_properties(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.create_topic(await running.start_broker(enable_property_filter=True), "T", queues=2)
-            async with Producer("p", running.namesrv) as producer:
-                for weight in range(12):
-                    await producer.send(Message("T", b"%d" % weight, properties={"weight": str(weight)}))
-            consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
-            consumer.subscribe("T", "weight BETWEEN 3 AND 5 OR weight = 9", "SQL92")
-            async with consumer:
-                assert sorted(await take(consumer, 4)) == [3, 4, 5, 9]
-                assert [message async for message in consumer.messages(idle_timeout_ms=50)] == []
-
-    asyncio.run(run())
+async def test_a_consumer_filters_by_properties(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(enable_property_filter=True), "T", queues=2)
+        async with Producer("p", running.namesrv) as producer:
+            for weight in range(12):
+                await producer.send(Message("T", b"%d" % weight, properties={"weight": str(weight)}))
+        consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
+        consumer.subscribe("T", "weight BETWEEN 3 AND 5 OR weight = 9", "SQL92")
+        async with consumer:
+            assert sorted(await take(consumer, 4)) == [3, 4, 5, 9]
+            assert [message async for message in consumer.messages(idle_timeout_ms=50)] == []
 
 
 def test_a_wrong_filter_is_refused_at_once() -> None:

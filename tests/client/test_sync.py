@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster
 from rucola.client import ConsumeFromWhere, select_by_hash
 from rucola.client.sync import EventLoopThread, Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import InvalidMessage, MQError, RemotingConnectError, RemotingTimeout
+from support.cluster import cluster
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Tally, cluster
-from consuming import consumer_of
 from rucola.admin import TRACE_TOPIC, AdminClient
 from rucola.broker.broker import Broker
 from rucola.client import (
@@ -25,6 +23,8 @@ from rucola.client.trace import MAX_PENDING, MessageTrace
 from rucola.errors import TopicNotFound
 from rucola.message import MessageExt
 from rucola.protocol.trace import ConsumeReturnType, MessageType, Pub, decode
+from support.cluster import Cluster, Tally, cluster
+from support.consumers import consumer_of
 
 
 class Scene:

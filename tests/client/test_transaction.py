@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from client.test_sync import servers
-from cluster import HOST, Cluster, Tally, cluster
 from rucola.broker.broker import Broker
 from rucola.client import (
     ClientInstance,
@@ -36,6 +35,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
+from support.cluster import HOST, Cluster, Tally, cluster
 
 COMMIT = LocalTransactionState.COMMIT_MESSAGE
 ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
@@ -70,107 +70,95 @@ async def start(running: Cluster, **settings: Any) -> Broker:
     return broker
 
 
-def test_a_message_is_there_once_its_commit_returned(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await start(running)
-            async with (
-                TransactionProducer("p", running.namesrv, check=never) as producer,
-                PullConsumer("r", running.namesrv) as reader,
-            ):
-                (queue,) = await producer.queues("T")
-                seen_in_work: list[tuple[str | None, int]] = []
+async def test_a_message_is_there_once_its_commit_returned(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await start(running)
+        async with (
+            TransactionProducer("p", running.namesrv, check=never) as producer,
+            PullConsumer("r", running.namesrv) as reader,
+        ):
+            (queue,) = await producer.queues("T")
+            seen_in_work: list[tuple[str | None, int]] = []
 
-                async def work(message: Message) -> LocalTransactionState:
-                    seen_in_work.append((message.unique_key, await reader.max_offset(queue)))
-                    return COMMIT
+            async def work(message: Message) -> LocalTransactionState:
+                seen_in_work.append((message.unique_key, await reader.max_offset(queue)))
+                return COMMIT
 
-                sent = await producer.send_in_transaction(Message("T", b"body" * 2000, tags="A", keys="k"), work)
-                assert (sent.status, sent.state, sent.queue) == (SendStatus.SEND_OK, COMMIT, queue)
-                assert seen_in_work == [(sent.msg_id, 0)], "nobody sees it before"
-                (message,) = (await reader.pull(queue, 0)).messages
-                assert (message.body, message.tags, message.keys) == (b"body" * 2000, "A", "k")
-                assert message.msg_id == sent.msg_id
-                dropped = await producer.send_in_transaction(Message("T", b"never"), lambda message: ROLLBACK)
-                assert dropped.state is ROLLBACK
-                assert await reader.max_offset(queue) == 1
-                plain = await producer.send(Message("T", b"plain"))
-                assert plain.queue_offset == 1
-
-    asyncio.run(run())
+            sent = await producer.send_in_transaction(Message("T", b"body" * 2000, tags="A", keys="k"), work)
+            assert (sent.status, sent.state, sent.queue) == (SendStatus.SEND_OK, COMMIT, queue)
+            assert seen_in_work == [(sent.msg_id, 0)], "nobody sees it before"
+            (message,) = (await reader.pull(queue, 0)).messages
+            assert (message.body, message.tags, message.keys) == (b"body" * 2000, "A", "k")
+            assert message.msg_id == sent.msg_id
+            dropped = await producer.send_in_transaction(Message("T", b"never"), lambda message: ROLLBACK)
+            assert dropped.state is ROLLBACK
+            assert await reader.max_offset(queue) == 1
+            plain = await producer.send(Message("T", b"plain"))
+            assert plain.queue_offset == 1
 
 
-def test_the_check_settles_what_the_work_left_open(tmp_path: Path) -> None:
-    async def run() -> None:
-        asked: Tally[tuple[str, str | None, bytes]] = Tally()
+async def test_the_check_settles_what_the_work_left_open(tmp_path: Path) -> None:
+    asked: Tally[tuple[str, str | None, bytes]] = Tally()
 
-        def check(message: MessageExt) -> LocalTransactionState:
-            asked.items.append((message.topic, message.keys, message.body))
-            times = len(asked.items)
-            if times == 1:
-                raise OSError("the database is away")
-            return UNKNOW if times == 2 else COMMIT
+    def check(message: MessageExt) -> LocalTransactionState:
+        asked.items.append((message.topic, message.keys, message.body))
+        times = len(asked.items)
+        if times == 1:
+            raise OSError("the database is away")
+        return UNKNOW if times == 2 else COMMIT
 
-        async with cluster(tmp_path) as running:
-            await start(running, **EAGER)
-            async with (
-                consumed(running) as seen,
-                TransactionProducer("p", running.namesrv, check=check) as producer,
-            ):
-                sent = await producer.send_in_transaction(Message("T", b"body", keys="k"), lambda message: UNKNOW)
-                assert sent.state is UNKNOW
-                (message,) = await seen.reach(1)
-                assert message.body == b"body"
-                assert asked.items[:3] == [("T", "k", b"body")] * 3
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        await start(running, **EAGER)
+        async with (
+            consumed(running) as seen,
+            TransactionProducer("p", running.namesrv, check=check) as producer,
+        ):
+            sent = await producer.send_in_transaction(Message("T", b"body", keys="k"), lambda message: UNKNOW)
+            assert sent.state is UNKNOW
+            (message,) = await seen.reach(1)
+            assert message.body == b"body"
+            assert asked.items[:3] == [("T", "k", b"body")] * 3
 
 
-def test_work_that_fails_leaves_the_transaction_to_the_check(tmp_path: Path) -> None:
-    async def run() -> None:
-        asked: Tally[bytes] = Tally()
+async def test_work_that_fails_leaves_the_transaction_to_the_check(tmp_path: Path) -> None:
+    asked: Tally[bytes] = Tally()
 
-        async def check(message: MessageExt) -> LocalTransactionState:
-            asked.add(message.body)
-            return ROLLBACK
+    async def check(message: MessageExt) -> LocalTransactionState:
+        asked.add(message.body)
+        return ROLLBACK
 
-        def fail(message: Message) -> LocalTransactionState:
-            raise KeyError("no such account")
+    def fail(message: Message) -> LocalTransactionState:
+        raise KeyError("no such account")
 
-        def say_nonsense(message: Message) -> Any:
-            return "ok"
+    def say_nonsense(message: Message) -> Any:
+        return "ok"
 
-        async with cluster(tmp_path) as running:
-            await start(running, **EAGER)
-            async with (
-                TransactionProducer("p", running.namesrv, check=check) as producer,
-                PullConsumer("r", running.namesrv) as reader,
-            ):
-                with pytest.raises(KeyError, match="no such account"):
-                    await producer.send_in_transaction(Message("T", b"0"), fail)
-                with pytest.raises(TypeError, match="must say a LocalTransactionState, not 'ok'"):
-                    await producer.send_in_transaction(Message("T", b"1"), say_nonsense)
-                await asked.reach(lambda bodies: {b"0", b"1"} <= set(bodies))
-                (queue,) = await producer.queues("T")
-                assert await reader.max_offset(queue) == 0
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        await start(running, **EAGER)
+        async with (
+            TransactionProducer("p", running.namesrv, check=check) as producer,
+            PullConsumer("r", running.namesrv) as reader,
+        ):
+            with pytest.raises(KeyError, match="no such account"):
+                await producer.send_in_transaction(Message("T", b"0"), fail)
+            with pytest.raises(TypeError, match="must say a LocalTransactionState, not 'ok'"):
+                await producer.send_in_transaction(Message("T", b"1"), say_nonsense)
+            await asked.reach(lambda bodies: {b"0", b"1"} <= set(bodies))
+            (queue,) = await producer.queues("T")
+            assert await reader.max_offset(queue) == 0
 
 
-def test_a_producer_that_was_started_again_is_asked(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await start(running, **EAGER)
-            async with Producer("other", running.namesrv) as producer:  # as one of group p did that is gone
-                await producer.send(Message("T", b"left open", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
-            async with (
-                consumed(running) as seen,
-                TransactionProducer("p", running.namesrv, check=lambda message: COMMIT, topics=["T", "Unknown"]),
-            ):
-                (message,) = await seen.reach(1)
-                assert message.body == b"left open"
-
-    asyncio.run(run())
+async def test_a_producer_that_was_started_again_is_asked(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await start(running, **EAGER)
+        async with Producer("other", running.namesrv) as producer:  # as one of group p did that is gone
+            await producer.send(Message("T", b"left open", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
+        async with (
+            consumed(running) as seen,
+            TransactionProducer("p", running.namesrv, check=lambda message: COMMIT, topics=["T", "Unknown"]),
+        ):
+            (message,) = await seen.reach(1)
+            assert message.body == b"left open"
 
 
 def test_a_question_to_a_producer_that_knows_no_transactions_is_logged(
@@ -195,7 +183,7 @@ def test_a_question_to_a_producer_that_knows_no_transactions_is_logged(
     assert "group 'p', which has no TransactionProducer here" in caplog.text
 
 
-def test_a_half_message_that_is_not_vouched_for_is_rolled_back(tmp_path: Path) -> None:
+async def test_a_half_message_that_is_not_vouched_for_is_rolled_back(tmp_path: Path) -> None:
     ended: Tally[EndTransactionRequestHeader] = Tally()
     msg_id = offset_msg_id(encode_host(f"{HOST}:10911"), 4711)
 
@@ -207,37 +195,31 @@ def test_a_half_message_that_is_not_vouched_for_is_rolled_back(tmp_path: Path) -
         ended.add(command.decode_header(EndTransactionRequestHeader))
         return command.response(ResponseCode.SYSTEM_ERROR, remark="as told")
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            processors = {RequestCode.SEND_MESSAGE_V2: send, RequestCode.END_TRANSACTION: end}
-            await running.scripted_broker("broker-s", "T", processors)
-            async with TransactionProducer("p", running.namesrv, check=never) as producer:
-                sent = await producer.send_in_transaction(Message("T", b"body"), pytest.fail)
-                assert (sent.status, sent.state) == (SendStatus.FLUSH_DISK_TIMEOUT, ROLLBACK)
-                assert ended.items == [
-                    EndTransactionRequestHeader(
-                        producer_group="p",
-                        tran_state_table_offset=42,
-                        commit_log_offset=4711,
-                        commit_or_rollback=12,
-                        msg_id=sent.msg_id,
-                    )
-                ]
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        processors = {RequestCode.SEND_MESSAGE_V2: send, RequestCode.END_TRANSACTION: end}
+        await running.scripted_broker("broker-s", "T", processors)
+        async with TransactionProducer("p", running.namesrv, check=never) as producer:
+            sent = await producer.send_in_transaction(Message("T", b"body"), pytest.fail)
+            assert (sent.status, sent.state) == (SendStatus.FLUSH_DISK_TIMEOUT, ROLLBACK)
+            assert ended.items == [
+                EndTransactionRequestHeader(
+                    producer_group="p",
+                    tran_state_table_offset=42,
+                    commit_log_offset=4711,
+                    commit_or_rollback=12,
+                    msg_id=sent.msg_id,
+                )
+            ]
 
 
-def test_a_transaction_cannot_be_delayed(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await start(running)
-            async with TransactionProducer("p", running.namesrv, check=never) as producer:
-                message = Message("T", b"body")
-                message.delay_level = 3
-                with pytest.raises(InvalidMessage, match="cannot have a delay level"):
-                    await producer.send_in_transaction(message, pytest.fail)
-
-    asyncio.run(run())
+async def test_a_transaction_cannot_be_delayed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await start(running)
+        async with TransactionProducer("p", running.namesrv, check=never) as producer:
+            message = Message("T", b"body")
+            message.delay_level = 3
+            with pytest.raises(InvalidMessage, match="cannot have a delay level"):
+                await producer.send_in_transaction(message, pytest.fail)
 
 
 def test_transactions_without_a_loop(tmp_path: Path) -> None:

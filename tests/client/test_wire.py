@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cluster import HOST, cluster
 from rucola.client import PushConsumer
 from rucola.client.instance import ClientInstance
 from rucola.protocol.codes import RequestCode
@@ -16,7 +15,8 @@ from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
-from wire import Exchange, decode, exchanges, shape
+from support.cluster import HOST, cluster
+from support.wire import Exchange, decode, exchanges, shape
 
 SERVER_PORTS = (10921, 9877)
 GROUP = "W_g_tag"

@@ -13,7 +13,7 @@ import pytest
 
 from rucola.client.sync import Message, Producer
 from rucola.demo import flights
-from servers import RUCOLA, run
+from support.servers import RUCOLA, run
 
 pytestmark = pytest.mark.spark
 

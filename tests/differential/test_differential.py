@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from differential.comparison import differences
-from differential.recording import Sequence, recorded
-from differential.replay import Outcome, replay
-from rucola.store.check import check
+from rucola.store.tools.check import check
+from support.differential.comparison import differences
+from support.differential.recording import Sequence, recorded
+from support.differential.replay import Outcome, replay
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"

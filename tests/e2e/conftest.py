@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.programs import PROGRAMS, Client
-from rucola.store.check import check
-from servers import server
+from rucola.store.tools.check import check
+from support.programs import PROGRAMS, Client
+from support.servers import server
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from e2e.programs import QUEUES, Client, bodies, numbered
 from rucola.admin import AdminClient
 from rucola.message import MessageExt
 from rucola.message.topics import dlq_topic, retry_topic
 from rucola.testing.rocketmq import RocketMQ
-from servers import server
+from support.programs import QUEUES, Client, bodies, numbered
+from support.servers import server
 
 
 def covers(queues: set[int]) -> Callable[[list[list[int]]], bool]:

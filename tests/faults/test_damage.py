@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from power import without_waiting
 from rucola.errors import MQError, StoreError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, decode
-from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config, write_config
-from rucola.store.dump import dump
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from stores import config, crashed_copy, inner
+from rucola.store.tools.check import check
+from rucola.store.tools.dump import dump
+from support.power import without_waiting
+from support.stores import config, crashed_copy, inner
 
 LOG = Path("commitlog") / f"{0:020d}"
 QUEUE = Path("consumequeue") / "T" / "1" / f"{0:020d}"

@@ -21,17 +21,17 @@ import pytest
 from rucola.errors import StoreError
 from rucola.message.record import decode
 from rucola.store import mapped_file
-from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.config_files import config_path, read_config, write_config
-from rucola.store.dump import dump
-from rucola.store.grep import Question, grep
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from rucola.store.repair import repair
-from servers import run, server
-from stores import config, crashed_copy, inner
+from rucola.store.tools.check import check
+from rucola.store.tools.dump import dump
+from rucola.store.tools.grep import Question, grep
+from rucola.store.tools.repair import repair
+from support.servers import run, server
+from support.stores import config, crashed_copy, inner
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 

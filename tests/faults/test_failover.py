@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from processes import Machines
-from replicating import until
 from rucola.client import ConsumeFromWhere, Producer, PushConsumer
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
-from rucola.store.check import check
+from rucola.store.tools.check import check
+from support.processes import Machines
+from support.replication import until
 
 
 @pytest.fixture
@@ -74,47 +74,44 @@ BOTH, OTHER = {"broker-a", "broker-b"}, {"broker-b"}
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["side by side", "in order"])
-def test_clients_of_a_master_that_dies_and_comes_back(machines: Machines, orderly: bool) -> None:
+async def test_clients_of_a_master_that_dies_and_comes_back(machines: Machines, orderly: bool) -> None:
     """Consumers go on at its slave, but in order: a slave gives no locks. Producers go on at the other master."""
 
-    async def run() -> None:
-        master = machines.broker("master", "SYNC_MASTER")
-        slave = machines.broker("slave", "SLAVE")
-        machines.broker("other", brokerName="broker-b")
-        async with asyncio.timeout(100), Producer("p", machines.namesrv) as producer:
-            pair = Pair(machines, producer)
-            for name in ("master", "other"):
-                await create_topic(machines.addresses[name])
+    master = machines.broker("master", "SYNC_MASTER")
+    slave = machines.broker("slave", "SLAVE")
+    machines.broker("other", brokerName="broker-b")
+    async with asyncio.timeout(100), Producer("p", machines.namesrv) as producer:
+        pair = Pair(machines, producer)
+        for name in ("master", "other"):
+            await create_topic(machines.addresses[name])
+        await pair.is_whole()
+        async with consuming(pair, orderly=orderly) as consumer:
+            assert await pair.send(range(1, 100)) == BOTH
+            await pair.has(range(1, 100))
+            consumer.suspend()
+            assert await pair.send(range(100, 200)) == BOTH
+            master.process.kill()
+            master.process.wait()
+            consumer.resume()
+            assert await pair.send(range(200, 300)) == OTHER
+            if not orderly:
+                await pair.has(range(1, 300))
+            machines.broker("master", "SYNC_MASTER", listenPort=machines.addresses["master"].rpartition(":")[2])
             await pair.is_whole()
-            async with consuming(pair, orderly=orderly) as consumer:
-                assert await pair.send(range(1, 100)) == BOTH
-                await pair.has(range(1, 100))
-                consumer.suspend()
-                assert await pair.send(range(100, 200)) == BOTH
-                master.process.kill()
-                master.process.wait()
-                consumer.resume()
-                assert await pair.send(range(200, 300)) == OTHER
-                if not orderly:
-                    await pair.has(range(1, 300))
-                machines.broker("master", "SYNC_MASTER", listenPort=machines.addresses["master"].rpartition(":")[2])
-                await pair.is_whole()
-                assert await pair.send(range(300, 400)) == BOTH
-                await pair.has(range(1, 400))
-                await consumer.instance.routes.refresh("T")
-                slave.process.kill()
-                slave.process.wait()
-                queue = next(queue for queue in await producer.queues("T") if queue.broker_name == "broker-a")
-                await producer.send(Message("T", b"400"), queue)  # which no slave has, and nobody vouches for
-                await pair.has(range(400, 401))
-            # A new member begins where the group has come, though a part of that was noted at the slave.
-            pair.got.clear()
-            async with consuming(pair):
-                await producer.send(Message("T", b"401"), queue)
-                await pair.has(range(401, 402))
-            assert pair.got == {401: 1}
-
-    asyncio.run(run())
+            assert await pair.send(range(300, 400)) == BOTH
+            await pair.has(range(1, 400))
+            await consumer.instance.routes.refresh("T")
+            slave.process.kill()
+            slave.process.wait()
+            queue = next(queue for queue in await producer.queues("T") if queue.broker_name == "broker-a")
+            await producer.send(Message("T", b"400"), queue)  # which no slave has, and nobody vouches for
+            await pair.has(range(400, 401))
+        # A new member begins where the group has come, though a part of that was noted at the slave.
+        pair.got.clear()
+        async with consuming(pair):
+            await producer.send(Message("T", b"401"), queue)
+            await pair.has(range(401, 402))
+        assert pair.got == {401: 1}
 
 
 async def create_topic(address: str) -> None:
@@ -124,31 +121,28 @@ async def create_topic(address: str) -> None:
     await remoting.close()
 
 
-def test_a_group_that_begins_while_the_master_is_away(machines: Machines) -> None:
+async def test_a_group_that_begins_while_the_master_is_away(machines: Machines) -> None:
     """It begins where the slave knows the group to be, and finds all that the slave has."""
 
-    async def run() -> None:
-        master = machines.broker("master", "SYNC_MASTER")
-        slave = machines.broker("slave", "SLAVE")
-        async with asyncio.timeout(100), Producer("p", machines.namesrv) as producer:
-            pair = Pair(machines, producer)
-            await create_topic(machines.addresses["master"])
-            await pair.is_whole()
-            assert await pair.send(range(1, 50)) == {"broker-a"}
-            async with consuming(pair):
-                await pair.has(range(1, 50))
-            await until(lambda: has_table(machines, "consumerOffset.json", '"T@c"'))
-            assert await pair.send(range(50, 60)) == {"broker-a"}
-            master.process.kill()
-            master.process.wait()
-            pair.got.clear()
-            async with consuming(pair):
-                await pair.has(range(50, 60))
-            assert not pair.got.keys() & {*range(1, 50)}
-        assert slave.stop() == 0
-        assert check(machines.path / "slave") == []
-
-    asyncio.run(run())
+    master = machines.broker("master", "SYNC_MASTER")
+    slave = machines.broker("slave", "SLAVE")
+    async with asyncio.timeout(100), Producer("p", machines.namesrv) as producer:
+        pair = Pair(machines, producer)
+        await create_topic(machines.addresses["master"])
+        await pair.is_whole()
+        assert await pair.send(range(1, 50)) == {"broker-a"}
+        async with consuming(pair):
+            await pair.has(range(1, 50))
+        await until(lambda: has_table(machines, "consumerOffset.json", '"T@c"'))
+        assert await pair.send(range(50, 60)) == {"broker-a"}
+        master.process.kill()
+        master.process.wait()
+        pair.got.clear()
+        async with consuming(pair):
+            await pair.has(range(50, 60))
+        assert not pair.got.keys() & {*range(1, 50)}
+    assert slave.stop() == 0
+    assert check(machines.path / "slave") == []
 
 
 async def has_table(machines: Machines, name: str, text: str) -> bool:

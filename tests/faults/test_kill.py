@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from power import without_waiting
 from rucola import files
 from rucola import store as store_room
-from rucola.client.parcel import SendStatus
-from rucola.client.producer import Producer
+from rucola.client.producer.producer import Producer
+from rucola.client.producer.send_request import SendStatus
 from rucola.errors import RemotingError
 from rucola.message import Message, MessageInner
 from rucola.message.record import decode
-from rucola.store.check import check
 from rucola.store.config import FlushDiskType, StoreConfig
 from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
-from servers import server
-from stores import batch, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from support.power import without_waiting
+from support.servers import server
+from support.stores import batch, config, crashed_copy, inner
 
 STORE_CODE = (os.path.dirname(store_room.__file__), files.__file__)
 

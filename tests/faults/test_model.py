@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from power import without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store import commit_log
-from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
-from stores import batch, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from support.power import without_waiting
+from support.stores import batch, config, crashed_copy, inner
 
 Name = tuple[str, int]
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from power import Disk, without_waiting
 from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store import commit_log
-from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
-from stores import batch, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from support.power import Disk, without_waiting
+from support.stores import batch, config, crashed_copy, inner
 
 
 @dataclass

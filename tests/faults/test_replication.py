@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 import pytest
 
-from power import Disk
-from processes import Machines
-from replicating import same_logs, until
 from rucola.client import Producer, SendStatus
 from rucola.errors import MQError
 from rucola.message import Message
 from rucola.message.record import decode
 from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
-from rucola.store.check import check
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
-from stores import config, inner
+from rucola.store.tools.check import check
+from support.power import Disk
+from support.processes import Machines
+from support.replication import same_logs, until
+from support.stores import config, inner
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 65536,

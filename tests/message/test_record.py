@@ -18,7 +18,7 @@ from rucola.message import Message, MessageExt, MessageInner, properties, record
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host, encode_host
 from rucola.message.record import decode, decode_many, encode, encode_many, peek
-from stores import batch
+from support.stores import batch
 
 V4 = encode_host("127.0.0.1:10911")
 V6 = encode_host("[::1]:10911")

@@ -40,7 +40,7 @@ from rucola.protocol.route import (
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.deadline import Deadline
-from wire import Exchange, decode, exchanges, shape
+from support.wire import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 9877
 
@@ -396,27 +396,21 @@ def test_the_key_value_table_outlives_the_server(tmp_path: Path) -> None:
 # Start and stop.
 
 
-def test_a_taken_port_is_named_and_stop_may_come_twice() -> None:
-    async def run() -> None:
-        async with Namesrv("127.0.0.1", 0) as namesrv:
-            with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{namesrv.port}"):
-                await Namesrv("127.0.0.1", namesrv.port).start()
-        await namesrv.stop()
-
-    asyncio.run(run())
+async def test_a_taken_port_is_named_and_stop_may_come_twice() -> None:
+    async with Namesrv("127.0.0.1", 0) as namesrv:
+        with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{namesrv.port}"):
+            await Namesrv("127.0.0.1", namesrv.port).start()
+    await namesrv.stop()
 
 
-def test_a_broken_key_value_table_leaves_no_port_open(tmp_path: Path) -> None:
+async def test_a_broken_key_value_table_leaves_no_port_open(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text("{")
 
-    async def run() -> None:
-        namesrv = Namesrv("127.0.0.1", 0, config=NamesrvConfig(kv_config_path=str(path)))
-        with pytest.raises(ConfigError):
-            await namesrv.start()
-        assert namesrv.port == 0
-
-    asyncio.run(run())
+    namesrv = Namesrv("127.0.0.1", 0, config=NamesrvConfig(kv_config_path=str(path)))
+    with pytest.raises(ConfigError):
+        await namesrv.start()
+    assert namesrv.port == 0
 
 
 def test_what_happens_to_brokers_is_logged(caplog: pytest.LogCaptureFixture) -> None:

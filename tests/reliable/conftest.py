@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from databases import DatabaseServer, Place, server_user, serving, start_mariadb, start_postgresql, start_redis
 from rucola.reliable import migration
 from rucola.reliable.schema import Tables
+from support.databases import DatabaseServer, Place, server_user, serving, start_mariadb, start_postgresql, start_redis
 
 T = TypeVar("T")
 _numbers = itertools.count(1)

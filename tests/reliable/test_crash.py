@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from crashing import (
+from rucola.testing.rocketmq import RocketMQ
+from support.crashes import (
     CONSUMER_STEPS,
     RELAY_STEPS,
     SENDER_STEPS,
@@ -24,8 +25,7 @@ from crashing import (
     relay_order,
     send_order,
 )
-from databases import DatabaseServer, Place
-from rucola.testing.rocketmq import RocketMQ
+from support.databases import DatabaseServer, Place
 
 ROLES = {send_order: SENDER_STEPS, relay_order: RELAY_STEPS, consume_order: CONSUMER_STEPS}
 QUICK_RETRIES = " ".join(["1s"] * 18)

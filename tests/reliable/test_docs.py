@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from relaying import reaches
 from rucola.testing.rocketmq import RocketMQ
-from servers import RUCOLA, server
+from support.relays import reaches
+from support.servers import RUCOLA, server
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reliable.md").read_text(encoding="utf-8")
 TUTORIAL = PAGE[PAGE.index("## Tutorial") : PAGE.index("## States")]

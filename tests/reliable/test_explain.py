@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from databases import Place
 from rucola.reliable import claims, lanes, operations, receipts
 from rucola.reliable.checks import receipts_of
 from rucola.reliable.claims import Outcome
 from rucola.reliable.database import Database
 from rucola.reliable.receipts import Delivery
 from rucola.reliable.schema import LANES
+from support.databases import Place
 
 ROWS = 1_000_000
 ALL = frozenset(range(LANES))

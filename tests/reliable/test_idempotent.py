@@ -15,9 +15,6 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from databases import DatabaseServer, Place
-from relaying import add, stubs
-from relaying import reaches as until
 from rucola.client import MessageExt, ReconsumeLater
 from rucola.message import properties
 from rucola.reliable.errors import LeaseLost, ReliableError, SchemaError
@@ -25,6 +22,9 @@ from rucola.reliable.idempotent import IdempotentFunction, UnknownMessage, idemp
 from rucola.reliable.receipts import confirm
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import Tables
+from support.databases import DatabaseServer, Place
+from support.relays import add, stubs
+from support.relays import reaches as until
 
 GROUP = "billing"
 

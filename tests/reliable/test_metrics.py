@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import create_engine
 
-from databases import Place
-from relaying import add, change
 from rucola.reliable import idempotent
 from rucola.reliable.metrics import ReliableCollector
+from support.databases import Place
+from support.relays import add, change
 
 
 def scraped(collector: ReliableCollector) -> str:

@@ -10,11 +10,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, MetaData, String, Table, insert, inspect, select, update
 
-from databases import Place
 from rucola.reliable import migration
 from rucola.reliable.errors import ReliableError, SchemaError
 from rucola.reliable.migration import VERSION
 from rucola.reliable.schema import LANES, Tables, now_ms
+from support.databases import Place
 
 
 def set_version(place: Place, version: str) -> None:

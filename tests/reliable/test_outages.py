@@ -12,14 +12,14 @@ from sqlalchemy import Column, MetaData, String, Table, func, insert, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from databases import Place, server_user, serving, start_postgresql
-from relaying import add, relay, stubs
-from relaying import reaches as until
 from rucola.client import MessageExt, PushConsumer
-from rucola.client.consume_options import ConsumeFromWhere
+from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.reliable import Policy, Tables, idempotent, migration
 from rucola.testing.rocketmq import RocketMQ
-from servers import server
+from support.databases import Place, server_user, serving, start_postgresql
+from support.relays import add, relay, stubs
+from support.relays import reaches as until
+from support.servers import server
 
 QUICK_RETRIES = " ".join(["1s"] * 18)
 

@@ -13,12 +13,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from databases import Place
 from rucola.client import Message
 from rucola.errors import InvalidMessage
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.outbox import Outbox, lane_of, message_of
 from rucola.reliable.schema import LANES
+from support.databases import Place
 
 
 def stubs(place: Place) -> list[Row[Any]]:

@@ -10,9 +10,6 @@ import pytest
 from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
-from databases import Place
-from relaying import QUICK, add, change, relay, statuses, stubs
-from relaying import reaches as until
 from rucola.client import Message
 from rucola.errors import MQError
 from rucola.message import properties
@@ -25,6 +22,9 @@ from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
 from rucola.reliable.schema import LANES, NEW, SENT
 from rucola.testing.rocketmq import RocketMQ
+from support.databases import Place
+from support.relays import QUICK, add, change, relay, statuses, stubs
+from support.relays import reaches as until
 
 PATIENT = Policy(poll_ms=3_600_000)
 ALL = frozenset(range(LANES))

@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
-from databases import Place
-from relaying import QUICK, Told, add, change, relay, statuses, stubs
-from relaying import reaches as until
 from rucola.client import PullConsumer, PushConsumer
-from rucola.client.consume_options import ConsumeFromWhere
+from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
 from rucola.protocol.queue import MessageQueue
 from rucola.reliable import operations
@@ -27,6 +24,9 @@ from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, Facts, KeyedResend, Policy, Position, Progress, Sent, decide
 from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
+from support.databases import Place
+from support.relays import QUICK, Told, add, change, relay, statuses, stubs
+from support.relays import reaches as until
 
 HOUR_MS = 3_600_000
 AT_7 = Position("T", "b", 0, 7)

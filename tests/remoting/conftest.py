@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rucola.remoting.turns import TurnLoop
+from rucola.remoting.event_loop import TurnLoop
 
 
 @pytest.fixture(autouse=True, params=[asyncio.SelectorEventLoop, TurnLoop], ids=["at once", "in turns"])

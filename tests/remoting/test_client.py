@@ -32,163 +32,136 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_refused_connection_names_address_and_reason() -> None:
+async def test_a_refused_connection_names_address_and_reason() -> None:
     address = f"127.0.0.1:{unused_port()}"
 
-    async def run() -> None:
-        client = RemotingClient()
-        with pytest.raises(RemotingConnectError, match=rf"cannot connect to {address}: .*[Rr]efused|{address}"):
-            await client.invoke(address, RemotingCommand.request(ECHO))
-        with pytest.raises(RemotingConnectError):
-            await client.invoke_oneway(address, RemotingCommand.oneway(ECHO))
-        assert client.open_connection(address) is None
-        await client.close()
-
-    asyncio.run(run())
+    client = RemotingClient()
+    with pytest.raises(RemotingConnectError, match=rf"cannot connect to {address}: .*[Rr]efused|{address}"):
+        await client.invoke(address, RemotingCommand.request(ECHO))
+    with pytest.raises(RemotingConnectError):
+        await client.invoke_oneway(address, RemotingCommand.oneway(ECHO))
+    assert client.open_connection(address) is None
+    await client.close()
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:99999", ":::"])
-def test_an_address_that_is_none_says_how_to_write_one(address: str) -> None:
-    async def run() -> None:
-        with pytest.raises(RemotingConnectError, match=r"write host:port|cannot connect"):
-            await RemotingClient().connect(address)
-
-    asyncio.run(run())
+async def test_an_address_that_is_none_says_how_to_write_one(address: str) -> None:
+    with pytest.raises(RemotingConnectError, match=r"write host:port|cannot connect"):
+        await RemotingClient().connect(address)
 
 
-def test_a_connection_that_nobody_takes_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_nobody_takes_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "CONNECT_TIMEOUT_MS", 20)
 
-    async def run() -> None:
-        full = socket.socket()
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        address = f"127.0.0.1:{full.getsockname()[1]}"
-        fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
-        with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no answer in 20 ms"):
-            await RemotingClient().connect(address)
-        for opened in (*fillers, full):
-            opened.close()
-
-    asyncio.run(run())
+    full = socket.socket()
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    address = f"127.0.0.1:{full.getsockname()[1]}"
+    fillers = [socket.socket() for _ in range(3)]
+    for filler in fillers:
+        filler.setblocking(False)
+        filler.connect_ex(full.getsockname())
+    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no answer in 20 ms"):
+        await RemotingClient().connect(address)
+    for opened in (*fillers, full):
+        opened.close()
 
 
-def test_callers_at_the_same_time_share_one_connection() -> None:
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
-        await server.start()
-        address = f"127.0.0.1:{server.port}"
-        client = RemotingClient()
-        answers = await asyncio.gather(
-            *[client.invoke(address, RemotingCommand.request(ECHO, body=bytes([n]))) for n in range(50)]
-        )
-        assert [answer.body[0] for answer in answers] == list(range(50))
-        assert len(server.connections) == 1
-        assert client.open_connection(address) is await client.connect(address)
-        await client.close()
-        await server.stop()
-
-    asyncio.run(run())
+async def test_callers_at_the_same_time_share_one_connection() -> None:
+    server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    client = RemotingClient()
+    answers = await asyncio.gather(
+        *[client.invoke(address, RemotingCommand.request(ECHO, body=bytes([n]))) for n in range(50)]
+    )
+    assert [answer.body[0] for answer in answers] == list(range(50))
+    assert len(server.connections) == 1
+    assert client.open_connection(address) is await client.connect(address)
+    await client.close()
+    await server.stop()
 
 
-def test_one_caller_that_gives_up_leaves_the_connection_to_the_others() -> None:
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
-        await server.start()
-        client = RemotingClient()
-        impatient = asyncio.ensure_future(client.connect(f"127.0.0.1:{server.port}"))
-        patient = asyncio.ensure_future(client.connect(f"127.0.0.1:{server.port}"))
-        await asyncio.sleep(0)
-        impatient.cancel()
-        assert (await patient).is_open
-        assert impatient.cancelled()
-        await client.close()
-        await server.stop()
-
-    asyncio.run(run())
+async def test_one_caller_that_gives_up_leaves_the_connection_to_the_others() -> None:
+    server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
+    await server.start()
+    client = RemotingClient()
+    impatient = asyncio.ensure_future(client.connect(f"127.0.0.1:{server.port}"))
+    patient = asyncio.ensure_future(client.connect(f"127.0.0.1:{server.port}"))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert (await patient).is_open
+    assert impatient.cancelled()
+    await client.close()
+    await server.stop()
 
 
-def test_closing_while_connecting_is_an_error_of_ours() -> None:
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, {})
-        await server.start()
-        client = RemotingClient()
-        connecting = asyncio.ensure_future(client.connect(f"127.0.0.1:{server.port}"))
-        await asyncio.sleep(0)
-        await client.close()
-        with pytest.raises(RemotingConnectError, match="this client was closed"):
-            await connecting
-        await server.stop()
-
-    asyncio.run(run())
+async def test_closing_while_connecting_is_an_error_of_ours() -> None:
+    server = RemotingServer("127.0.0.1", 0, {})
+    await server.start()
+    client = RemotingClient()
+    connecting = asyncio.ensure_future(client.connect(f"127.0.0.1:{server.port}"))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(RemotingConnectError, match="this client was closed"):
+        await connecting
+    await server.stop()
 
 
-def test_an_error_code_is_an_error_for_who_wants_success() -> None:
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, {ECHO: echo, 2: refuse})
-        await server.start()
-        address = f"127.0.0.1:{server.port}"
-        client = RemotingClient()
-        assert (await client.invoke(address, RemotingCommand.request(2))).code == ResponseCode.NO_PERMISSION
-        assert (await client.invoke_ok(address, RemotingCommand.request(ECHO))).code == ResponseCode.SUCCESS
-        with pytest.raises(BrokerError) as caught:
-            await client.invoke_ok(address, RemotingCommand.request(2))
-        assert (caught.value.code, caught.value.remark, caught.value.address) == (16, "not you", address)
-        await client.close()
-        await server.stop()
-
-    asyncio.run(run())
+async def test_an_error_code_is_an_error_for_who_wants_success() -> None:
+    server = RemotingServer("127.0.0.1", 0, {ECHO: echo, 2: refuse})
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    client = RemotingClient()
+    assert (await client.invoke(address, RemotingCommand.request(2))).code == ResponseCode.NO_PERMISSION
+    assert (await client.invoke_ok(address, RemotingCommand.request(ECHO))).code == ResponseCode.SUCCESS
+    with pytest.raises(BrokerError) as caught:
+        await client.invoke_ok(address, RemotingCommand.request(2))
+    assert (caught.value.code, caught.value.remark, caught.value.address) == (16, "not you", address)
+    await client.close()
+    await server.stop()
 
 
-def test_on_close_is_told_of_each_connection_once() -> None:
-    async def run() -> None:
-        ended: list[Connection] = []
-        server = RemotingServer("127.0.0.1", 0, {}, on_close=ended.append)
-        await server.start()
-        client = RemotingClient(on_close=ended.append)
-        ours = await client.connect(f"127.0.0.1:{server.port}")
-        await client.connect(f"127.0.0.1:{server.port}")
-        await server.stop()
-        await ours.closed.wait()
-        await client.close()
-        assert len(ended) == 2
-        assert ours in ended
-
-    asyncio.run(run())
+async def test_on_close_is_told_of_each_connection_once() -> None:
+    ended: list[Connection] = []
+    server = RemotingServer("127.0.0.1", 0, {}, on_close=ended.append)
+    await server.start()
+    client = RemotingClient(on_close=ended.append)
+    ours = await client.connect(f"127.0.0.1:{server.port}")
+    await client.connect(f"127.0.0.1:{server.port}")
+    await server.stop()
+    await ours.closed.wait()
+    await client.close()
+    assert len(ended) == 2
+    assert ours in ended
 
 
-def test_a_server_takes_its_address_before_it_serves_and_frees_it_afterwards() -> None:
-    async def run() -> None:
-        first = RemotingServer("127.0.0.1", 0, {ECHO: echo})
-        first.bind()
-        port = first.port
-        assert port != 0
-        client = RemotingClient()
-        with pytest.raises(RemotingConnectError):
-            await client.connect(f"127.0.0.1:{port}")
-        second = RemotingServer("127.0.0.1", port, {})
-        second.bind()
-        await first.start()
-        with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
-            await second.start()
-        with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
-            second.bind()
+async def test_a_server_takes_its_address_before_it_serves_and_frees_it_afterwards() -> None:
+    first = RemotingServer("127.0.0.1", 0, {ECHO: echo})
+    first.bind()
+    port = first.port
+    assert port != 0
+    client = RemotingClient()
+    with pytest.raises(RemotingConnectError):
         await client.connect(f"127.0.0.1:{port}")
-        await first.stop()
-        await first.stop()
-        again = RemotingServer("127.0.0.1", port, {ECHO: echo})
-        await again.start()
-        assert (await client.invoke(f"127.0.0.1:{port}", RemotingCommand.request(ECHO))).code == 0
-        await client.close()
-        await again.stop()
-        bound_only = RemotingServer("127.0.0.1", port, {})
-        bound_only.bind()
-        await bound_only.stop()
-
-    asyncio.run(run())
+    second = RemotingServer("127.0.0.1", port, {})
+    second.bind()
+    await first.start()
+    with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
+        await second.start()
+    with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
+        second.bind()
+    await client.connect(f"127.0.0.1:{port}")
+    await first.stop()
+    await first.stop()
+    again = RemotingServer("127.0.0.1", port, {ECHO: echo})
+    await again.start()
+    assert (await client.invoke(f"127.0.0.1:{port}", RemotingCommand.request(ECHO))).code == 0
+    await client.close()
+    await again.stop()
+    bound_only = RemotingServer("127.0.0.1", port, {})
+    bound_only.bind()
+    await bound_only.stop()
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
@@ -213,11 +186,8 @@ def test_what_is_no_address(address: str) -> None:
         host_and_port(address)
 
 
-def test_a_name_that_no_host_can_have() -> None:
-    async def run() -> None:
-        client = RemotingClient()
-        with pytest.raises(RemotingConnectError, match="is no address"):
-            await client.connect(f"{64 * 'x'}:9876")
-        await client.close()
-
-    asyncio.run(run())
+async def test_a_name_that_no_host_can_have() -> None:
+    client = RemotingClient()
+    with pytest.raises(RemotingConnectError, match="is no address"):
+        await client.connect(f"{64 * 'x'}:9876")
+    await client.close()

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from chaos.proxy import Proxy
 from rucola.errors import RemotingConnectError, RemotingTimeout
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting import connection as connection_module
@@ -17,6 +16,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
+from support.proxy import Proxy
 
 ECHO, HOLD = 1, 2
 
@@ -39,155 +39,131 @@ async def behind_a_proxy() -> AsyncIterator[tuple[Proxy, RemotingServer, Remotin
         await server.stop()
 
 
-def test_a_silent_connection_is_closed_and_what_else_waits_on_it_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed_and_what_else_waits_on_it_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
 
-    async def run() -> None:
-        async with behind_a_proxy() as (proxy, _, client):
-            connection = await client.connect(proxy.address)
-            assert (await client.invoke(proxy.address, request(ECHO))).code == 0
-            held = asyncio.ensure_future(client.invoke(proxy.address, request(HOLD), timeout_ms=3_600_000))
-            await asyncio.sleep(0)
-            proxy.half_open()
-            with pytest.raises(RemotingTimeout):
-                await client.invoke(proxy.address, request(ECHO), timeout_ms=50)
-            with pytest.raises(RemotingConnectError, match=r"broke: nothing received for \d+ ms"):
-                await held
-            assert not connection.is_open
-            assert (await client.invoke(proxy.address, request(ECHO))).code == 0, "a new connection is made"
-
-    asyncio.run(run())
+    async with behind_a_proxy() as (proxy, _, client):
+        connection = await client.connect(proxy.address)
+        assert (await client.invoke(proxy.address, request(ECHO))).code == 0
+        held = asyncio.ensure_future(client.invoke(proxy.address, request(HOLD), timeout_ms=3_600_000))
+        await asyncio.sleep(0)
+        proxy.half_open()
+        with pytest.raises(RemotingTimeout):
+            await client.invoke(proxy.address, request(ECHO), timeout_ms=50)
+        with pytest.raises(RemotingConnectError, match=r"broke: nothing received for \d+ ms"):
+            await held
+        assert not connection.is_open
+        assert (await client.invoke(proxy.address, request(ECHO))).code == 0, "a new connection is made"
 
 
-def test_posted_requests_notice_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_posted_requests_notice_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
 
-    async def run() -> None:
-        async with behind_a_proxy() as (proxy, _, client):
-            connection = await client.connect(proxy.address)
-            proxy.half_open()
-            command = request(ECHO)
-            answer = connection.post(command)
-            await asyncio.wait([answer], timeout=0.05)
-            connection.give_up(command, 50)
-            assert answer.cancelled()
-            await connection.closed.wait()
-
-    asyncio.run(run())
+    async with behind_a_proxy() as (proxy, _, client):
+        connection = await client.connect(proxy.address)
+        proxy.half_open()
+        command = request(ECHO)
+        answer = connection.post(command)
+        await asyncio.wait([answer], timeout=0.05)
+        connection.give_up(command, 50)
+        assert answer.cancelled()
+        await connection.closed.wait()
 
 
-def test_short_timeouts_add_up_until_the_silence_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_timeouts_add_up_until_the_silence_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout shorter than `MIN_SILENCE_MS` proves nothing by itself: a broker may pause for a moment."""
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 200)
 
-    async def run() -> None:
-        async with behind_a_proxy() as (proxy, _, client):
-            connection = await client.connect(proxy.address)
-            proxy.half_open()
-            tries = 0
-            while connection.is_open:
-                with pytest.raises(RemotingTimeout):
-                    await client.invoke(proxy.address, request(ECHO), timeout_ms=50)
-                tries += 1
-            assert tries >= 3
-            assert (await client.invoke(proxy.address, request(ECHO))).code == 0
-
-    asyncio.run(run())
-
-
-def test_a_connection_on_which_other_answers_come_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
-
-    async def run() -> None:
-        async with behind_a_proxy() as (proxy, server, client):
-            held = asyncio.ensure_future(client.invoke(proxy.address, request(HOLD), timeout_ms=300))
-            while not held.done():
-                await client.invoke(proxy.address, request(ECHO))
+    async with behind_a_proxy() as (proxy, _, client):
+        connection = await client.connect(proxy.address)
+        proxy.half_open()
+        tries = 0
+        while connection.is_open:
             with pytest.raises(RemotingTimeout):
-                await held
-            assert (await client.invoke(proxy.address, request(ECHO))).code == 0
-            assert proxy.accepted == len(server.connections) == 1
+                await client.invoke(proxy.address, request(ECHO), timeout_ms=50)
+            tries += 1
+        assert tries >= 3
+        assert (await client.invoke(proxy.address, request(ECHO))).code == 0
 
-    asyncio.run(run())
 
-
-def test_a_server_keeps_a_client_that_leaves_its_request_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_on_which_other_answers_come_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
 
-    async def run() -> None:
-        opened: asyncio.Queue[Connection] = asyncio.Queue()
-        server = RemotingServer("127.0.0.1", 0, {}, on_open=opened.put_nowait)
-        await server.start()
-        client = RemotingClient({HOLD: lambda _, command: None})
-        await client.connect(f"127.0.0.1:{server.port}")
-        accepted = await opened.get()
+    async with behind_a_proxy() as (proxy, server, client):
+        held = asyncio.ensure_future(client.invoke(proxy.address, request(HOLD), timeout_ms=300))
+        while not held.done():
+            await client.invoke(proxy.address, request(ECHO))
         with pytest.raises(RemotingTimeout):
-            await accepted.request(request(HOLD), Deadline(50))
-        assert accepted.is_open
-        await client.close()
-        await server.stop()
-
-    asyncio.run(run())
+            await held
+        assert (await client.invoke(proxy.address, request(ECHO))).code == 0
+        assert proxy.accepted == len(server.connections) == 1
 
 
-def test_the_kernel_probes_idle_connections_and_gives_up_on_unacknowledged_data() -> None:
-    async def run() -> None:
-        opened: asyncio.Queue[Connection] = asyncio.Queue()
-        server = RemotingServer("127.0.0.1", 0, {}, on_open=opened.put_nowait)
-        await server.start()
-        client = RemotingClient()
-        ours = await client.connect(f"127.0.0.1:{server.port}")
-        for connection in (ours, await opened.get()):
-            assert connection._transport is not None
-            sock: socket.socket = connection._transport.get_extra_info("socket")
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) <= 5
-            limit_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert (0 < limit_ms <= 60_000) == (connection is ours), "a server waits for slow readers"
-        await client.close()
-        await server.stop()
+async def test_a_server_keeps_a_client_that_leaves_its_request_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
 
-    asyncio.run(run())
+    opened: asyncio.Queue[Connection] = asyncio.Queue()
+    server = RemotingServer("127.0.0.1", 0, {}, on_open=opened.put_nowait)
+    await server.start()
+    client = RemotingClient({HOLD: lambda _, command: None})
+    await client.connect(f"127.0.0.1:{server.port}")
+    accepted = await opened.get()
+    with pytest.raises(RemotingTimeout):
+        await accepted.request(request(HOLD), Deadline(50))
+    assert accepted.is_open
+    await client.close()
+    await server.stop()
 
 
-def test_a_timeout_covers_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_kernel_probes_idle_connections_and_gives_up_on_unacknowledged_data() -> None:
+    opened: asyncio.Queue[Connection] = asyncio.Queue()
+    server = RemotingServer("127.0.0.1", 0, {}, on_open=opened.put_nowait)
+    await server.start()
+    client = RemotingClient()
+    ours = await client.connect(f"127.0.0.1:{server.port}")
+    for connection in (ours, await opened.get()):
+        assert connection._transport is not None
+        sock: socket.socket = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) <= 5
+        limit_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert (0 < limit_ms <= 60_000) == (connection is ours), "a server waits for slow readers"
+    await client.close()
+    await server.stop()
+
+
+async def test_a_timeout_covers_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer's backlog is full, so that its kernel drops the SYN; the attempt itself goes on for others."""
 
-    async def run() -> None:
-        full = socket.socket()
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        address = f"127.0.0.1:{full.getsockname()[1]}"
-        fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
-        client = RemotingClient()
-        patient = asyncio.ensure_future(client.connect(address))
-        with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no answer in 50 ms"):
-            await client.invoke(address, request(ECHO), timeout_ms=50)
-        assert not patient.done()
+    full = socket.socket()
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    address = f"127.0.0.1:{full.getsockname()[1]}"
+    fillers = [socket.socket() for _ in range(3)]
+    for filler in fillers:
+        filler.setblocking(False)
+        filler.connect_ex(full.getsockname())
+    client = RemotingClient()
+    patient = asyncio.ensure_future(client.connect(address))
+    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no answer in 50 ms"):
+        await client.invoke(address, request(ECHO), timeout_ms=50)
+    assert not patient.done()
+    await client.close()
+    with pytest.raises(RemotingConnectError, match="this client was closed"):
+        await patient
+    for opened in (*fillers, full):
+        opened.close()
+
+
+async def test_a_closed_client_makes_no_connection() -> None:
+    async with behind_a_proxy() as (proxy, _, client):
+        await client.invoke(proxy.address, request(ECHO))
         await client.close()
-        with pytest.raises(RemotingConnectError, match="this client was closed"):
-            await patient
-        for opened in (*fillers, full):
-            opened.close()
-
-    asyncio.run(run())
-
-
-def test_a_closed_client_makes_no_connection() -> None:
-    async def run() -> None:
-        async with behind_a_proxy() as (proxy, _, client):
+        with pytest.raises(RemotingConnectError, match=f"cannot connect to {proxy.address}: this client was closed"):
             await client.invoke(proxy.address, request(ECHO))
-            await client.close()
-            with pytest.raises(
-                RemotingConnectError, match=f"cannot connect to {proxy.address}: this client was closed"
-            ):
-                await client.invoke(proxy.address, request(ECHO))
-            assert proxy.accepted == 1
-            client.open()
-            assert (await client.invoke(proxy.address, request(ECHO))).code == 0
-
-    asyncio.run(run())
+        assert proxy.accepted == 1
+        client.open()
+        assert (await client.invoke(proxy.address, request(ECHO))).code == 0

@@ -89,23 +89,20 @@ def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.LogCapt
     assert "serving this connection failed" in caplog.text
 
 
-def test_a_server_that_stops_ends_what_it_serves() -> None:
+async def test_a_server_that_stops_ends_what_it_serves() -> None:
     async def serve(stream: Stream) -> None:
         await stream.write(b"wait")
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        server = StreamServer(HOST, 0, serve)
-        server.start()
-        stream = await open_stream(f"{HOST}:{server.port}")
-        assert await stream.read(4) == b"wait"
-        await server.stop()
-        assert await stream.read(1) == b""
-        stream.close()
-        with pytest.raises(RemotingConnectError, match=rf"cannot connect to {HOST}:{server.port}: "):
-            await open_stream(f"{HOST}:{server.port}")
-
-    asyncio.run(run())
+    server = StreamServer(HOST, 0, serve)
+    server.start()
+    stream = await open_stream(f"{HOST}:{server.port}")
+    assert await stream.read(4) == b"wait"
+    await server.stop()
+    assert await stream.read(1) == b""
+    stream.close()
+    with pytest.raises(RemotingConnectError, match=rf"cannot connect to {HOST}:{server.port}: "):
+        await open_stream(f"{HOST}:{server.port}")
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "no.such.host.invalid:1"])

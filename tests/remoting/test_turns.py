@@ -13,8 +13,8 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting.connection import Connection
+from rucola.remoting.event_loop import LARGE, MOST_UNSENT, TurnLoop
 from rucola.remoting.server import RemotingServer
-from rucola.remoting.turns import LARGE, MOST_UNSENT, TurnLoop
 
 FIRST, LAST = 1, 2
 
@@ -109,67 +109,53 @@ def test_a_large_answer_waits_for_nobody_and_nobody_behind_many() -> None:
     assert early == [True, True]
 
 
-def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
+async def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
     """The write that fails at the end of a turn is the last that happens: nothing else wakes the loop."""
     late: list[str] = []
 
     def leave(_: list[Connection], peers: list[socket.socket]) -> None:
         reset(peers[0])
 
-    async def run() -> None:
-        gone = asyncio.Event()
-        asyncio.get_running_loop().call_later(30, late.append, "only a timer woke the loop")
-        async with one_turn(2, leave, on_close=lambda _: gone.set()) as peers:
-            await gone.wait()
-            assert late == []
-            assert len(await commands(peers[1], 1)) == 1
-
-    asyncio.run(run())
+    gone = asyncio.Event()
+    asyncio.get_running_loop().call_later(30, late.append, "only a timer woke the loop")
+    async with one_turn(2, leave, on_close=lambda _: gone.set()) as peers:
+        await gone.wait()
+        assert late == []
+        assert len(await commands(peers[1], 1)) == 1
 
 
-def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> None:
+async def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> None:
     """A late answer is given to the end of its turn; a large one is then written at once, and fails there."""
     late: list[str] = []
 
-    async def run() -> None:
-        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
-        async def answer(command: RemotingCommand) -> RemotingCommand:
-            loop.call_soon(reset, peer)  # in the turn that has the answer
-            return command.response(ResponseCode.SUCCESS, body=bytes(LARGE))
+    async def answer(command: RemotingCommand) -> RemotingCommand:
+        loop.call_soon(reset, peer)  # in the turn that has the answer
+        return command.response(ResponseCode.SUCCESS, body=bytes(LARGE))
 
-        server = RemotingServer(
-            "127.0.0.1", 0, {FIRST: lambda _, command: answer(command)}, on_close=lambda _: gone.set()
-        )
-        await server.start()
-        peer = socket.create_connection(("127.0.0.1", server.port))
-        peer.sendall(RemotingCommand.request(FIRST).encode())
-        loop.call_later(30, late.append, "only a timer woke the loop")
-        await gone.wait()
-        assert late == []
-        await server.stop()
-
-    asyncio.run(run())
+    server = RemotingServer("127.0.0.1", 0, {FIRST: lambda _, command: answer(command)}, on_close=lambda _: gone.set())
+    await server.start()
+    peer = socket.create_connection(("127.0.0.1", server.port))
+    peer.sendall(RemotingCommand.request(FIRST).encode())
+    loop.call_later(30, late.append, "only a timer woke the loop")
+    await gone.wait()
+    assert late == []
+    await server.stop()
 
 
-def test_what_is_closed_has_sent_its_answer() -> None:
-    async def run() -> None:
-        async with one_turn(2, lambda answered, _: answered[0].close()) as peers:
-            assert len(await commands(peers[0], 2)) == 1, "an answer, then the end"
-            assert len(await commands(peers[1], 1)) == 1
-
-    asyncio.run(run())
+async def test_what_is_closed_has_sent_its_answer() -> None:
+    async with one_turn(2, lambda answered, _: answered[0].close()) as peers:
+        assert len(await commands(peers[0], 2)) == 1, "an answer, then the end"
+        assert len(await commands(peers[1], 1)) == 1
 
 
-def test_what_one_peer_is_sent_keeps_its_order() -> None:
+async def test_what_one_peer_is_sent_keeps_its_order() -> None:
     def tell(answered: list[Connection], _: list[socket.socket]) -> None:
         for opaque in range(5):
             answered[0].send(RemotingCommand(7, opaque=opaque))
 
-    async def run() -> None:
-        async with one_turn(2, tell) as peers:
-            answer, *told = await commands(peers[0], 6)
-            assert answer.is_response
-            assert [command.opaque for command in told] == list(range(5))
-
-    asyncio.run(run())
+    async with one_turn(2, tell) as peers:
+        answer, *told = await commands(peers[0], 6)
+        assert answer.is_response
+        assert [command.opaque for command in told] == list(range(5))

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.session import LaterSession, Spark, local_session
-from spark.small_store import SmallStore
+from support.small_store import SmallStore
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from rucola.errors import StoreError
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive
-from rucola.spark.lake import open_lake, read_lake
+from rucola.spark.lake.lake import open_lake, read_lake
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
-from spark.small_store import HOST, SmallStore
+from support.small_store import HOST, SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 

@@ -19,10 +19,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.jobs import archive
-from rucola.spark.key_index import read_keys
-from rucola.spark.lake import read_lake
-from rucola.spark.snapshot import Snapshot, read_snapshot
-from spark.small_store import SmallStore
+from rucola.spark.lake.key_index import read_keys
+from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake.snapshot import Snapshot, read_snapshot
+from support.small_store import SmallStore
 
 DEADLINE_S = 300
 
@@ -30,7 +30,7 @@ DEADLINE_S = 300
 DYING_WORKER = """
 import os, signal, sys
 
-if "rucola.spark.daemon" in sys.orig_argv:
+if "rucola.spark.worker_daemon" in sys.orig_argv:
     from rucola.spark import reading
 
     def read(*arguments, whole=reading.read):
@@ -49,9 +49,9 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive
-from rucola.spark.lake import Lake
+from rucola.spark.lake.lake import Lake
 from rucola.spark.session import local_session
-from rucola.spark.snapshot import read_snapshot
+from rucola.spark.lake.snapshot import read_snapshot
 
 store, lake, kill = map(Path, sys.argv[1:])
 spark = local_session("killed", cores=2, is_short=True)

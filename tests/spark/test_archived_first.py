@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message.record import decode
-from rucola.spark.lake import open_lake
-from rucola.spark.snapshot import Progress
+from rucola.spark.lake.lake import open_lake
+from rucola.spark.lake.snapshot import Progress
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
-from stores import config, inner
+from support.stores import config, inner
 
 
 def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:

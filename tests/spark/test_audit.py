@@ -19,9 +19,9 @@ from rucola.fastjson import dumps_pretty
 from rucola.fastjson import loads as load_fastjson
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive, audit
-from rucola.spark.selection import Selection
+from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import Spark
-from spark.small_store import SmallStore
+from support.small_store import SmallStore
 
 HOUR_MS = 3_600_000
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC

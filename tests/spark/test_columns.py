@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, compression, record, sysflag
-from rucola.spark import columns
-from rucola.spark.columns import Damage, batches, decode, locate
-from spark.small_store import SmallStore
+from rucola.spark.source import columns
+from rucola.spark.source.columns import Damage, batches, decode, locate
+from support.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
 
@@ -264,7 +264,7 @@ def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from rucola.spark import reader\n"
-        "from rucola.spark.options import parse\n"
+        "from rucola.spark.source.options import parse\n"
         f"options = parse({{'storePath': {str(store.path)!r}}})\n"
         "batches = [one for part in reader.plan(options) for one in reader.read(part, options, options.columns)]\n"
         "print(sum(batch.num_rows for batch in batches), 'pandas' in sys.modules)\n"

@@ -23,14 +23,14 @@ from rucola.client.sync import Producer
 from rucola.errors import ConfigError
 from rucola.spark import session
 from rucola.spark.jobs import archive
-from rucola.spark.lake import LakeInUse, open_lake
-from rucola.spark.ledger import Acks
+from rucola.spark.jobs.replay_ledger import Acks
+from rucola.spark.lake.lake import LakeInUse, open_lake
+from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.session import LaterSession, local_session
-from rucola.spark.snapshot import read_snapshot
-from servers import RUCOLA, server
-from spark.small_store import SmallStore
 from spark.test_archive_killed import DEADLINE_S, until
 from spark.test_sink import broker
+from support.servers import RUCOLA, server
+from support.small_store import SmallStore
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 

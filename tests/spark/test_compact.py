@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive, compact
-from rucola.spark.key_index import key_hash, read_keys, runs_to_merge
-from rucola.spark.lake import read_lake
-from rucola.spark.snapshot import KeyFile, read_snapshot
-from spark.small_store import SmallStore
+from rucola.spark.lake.key_index import key_hash, read_keys, runs_to_merge
+from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake.snapshot import KeyFile, read_snapshot
+from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 

@@ -16,18 +16,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rucola.client import Message, MessageQueue
-from rucola.client.selectors import select_by_hash
+from rucola.client.producer.queue_selectors import select_by_hash
 from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, TopicNotFound
 from rucola.message import properties
 from rucola.protocol.codes import ResponseCode
-from rucola.spark.delivery import persist, queue_like, requests
-from rucola.spark.options import parse_sink
-from rucola.spark.sink import RocketMQWriter, Sent, _account
-from servers import server
-from spark.small_store import SmallStore
+from rucola.spark.source.delivery import persist, queue_like, requests
+from rucola.spark.source.options import parse_sink
+from rucola.spark.source.sink import RocketMQWriter, Sent, _account
 from spark.test_archive_killed import DEADLINE_S
 from spark.test_live import Row, read
 from spark.test_sink import broker, write
+from support.servers import server
+from support.small_store import SmallStore
 
 
 def by_queue(rows: list[Row]) -> dict[int, list[Row]]:

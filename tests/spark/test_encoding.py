@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.client.parcel import COMPRESS_THRESHOLD
+from rucola.client.producer.send_request import COMPRESS_THRESHOLD
 from rucola.errors import InvalidMessage
 from rucola.message.batch import encode_batch
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.spark import columns
-from rucola.spark.encoding import encode
-from rucola.spark.resending import COLUMNS
-from rucola.spark.sink import message_of
+from rucola.spark.jobs.resend import COLUMNS
+from rucola.spark.source import columns
+from rucola.spark.source.encoding import encode
+from rucola.spark.source.sink import message_of
 
 NAMES = st.one_of(
     st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "DELAY", "WAIT", "TIMER_DELIVER_MS"]), st.text(max_size=3)

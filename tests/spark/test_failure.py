@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError, MQError, StoreError
 from rucola.spark.jobs import archive, audit, replay
-from rucola.spark.source import RocketMQSource
-from spark.small_store import SmallStore
+from rucola.spark.source.data_source import RocketMQSource
 from spark.test_sink import broker
+from support.small_store import SmallStore
 
 
 def load(spark: SparkSession, store: SmallStore, **options: str) -> DataFrame:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.spark import lake as lake_module
-from rucola.spark.lake import Lake, open_lake
-from rucola.spark.snapshot import Progress, read_snapshot
+from rucola.spark.lake import lake as lake_module
+from rucola.spark.lake.lake import Lake, open_lake
+from rucola.spark.lake.snapshot import Progress, read_snapshot
 
 
 def stage(lake: Lake, offsets: Iterable[int]) -> None:
@@ -145,7 +145,7 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from rucola.spark import lake as lake_module
-from rucola.spark.lake import open_lake
+from rucola.spark.lake.lake import open_lake
 from spark.test_lake import second_commit, stage
 
 def die(*_):

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cluster import Cluster, cluster
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.client import Message, MessageQueue, Producer, PullConsumer
 from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
-from rucola.spark import reader
-from rucola.spark.options import parse
+from rucola.spark.source import batch_reader
+from rucola.spark.source.options import parse
 from spark.test_streaming import Query
+from support.cluster import Cluster, cluster
 
 Row = dict[str, Any]
 
@@ -28,8 +28,8 @@ Row = dict[str, Any]
 def read(namesrv: str, **given: str) -> list[Row]:
     """The rows of a batch; each partition goes through pickle as Spark sends it."""
     options = parse({"nameServer": namesrv, **given})
-    partitions = pickle.loads(pickle.dumps(reader.plan(options)))
-    batches = [batch for partition in partitions for batch in reader.read(partition, options, options.columns)]
+    partitions = pickle.loads(pickle.dumps(batch_reader.plan(options)))
+    batches = [batch for partition in partitions for batch in batch_reader.read(partition, options, options.columns)]
     return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
 
 
@@ -220,17 +220,19 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
                 await producer.send(Message("T", b"%d" % n))
         options = {"nameServer": running.namesrv, "subscribe": "T"}
         strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
-        (pulls,) = await asyncio.to_thread(reader.plan, strict)
+        (pulls,) = await asyncio.to_thread(batch_reader.plan, strict)
         pulls.ranges = (pulls.ranges[0]._replace(end=9),)
 
         def rows(chosen: Any) -> list[int]:
             return [
-                row["queueOffset"] for batch in reader.read(pulls, chosen, ["queueOffset"]) for row in batch.to_pylist()
+                row["queueOffset"]
+                for batch in batch_reader.read(pulls, chosen, ["queueOffset"])
+                for row in batch.to_pylist()
             ]
 
         with pytest.raises(StoreError, match=r"offsets 5 to 9 of .* are gone from the broker, which holds 0 to 5"):
             await asyncio.to_thread(rows, strict)
-        with caplog.at_level(logging.WARNING, "rucola.spark.pulls"):
+        with caplog.at_level(logging.WARNING, "rucola.spark.source.pull_partitions"):
             assert await asyncio.to_thread(rows, tolerant) == [0, 1, 2, 3, 4]
         assert "are gone from the broker" in caplog.text
 

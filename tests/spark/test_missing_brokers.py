@@ -16,17 +16,17 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from cluster import Cluster, cluster
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.client import PullConsumer
 from rucola.client.sync import EventLoopThread
 from rucola.errors import RemotingError, StoreError
-from rucola.spark import reader
-from rucola.spark.lag import lag_of
-from rucola.spark.options import parse
-from spark.microbatches import MicroBatches
+from rucola.spark.source import batch_reader
+from rucola.spark.source.lag import lag_of
+from rucola.spark.source.options import parse
 from spark.test_live import read, send
+from support.cluster import Cluster, cluster
+from support.micro_batches import MicroBatches
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -309,8 +309,8 @@ def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: pytest
         del assigned["subscribe"]
         given = {"nameServer": pair.running.namesrv, **assigned}
         with pytest.raises(RemotingError, match=r"not registered.*: queues 1, 2 of topic 'T'"):
-            await asyncio.to_thread(reader.plan, parse(given))
-        (pulls,) = await asyncio.to_thread(reader.plan, parse({**given, **TOLERANT}))
+            await asyncio.to_thread(batch_reader.plan, parse(given))
+        (pulls,) = await asyncio.to_thread(batch_reader.plan, parse({**given, **TOLERANT}))
         assert pulls.broker_name == "broker-a"
 
     with_pair(tmp_path, test)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import ConfigError
-from rucola.spark import options
-from rucola.spark.columns import SCHEMA
-from rucola.spark.offsets import EARLIEST
-from rucola.spark.options import CorruptRecords, parse
-from spark.small_store import SmallStore
+from rucola.spark.source import options
+from rucola.spark.source.columns import SCHEMA
+from rucola.spark.source.offset_options import EARLIEST
+from rucola.spark.source.options import CorruptRecords, parse
+from support.small_store import SmallStore
 
 
 def test_names_ignore_case_and_defaults_read_everything(small_store: SmallStore) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.spark.progress import tasks_told
+from rucola.spark.jobs.progress import tasks_told
 from rucola.spark.session import LaterSession
 
 

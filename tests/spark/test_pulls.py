@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo
 
-from cluster import cluster
 from rucola.client import Message, MessageQueue, Producer, PullConsumer
-from rucola.spark import reader
-from rucola.spark.options import parse
-from rucola.spark.places import Queue, Ranges
-from rucola.spark.planning import TARGET_SIZE
-from rucola.spark.pulls import Pulls, pack
-from rucola.spark.reader import NarrowedRocketMQReader, RocketMQReader
+from rucola.spark.source import batch_reader as reader
+from rucola.spark.source.batch_reader import NarrowedRocketMQReader, RocketMQReader
+from rucola.spark.source.log_splits import TARGET_SIZE
+from rucola.spark.source.options import parse
+from rucola.spark.source.pull_partitions import Pulls, pack
+from rucola.spark.source.source_offsets import Queue, Ranges
 from spark.test_live import read
+from support.cluster import cluster
 
 RANGES = st.dictionaries(
     st.builds(Queue, st.sampled_from("TU"), st.sampled_from("ab"), st.integers(0, 20)),
@@ -72,7 +72,9 @@ def test_small_queues_share_a_partition_and_large_ones_are_cut() -> None:
     assert len(pack({Queue("T", "a", 0): (0, 3)}, sizes, 10)) == 3
 
 
-def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """64 queues with 3 messages each, of which tags choose some; each queue is pulled once."""
     pulls: list[MessageQueue] = []
     pull_records = PullConsumer.pull_records
@@ -81,50 +83,42 @@ def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(tmp_path: Path, mon
         pulls.append(queue)
         return await pull_records(self, queue, *arguments, **named)  # type: ignore[arg-type]
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.create_topic(await running.start_broker(), "T", queues=64)
-            async with Producer("senders", running.namesrv) as producer:
-                for n in range(192):
-                    await producer.send(
-                        Message("T", b"%d" % n, tags="AB"[n // 64 % 2]), MessageQueue("T", "broker-a", n % 64)
-                    )
-            options = parse({"nameServer": running.namesrv, "subscribe": "T"})
-            (pulls_of_all,) = await asyncio.to_thread(reader.plan, options)
-            assert len(pulls_of_all.ranges) == 64
-            monkeypatch.setattr(PullConsumer, "pull_records", counted)
-            whole = RocketMQReader(options, ("queueId", "queueOffset", "body"))
-            rows = await asyncio.to_thread(rows_of, whole, pulls_of_all)
-            assert len(pulls) == 64
-            assert [(row["queueId"], row["queueOffset"]) for row in rows] == [
-                (q, n) for q in range(64) for n in range(3)
-            ]
-            assert all(int(row["body"]) == row["queueOffset"] * 64 + row["queueId"] for row in rows)
-            some = json.dumps({"T": {"broker-a": dict.fromkeys(map(str, range(64)), 2)}})
-            tagged = await asyncio.to_thread(
-                read, running.namesrv, subscribe="T", subExpression="A", endingOffsets=some, minPartitions="5"
-            )
-            # The third message of each queue has the tag, too, and lies behind the end.
-            assert sorted(int(row["body"]) for row in tagged) == list(range(64))
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(), "T", queues=64)
+        async with Producer("senders", running.namesrv) as producer:
+            for n in range(192):
+                await producer.send(
+                    Message("T", b"%d" % n, tags="AB"[n // 64 % 2]), MessageQueue("T", "broker-a", n % 64)
+                )
+        options = parse({"nameServer": running.namesrv, "subscribe": "T"})
+        (pulls_of_all,) = await asyncio.to_thread(reader.plan, options)
+        assert len(pulls_of_all.ranges) == 64
+        monkeypatch.setattr(PullConsumer, "pull_records", counted)
+        whole = RocketMQReader(options, ("queueId", "queueOffset", "body"))
+        rows = await asyncio.to_thread(rows_of, whole, pulls_of_all)
+        assert len(pulls) == 64
+        assert [(row["queueId"], row["queueOffset"]) for row in rows] == [(q, n) for q in range(64) for n in range(3)]
+        assert all(int(row["body"]) == row["queueOffset"] * 64 + row["queueId"] for row in rows)
+        some = json.dumps({"T": {"broker-a": dict.fromkeys(map(str, range(64)), 2)}})
+        tagged = await asyncio.to_thread(
+            read, running.namesrv, subscribe="T", subExpression="A", endingOffsets=some, minPartitions="5"
+        )
+        # The third message of each queue has the tag, too, and lies behind the end.
+        assert sorted(int(row["body"]) for row in tagged) == list(range(64))
 
 
-def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> None:
+async def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> None:
     """As the condition of a query gives it (see `pushdown`)."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            await running.create_topic(await running.start_broker(), "T")
-            async with Producer("senders", running.namesrv) as producer:
-                for tag in ("A", "A || B", "*"):
-                    await producer.send(Message("T", tag.encode(), tags=tag))
-            options = parse({"nameServer": running.namesrv, "subscribe": "T", "pushFilters": "true"})
-            for tag in ("A || B", "*", "A"):
-                narrowed = NarrowedRocketMQReader(options, ("body",))
-                assert narrowed.pushFilters([EqualTo(("tags",), tag)]) == []
-                (part,) = await asyncio.to_thread(narrowed.partitions)
-                rows = await asyncio.to_thread(rows_of, narrowed, part)
-                assert [row["body"].decode() for row in rows] == [tag]
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(), "T")
+        async with Producer("senders", running.namesrv) as producer:
+            for tag in ("A", "A || B", "*"):
+                await producer.send(Message("T", tag.encode(), tags=tag))
+        options = parse({"nameServer": running.namesrv, "subscribe": "T", "pushFilters": "true"})
+        for tag in ("A || B", "*", "A"):
+            narrowed = NarrowedRocketMQReader(options, ("body",))
+            assert narrowed.pushFilters([EqualTo(("tags",), tag)]) == []
+            (part,) = await asyncio.to_thread(narrowed.partitions)
+            rows = await asyncio.to_thread(rows_of, narrowed, part)
+            assert [row["body"].decode() for row in rows] == [tag]

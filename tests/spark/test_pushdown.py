@@ -25,11 +25,11 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from rucola.spark import reader
-from rucola.spark.options import parse
-from rucola.spark.reader import NarrowedRocketMQReader
-from spark.small_store import SmallStore
+from rucola.spark.source import batch_reader
+from rucola.spark.source.batch_reader import NarrowedRocketMQReader
+from rucola.spark.source.options import parse
 from spark.test_reading import expected
+from support.small_store import SmallStore
 
 OPERATIONS: dict[type[Filter], Any] = {
     EqualTo: lambda a, b: a == b,
@@ -100,8 +100,8 @@ def test_conditions_leave_out_nothing_that_is_asked_for(golden: Path, data: st.D
     options = parse({"storePath": str(store), "columns": ",".join(COLUMNS), **choice})
     rows = [
         row
-        for stretch in reader.plan(options)
-        for batch in reader.read(stretch, options, options.columns)
+        for stretch in batch_reader.plan(options)
+        for batch in batch_reader.read(stretch, options, options.columns)
         for row in batch.to_pylist()
     ]
     wanted = {row["commitLogOffset"] for row in rows if all(lets_through(each, row) for each in filters)}

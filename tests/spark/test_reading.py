@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from rucola.errors import ConfigError, MQError, StoreCorrupt
 from rucola.message import MessageInner
 from rucola.message.topics import TRANS_HALF_TOPIC, is_system_topic
-from rucola.spark import planning, reader
-from rucola.spark.options import parse
-from rucola.spark.reader import plan
+from rucola.spark.source import batch_reader as reader
+from rucola.spark.source import log_splits
+from rucola.spark.source.batch_reader import plan
+from rucola.spark.source.options import parse
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from spark.small_store import FILE_SIZE, HOST, SmallStore
+from support.small_store import FILE_SIZE, HOST, SmallStore
 
 Row = dict[str, Any]
 
@@ -233,9 +234,9 @@ def test_large_logs_are_cut_at_the_target_size(small_store: SmallStore, monkeypa
     places = [small_store.put(body=bytes(600)) for _ in range(60)]
     options = parse({"storePath": str(small_store.path)})
     assert len(plan(options)) == 1
-    monkeypatch.setattr(planning, "SMALL_SIZE", 5000)
+    monkeypatch.setattr(log_splits, "SMALL_SIZE", 5000)
     assert len(plan(options)) == 4  # so that a few cores have something to do
-    monkeypatch.setattr(planning, "TARGET_SIZE", 5000)
+    monkeypatch.setattr(log_splits, "TARGET_SIZE", 5000)
     stretches = plan(parse({"storePath": str(small_store.path)}))
     assert [stretch.begin for stretch in stretches] == [0, *[stretch.end for stretch in stretches[:-1]]]
     assert len(stretches) == 8  # 9.6 times the target: the power of two next to it
@@ -342,7 +343,7 @@ def test_a_damaged_record_ends_the_read_or_is_left_out(
     with pytest.raises(StoreCorrupt) as raised:
         read(small_store.path, **choice)
     assert damaged == int(Path(raised.value.path).name) + raised.value.position
-    with caplog.at_level(logging.WARNING, "rucola.spark.reading"):
+    with caplog.at_level(logging.WARNING, "rucola.spark.source.log_reader"):
         assert offsets(read(small_store.path, corruptRecords="skip", **choice)) == [p for p in places if p != damaged]
     assert "left out 1 damaged records" in caplog.text
     assert str(raised.value) in caplog.text
@@ -437,7 +438,7 @@ def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPath
         return [row for batch in found for row in batch.to_pylist()]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rucola.spark.columns.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
+        patch.setattr("rucola.spark.source.columns.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
         with_queues = rows()
-        patch.setattr("rucola.spark.reading._MOST_QUEUES", -1)
+        patch.setattr("rucola.spark.source.log_reader._MOST_QUEUES", -1)
         assert rows() == with_queues

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from rucola.cli.main import main
 from rucola.errors import StoreError
 from rucola.spark.jobs import rebuild
-from rucola.store.check import check
-from rucola.store.rebuild import found_settings
-from spark.small_store import SmallStore
+from rucola.store.tools.check import check
+from rucola.store.tools.rebuild import found_settings
 from store.test_rebuild import derived
-from stores import GOLDEN_DELAYS
+from support.small_store import SmallStore
+from support.stores import GOLDEN_DELAYS
 
 
 @pytest.mark.spark

@@ -19,16 +19,16 @@ from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
-from rucola.spark import lake as lake_module
 from rucola.spark.jobs import archive, compact, repair, search
-from rucola.spark.lake import open_lake, read_lake
-from rucola.spark.lookup import by_key
-from rucola.spark.selection import Selection
+from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake import lake as lake_module
+from rucola.spark.lake.lake import open_lake, read_lake
+from rucola.spark.lake.lookup import by_key
+from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.session import local_session
-from rucola.spark.snapshot import read_snapshot
-from spark.small_store import SmallStore
 from spark.test_lake import Deadly, Killed
 from spark.test_sink import broker
+from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 BROKER = "broker-a"

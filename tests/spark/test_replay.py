@@ -19,16 +19,15 @@ from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.errors import ConfigError, InvalidExpression, RemotingError, StoreCorrupt, StoreError
-from rucola.spark import resending
-from rucola.spark.jobs import archive, replay
-from rucola.spark.ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
-from rucola.spark.resending import Pace
-from rucola.spark.selection import Selection
+from rucola.spark.jobs import archive, replay, resend
+from rucola.spark.jobs.replay_ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
+from rucola.spark.jobs.resend import Pace
+from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import LaterSession, Spark
-from servers import RUCOLA, server
-from spark.small_store import SmallStore
 from spark.test_live import Row, read
 from spark.test_sink import broker
+from support.servers import RUCOLA, server
+from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
@@ -124,7 +123,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks are in flight together; those behind a failure do not go to its queue, and the ledger has all others."""
-    monkeypatch.setattr(resending, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(resend, "CHUNK_ROWS", 10)
     fill(small_store, 60, queues=2)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     fill(small_store, 60, queues=2)

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rucola.spark import charts, report
-from rucola.spark.charts import Series
+from rucola.spark.jobs import charts, report
 from rucola.spark.jobs.audit import TABLES
+from rucola.spark.jobs.charts import Series
 
 BEGIN = datetime(2023, 11, 15, 22, tzinfo=UTC)
 NOTHING: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}

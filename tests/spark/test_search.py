@@ -11,13 +11,13 @@ from rucola.errors import InvalidMessage, StoreError
 from rucola.message import MessageExt
 from rucola.message.record import body_crc
 from rucola.spark.jobs import archive, compact, search
-from rucola.spark.key_index import key_hash
-from rucola.spark.lake import read_lake
-from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id
-from rucola.spark.selection import Selection
+from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake.key_index import key_hash
+from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake.lookup import MOST, Found, by_key, by_offset_msg_id
 from rucola.spark.session import LaterSession, local_session
 from rucola.store.reader import StoreReader
-from spark.small_store import SmallStore
+from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 COLLIDING = "plumless", "buckeroo"  # two words with one CRC-32

@@ -11,7 +11,7 @@ import pytest
 
 from rucola.errors import ConfigError
 from rucola.spark import session
-from spark.small_store import SmallStore
+from support.small_store import SmallStore
 
 
 def runtime(home: Path, version: str) -> Path:

@@ -11,13 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
-from cluster import cluster
 from rucola.client.sync import EventLoopThread
 from rucola.errors import ConfigError
-from rucola.spark.options import parse_sink
-from rucola.spark.sink import RocketMQWriter
-from spark.small_store import SmallStore
+from rucola.spark.source.options import parse_sink
+from rucola.spark.source.sink import RocketMQWriter
 from spark.test_live import read
+from support.cluster import cluster
+from support.small_store import SmallStore
 
 HEADER = "body binary, topic string"
 

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from rucola.message.topics import is_system_topic
-from rucola.spark.columns import SCHEMA
-from spark.small_store import SmallStore
+from rucola.spark.source.columns import SCHEMA
+from support.small_store import SmallStore
 
 pytestmark = pytest.mark.spark
 

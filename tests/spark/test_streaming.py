@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rucola.errors import ConfigError, MQError, StoreError
-from rucola.spark import streaming
-from rucola.spark.lag import lag_of
-from rucola.spark.options import check_for_stream, parse
-from rucola.spark.streaming import RocketMQStreamReader
-from spark.small_store import FILE_SIZE, SmallStore
+from rucola.spark.source import stream_reader
+from rucola.spark.source.lag import lag_of
+from rucola.spark.source.options import check_for_stream, parse
+from rucola.spark.source.stream_reader import RocketMQStreamReader
+from support.small_store import FILE_SIZE, SmallStore
 
 Offset = dict[str, Any]
 
@@ -147,7 +147,7 @@ def test_a_batch_waits_for_enough_messages_or_time(
 ) -> None:
     """The first batch does not wait, nor does one after maxTriggerDelay."""
     now_s = 1000.0
-    monkeypatch.setattr(streaming, "monotonic", lambda: now_s)
+    monkeypatch.setattr(stream_reader, "monotonic", lambda: now_s)
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
     small_store.put("T")
     query = Query(**given, minOffsetsPerTrigger="10", maxTriggerDelay="1m")

@@ -11,11 +11,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 from rucola.errors import ConfigError
-from rucola.spark.schema import COLUMNS
-from rucola.spark.source import RocketMQSource
-from spark.small_store import SmallStore
+from rucola.spark.source.data_source import RocketMQSource
+from rucola.spark.source.schema import COLUMNS
 from spark.test_live import read
 from spark.test_sink import broker
+from support.small_store import SmallStore
 
 pytestmark = pytest.mark.spark
 

@@ -19,14 +19,14 @@ from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
-from rucola.spark.key_index import read_keys
-from rucola.spark.lake import read_lake
-from rucola.spark.messages import Messages
-from rucola.spark.schema import COLUMNS
-from rucola.spark.selection import Selection
+from rucola.spark.jobs.messages import Messages
+from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake.key_index import read_keys
+from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake.snapshot import Snapshot, read_snapshot
 from rucola.spark.session import SMALL_SIZE, LaterSession, Spark
-from rucola.spark.snapshot import Snapshot, read_snapshot
-from spark.small_store import SmallStore
+from rucola.spark.source.schema import COLUMNS
+from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 HERE = LaterSession("tests", is_wanted=False)
@@ -168,11 +168,11 @@ def test_many_rows_are_written_in_several_files(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is buffered is bounded; keys are cut by their hash."""
-    from rucola.spark import lake_rows
+    from rucola.spark.lake import row_files
 
-    monkeypatch.setattr(lake_rows, "_MOST_BUFFERED", 1)
-    monkeypatch.setattr(lake_rows, "ENTRIES_PER_FILE", 100)
-    monkeypatch.setattr("rucola.spark.columns.BATCH_ROWS", 40)
+    monkeypatch.setattr(row_files, "_MOST_BUFFERED", 1)
+    monkeypatch.setattr(row_files, "ENTRIES_PER_FILE", 100)
+    monkeypatch.setattr("rucola.spark.source.columns.BATCH_ROWS", 40)
     fill(small_store, 200)
     first = archive.run(HERE, small_store.path, tmp_path / "lake")
     snapshot = read_snapshot(tmp_path / "lake")
@@ -251,7 +251,7 @@ def test_options_decide_where_a_job_runs(
     for options in (["--spark"], ["--master", "local[1]"]):
         assert isinstance(result(*options).exception, Asked)
     monkeypatch.setattr(session, "SMALL_SIZE", 1000)
-    monkeypatch.setattr("rucola.spark.lake_rows.SMALL_SIZE", 1000)
+    monkeypatch.setattr("rucola.spark.lake.row_files.SMALL_SIZE", 1000)
     assert isinstance(result().exception, Asked)
     assert result("--no-spark", "--master", "local[1]").exit_code == 1
     assert result("--no-spark").exit_code == 0

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rucola.store.check import check
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
-from stores import OpenStore, config
+from rucola.store.tools.check import check
+from support.stores import OpenStore, config
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreError
-from rucola.store.check import MAX_FINDINGS, check
 from rucola.store.index import HEADER_SIZE
-from stores import OpenStore, crashed_copy, inner
+from rucola.store.tools.check import MAX_FINDINGS, check
+from support.stores import OpenStore, crashed_copy, inner
 
 LOG = Path("commitlog") / f"{0:020d}"
 QUEUE = Path("consumequeue") / "T" / "0" / f"{0:020d}"

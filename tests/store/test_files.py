@@ -19,7 +19,7 @@ from rucola.store.config_files import ConfigFile, config_path, read_config, writ
 from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, queue_directories
 from rucola.store.index import Index, IndexFile, index_file_name, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
-from stores import OpenStore
+from support.stores import OpenStore
 
 # config files --------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ import pytest
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode
 from rucola.message.topics import OFFSET_MOVED_EVENT
-from rucola.store.check import check
 from rucola.store.config import GetMessageStatus
-from rucola.store.dump import dump, dump_lines
 from rucola.store.index import index_file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from stores import RECOVERY_VARIANTS, OpenStore, golden_config
+from rucola.store.tools.check import check
+from rucola.store.tools.dump import dump, dump_lines
+from support.stores import RECOVERY_VARIANTS, OpenStore, golden_config
 
 STATUS_OF_CODE = {
     0: {GetMessageStatus.FOUND},

@@ -12,8 +12,8 @@ import pytest
 from rucola.errors import StoreCorrupt
 from rucola.message import MessageExt
 from rucola.message.compression import decompress
-from rucola.store.grep import Question, grep
 from rucola.store.reader import StoreReader
+from rucola.store.tools.grep import Question, grep
 
 
 @pytest.fixture(scope="module")

@@ -22,15 +22,15 @@ from rucola.message.hashing import string_hash
 from rucola.message.record import decode
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store import mapped_file
-from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE
 from rucola.store.dispatch import Arrived
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from rucola.store.rebuild import rebuild
-from stores import OpenStore, batch, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from rucola.store.tools.rebuild import rebuild
+from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 
 def bodies(records: list[bytes]) -> list[bytes]:

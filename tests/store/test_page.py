@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.cli.main import main
-from rucola.store.check import check
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
-from stores import HOST, inner
+from rucola.store.tools.check import check
+from support.stores import HOST, inner
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "store.md").read_text(encoding="utf-8")

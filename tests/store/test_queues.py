@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power import mapped_path
 from rucola.message import sysflag
 from rucola.store import mapped_file
-from rucola.store.check import check
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
 from rucola.store.dispatch import Arrived, Dispatcher, Pending, Queues
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
-from stores import OpenStore, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from support.power import mapped_path
+from support.stores import OpenStore, config, crashed_copy, inner
 
 PER_FILE = 3 * PAGE_SIZE // 4
 

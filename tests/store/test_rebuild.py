@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreCorrupt, StoreError, StoreLocked
-from rucola.store import rebuild as module
-from rucola.store.check import check
-from rucola.store.rebuild import found_settings, rebuild
-from stores import GOLDEN_DELAYS, OpenStore, config, crashed_copy, golden_config, inner
+from rucola.store.tools import rebuild as module
+from rucola.store.tools.check import check
+from rucola.store.tools.rebuild import found_settings, rebuild
+from support.stores import GOLDEN_DELAYS, OpenStore, config, crashed_copy, golden_config, inner
 
 
 def files_of(*directories: Path) -> list[tuple[str, bytes]]:

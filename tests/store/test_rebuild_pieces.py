@@ -10,8 +10,7 @@ import pytest
 
 from rucola.errors import StoreCorrupt
 from rucola.store.config import StoreConfig
-from rucola.store.rebuild import found_settings, rebuild
-from rucola.store.rebuild_pieces import (
+from rucola.store.tools.partial_rebuild import (
     Taken,
     UnitRun,
     index_names,
@@ -21,8 +20,9 @@ from rucola.store.rebuild_pieces import (
     write_index_file,
     write_queue,
 )
+from rucola.store.tools.rebuild import found_settings, rebuild
 from store.test_rebuild import derived
-from stores import GOLDEN_DELAYS, OpenStore, config, inner
+from support.stores import GOLDEN_DELAYS, OpenStore, config, inner
 
 
 def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[Taken]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rucola.store import recovery
-from stores import OpenStore, crashed_copy, inner
+from support.stores import OpenStore, crashed_copy, inner
 
 
 def test_a_long_recovery_says_how_far_it_is(

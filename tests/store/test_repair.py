@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rucola.errors import StoreError
-from rucola.store.check import check
-from rucola.store.dump import dump
 from rucola.store.message_store import MessageStore
-from rucola.store.repair import HOLE_TOPIC, REPAIRED, Repair, repair
-from stores import RECOVERY_VARIANTS, config, golden_config, inner
+from rucola.store.tools.check import check
+from rucola.store.tools.dump import dump
+from rucola.store.tools.repair import HOLE_TOPIC, REPAIRED, Repair, repair
+from support.stores import RECOVERY_VARIANTS, config, golden_config, inner
 
 FILE_SIZE = 4096
 START_MS = 1_700_000_000_000

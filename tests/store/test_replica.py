@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from rucola.errors import StoreError
 from rucola.message import sysflag
-from rucola.store.check import check
 from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
-from stores import batch, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from support.stores import batch, config, crashed_copy, inner
 
 FILE = 4096
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from rucola.errors import ConfigError
 from rucola.message.record import decode
 from rucola.store import mapped_file
-from rucola.store.check import check
 from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
 from rucola.store.retention import MAX_FILES_A_ROUND, ROUNDS_BY_HAND, DiskUsage
-from stores import OpenStore, batch, config, crashed_copy, inner
+from rucola.store.tools.check import check
+from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 HOUR_MS = 3_600_000
 DAY = 4  # an hour at which nothing is deleted is any other

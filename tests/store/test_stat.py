@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.store.stat import stat
+from rucola.store.tools.stat import stat
 
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])

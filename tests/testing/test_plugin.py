@@ -14,7 +14,7 @@ import pytest
 from rucola.client.sync import Message, Producer, PushConsumer
 from rucola.errors import ConfigError
 from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.store.check import check
+from rucola.store.tools.check import check
 from rucola.testing.rocketmq import RocketMQ
 
 pytest_plugins = ["pytester"]

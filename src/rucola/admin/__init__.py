@@ -5,10 +5,10 @@ from rucola.admin.cluster import order_conf
 from rucola.admin.dead_letters import REDRIVE_GROUP, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
 from rucola.admin.groups import ResetResult
 from rucola.admin.messages import MessageTrack, TrackType
-from rucola.admin.monitoring import Finding
-from rucola.admin.reading import TOOLS_GROUP, read_queue
-from rucola.admin.searching import MAX_LONG, PAGE, KeyQuery, KeyQueryResult
-from rucola.admin.tracing import MessageTraceView, TracedDelivery
+from rucola.admin.monitor import Finding
+from rucola.admin.queries import MAX_LONG, PAGE, KeyQuery, KeyQueryResult
+from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
+from rucola.admin.traces import MessageTraceView, TracedDelivery
 from rucola.admin.traffic import GroupTraffic, TopicTraffic, Traffic
 from rucola.message import MessageExt
 from rucola.message.topics import TRACE_TOPIC, dlq_topic, retry_topic

@@ -24,9 +24,9 @@ without clients is reset by the same call as one with clients.
 
 from __future__ import annotations
 
-from rucola.admin.exporting import ExportAdmin
-from rucola.admin.monitoring import MonitorAdmin
-from rucola.admin.tracing import TraceAdmin
+from rucola.admin.export import ExportAdmin
+from rucola.admin.monitor import MonitorAdmin
+from rucola.admin.traces import TraceAdmin
 from rucola.admin.traffic import TrafficAdmin
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rucola import settings
-from rucola.admin.asking import Asking, each, settled
+from rucola.admin.requests import Asking, each, settled
 from rucola.errors import BrokerError, ConfigError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode

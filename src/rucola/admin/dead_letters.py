@@ -30,11 +30,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 
-from rucola.admin.asking import each, masters_of
 from rucola.admin.messages import REDRIVEN_FROM, MessageAdmin
-from rucola.admin.reading import TOOLS_GROUP, chunks, read_queue
-from rucola.client.producer import Producer
-from rucola.client.pull import PullConsumer
+from rucola.admin.queue_reader import TOOLS_GROUP, chunks, read_queue
+from rucola.admin.requests import each, masters_of
+from rucola.client.consumer.pull_consumer import PullConsumer
+from rucola.client.producer.producer import Producer
 from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.message import Message, MessageExt, properties
 from rucola.message.topics import DLQ_PREFIX, dlq_topic, retry_topic

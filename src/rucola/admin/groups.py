@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rucola.admin.asking import Asking, addresses_of, each, first, masters_of, settled
+from rucola.admin.requests import Asking, addresses_of, each, first, masters_of, settled
 from rucola.errors import BrokerError, ConfigError, TopicNotFound
 from rucola.message.topics import check_group, retry_topic
 from rucola.protocol.body import decode_body, encode_body

@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rucola.admin.asking import each
 from rucola.admin.groups import CLIENT_WAIT_MS, GroupAdmin
-from rucola.admin.searching import SearchAdmin
+from rucola.admin.queries import SearchAdmin
+from rucola.admin.requests import each
 from rucola.errors import BrokerError, MQError, TopicNotFound
 from rucola.message import MessageExt, properties
 from rucola.message.ids import parse_offset_msg_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rucola.admin.asking import Asking, addresses_of, each, first
+from rucola.admin.requests import Asking, addresses_of, each, first
 from rucola.message.topics import check_topic
 from rucola.protocol.body import decode_body, decode_object
 from rucola.protocol.codes import RequestCode

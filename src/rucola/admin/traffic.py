@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rucola.admin.asking import each, masters_of
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
+from rucola.admin.requests import each, masters_of
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError
 from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key

@@ -19,47 +19,47 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
-from rucola.broker.cleaning import AskDisk, Cleaning, disk_usage
-from rucola.broker.clients import Clients
-from rucola.broker.clockwork import Alarm, Clockwork, Reput, in_thread
+from rucola.broker.background.group_commit import Flush
+from rucola.broker.background.registration import Registration
+from rucola.broker.background.retention import AskDisk, Cleaning, disk_usage
+from rucola.broker.background.scheduler import Alarm, Clockwork, Reput, in_thread
+from rucola.broker.client_registry import Clients
 from rucola.broker.config import BrokerConfig, MetricsExporterType
-from rucola.broker.congestion import TICK_MS, Congestion
-from rucola.broker.delay import PERSIST_INTERVAL_MS, DelayedDelivery
+from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, DelayedDelivery
+from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.timer import TimedDelivery
+from rucola.broker.delivery.transaction_check import TransactionCheck
+from rucola.broker.delivery.transactions import Transactions
 from rucola.broker.durability import Durability
-from rucola.broker.flush import Flush
-from rucola.broker.internal_puts import InternalPuts
-from rucola.broker.locks import QueueLocks
-from rucola.broker.processors.cleaning import CleaningProcessor
-from rucola.broker.processors.connections import ConnectionProcessor
-from rucola.broker.processors.group import GroupProcessor
-from rucola.broker.processors.heartbeat import HeartbeatProcessor
-from rucola.broker.processors.lock import LockProcessor
-from rucola.broker.processors.offset import OffsetProcessor
-from rucola.broker.processors.pull import PullProcessor
-from rucola.broker.processors.query import QueryProcessor
-from rucola.broker.processors.reply import ReplyProcessor
-from rucola.broker.processors.runtime import RuntimeProcessor
-from rucola.broker.processors.send import SendProcessor
-from rucola.broker.processors.send_back import SendBackProcessor
-from rucola.broker.processors.slave import SlaveProcessor
-from rucola.broker.processors.topic import TopicProcessor
-from rucola.broker.processors.transaction import TransactionProcessor
-from rucola.broker.pull_hold import PullRequestHold
-from rucola.broker.registration import Registration
+from rucola.broker.flow_control import TICK_MS, Congestion
+from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.queue_locks import QueueLocks
+from rucola.broker.remoting.cleaning import CleaningProcessor
+from rucola.broker.remoting.connections import ConnectionProcessor
+from rucola.broker.remoting.group import GroupProcessor
+from rucola.broker.remoting.heartbeat import HeartbeatProcessor
+from rucola.broker.remoting.lock import LockProcessor
+from rucola.broker.remoting.offset import OffsetProcessor
+from rucola.broker.remoting.pull import PullProcessor
+from rucola.broker.remoting.query import QueryProcessor
+from rucola.broker.remoting.reply import ReplyProcessor
+from rucola.broker.remoting.runtime import RuntimeProcessor
+from rucola.broker.remoting.send import SendProcessor
+from rucola.broker.remoting.send_back import SendBackProcessor
+from rucola.broker.remoting.slave import SlaveProcessor
+from rucola.broker.remoting.topic import TopicProcessor
+from rucola.broker.remoting.transaction import TransactionProcessor
 from rucola.broker.replication.master import Master
 from rucola.broker.replication.slave import Slave
-from rucola.broker.replication.synchronize import INTERVAL_MS as SYNCHRONIZE_INTERVAL_MS
-from rucola.broker.replication.synchronize import SlaveSynchronize
+from rucola.broker.replication.table_sync import INTERVAL_MS as SYNCHRONIZE_INTERVAL_MS
+from rucola.broker.replication.table_sync import SlaveSynchronize
 from rucola.broker.state import BrokerState
 from rucola.broker.stats import BrokerStats
-from rucola.broker.tables.filters import ConsumerFilterTable
+from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.persistence import TableWriting
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.broker.tables.writing import TableWriting
-from rucola.broker.timer import TimedDelivery
-from rucola.broker.transaction_check import TransactionCheck
-from rucola.broker.transactions import Transactions
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rucola.broker.flush import Flush
+from rucola.broker.background.group_commit import Flush
 from rucola.broker.replication.master import Master
 from rucola.protocol.codes import ResponseCode
 from rucola.store.config import BrokerRole, FlushDiskType, PutMessageStatus

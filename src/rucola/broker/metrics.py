@@ -44,9 +44,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from rucola.broker.clients import Clients
+from rucola.broker.client_registry import Clients
 from rucola.broker.config import BrokerConfig
-from rucola.broker.internal_puts import InternalPuts
+from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rucola.broker.clients import Clients
+from rucola.broker.client_registry import Clients
 from rucola.broker.config import BrokerConfig
-from rucola.broker.internal_puts import InternalPuts
+from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.stats import BrokerStats
-from rucola.broker.tables.filters import ConsumerFilterTable
+from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.persistence import TableWriting
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.broker.tables.writing import TableWriting
 from rucola.store.message_store import MessageStore
 
 

@@ -1,6 +1,6 @@
 """Logs of the servers: lines for people, or one JSON object a line for programs (`--logFormat json`).
 
-    {"time":"2013-01-01T05:15:00.000Z","level":"WARNING","logger":"rucola.broker.flush","message":"...","error":"..."}
+    {"time":"2013-01-01T05:15:00.000Z","level":"WARNING","logger":"rucola.broker.background.group_commit","message":"...","error":"..."}
 
 `error` is there where an exception belongs to the line: its traceback.
 """

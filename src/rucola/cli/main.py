@@ -24,9 +24,9 @@ from rucola.errors import MQError, StoreCorrupt
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMANDS = {
-    "standalone": ("rucola.cli.serve:standalone", "Name server and broker in one process, on one directory."),
-    "namesrv": ("rucola.cli.serve:namesrv", "A name server (mqnamesrv)."),
-    "broker": ("rucola.cli.serve:broker", "A broker (mqbroker)."),
+    "standalone": ("rucola.cli.servers:standalone", "Name server and broker in one process, on one directory."),
+    "namesrv": ("rucola.cli.servers:namesrv", "A name server (mqnamesrv)."),
+    "broker": ("rucola.cli.servers:broker", "A broker (mqbroker)."),
     "admin": ("rucola.cli.admin:admin", "Ask and change a running cluster (mqadmin)."),
     "store": ("rucola.cli.store:store", "Look into a store directory, search it, repair it."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Spark jobs over a store directory."),

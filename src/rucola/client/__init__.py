@@ -6,17 +6,17 @@ brokers see it), `parcel`, `producer`, `transaction`, `pull`; then `push` and wh
 `returns`; then `stats`, `metrics`, `sync`.
 """
 
-from rucola.client.consume_options import ConsumeFromWhere, MessageModel
+from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
+from rucola.client.consumer.options import ConsumeFromWhere, MessageModel
+from rucola.client.consumer.process_queue import PullLimits
+from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
+from rucola.client.consumer.push_consumer import PushConsumer
 from rucola.client.instance import ClientInstance
-from rucola.client.listener import ReconsumeLater, SuspendCurrentQueueAMoment
-from rucola.client.parcel import SendResult, SendStatus
-from rucola.client.process_queue import PullLimits
-from rucola.client.producer import Producer
-from rucola.client.pull import PullConsumer, PullResult, PullStatus
-from rucola.client.push import PushConsumer
-from rucola.client.selectors import select_by_hash, select_by_machine_room, select_by_random
+from rucola.client.producer.producer import Producer
+from rucola.client.producer.queue_selectors import select_by_hash, select_by_machine_room, select_by_random
+from rucola.client.producer.send_request import SendResult, SendStatus
+from rucola.client.producer.transaction import LocalTransactionState, TransactionProducer, TransactionSendResult
 from rucola.client.stats import ConsumerStats, Durations, ProducerStats
-from rucola.client.transaction import LocalTransactionState, TransactionProducer, TransactionSendResult
 from rucola.message import Message, MessageExt
 from rucola.protocol.queue import MessageQueue
 

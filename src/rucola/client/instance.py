@@ -35,9 +35,9 @@ from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
 from rucola.client.background import Background
+from rucola.client.consumer.operator_requests import OperatedConsumer, OperatorRequests
 from rucola.client.lifecycle import Lifecycle, finish
-from rucola.client.operator import OperatedConsumer, OperatorRequests
-from rucola.client.replies import Replies
+from rucola.client.request_reply import Replies
 from rucola.client.route import NAMESRV_TIMEOUT_MS, NameServers, TopicRoute, TopicRoutes
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, properties

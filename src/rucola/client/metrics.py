@@ -35,8 +35,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rucola.client import sync
-from rucola.client.producer import Producer
-from rucola.client.push import PushConsumer
+from rucola.client.consumer.push_consumer import PushConsumer
+from rucola.client.producer.producer import Producer
 from rucola.client.stats import Durations
 from rucola.protocol.connections import ConsumeStatus
 

@@ -26,16 +26,16 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from rucola.client import producer as producer_module
-from rucola.client import pull as pull_module
-from rucola.client import push as push_module
-from rucola.client import transaction as transaction_module
+from rucola.client.consumer import pull_consumer as pull_module
+from rucola.client.consumer import push_consumer as push_module
+from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullResult
 from rucola.client.instance import GroupClient
-from rucola.client.parcel import SendResult
-from rucola.client.producer import IN_FLIGHT, SEND_TIMEOUT_MS, Choice
-from rucola.client.pull import PULL_BATCH_SIZE, PullResult
+from rucola.client.producer import producer as producer_module
+from rucola.client.producer import transaction as transaction_module
+from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS, Choice
+from rucola.client.producer.send_request import SendResult
+from rucola.client.producer.transaction import LocalTransactionState, TransactionSendResult
 from rucola.client.stats import ConsumerStats, ProducerStats
-from rucola.client.transaction import LocalTransactionState, TransactionSendResult
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt
 from rucola.protocol.heartbeat import SUB_ALL

@@ -28,7 +28,7 @@ from rucola.client.background import Background
 from rucola.client.clock import now_ms
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle, finish
-from rucola.client.producer import Producer, Sent
+from rucola.client.producer.producer import Producer, Sent
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt, properties
 from rucola.message.batch import decode_batch

@@ -37,9 +37,9 @@ from rucola.demo.chart import draw
 from rucola.errors import MQError
 from rucola.message import MessageExt
 from rucola.spark.jobs import archive
-from rucola.spark.lake import read_lake
+from rucola.spark.lake.lake import read_lake
 from rucola.spark.session import local_session
-from rucola.store.check import check
+from rucola.store.tools.check import check
 
 GROUP = "flight-readers"
 FAILING_GROUP = "flight-auditors"

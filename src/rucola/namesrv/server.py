@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
-from rucola.namesrv.processors import Processors
+from rucola.namesrv.remoting import Processors
 from rucola.namesrv.routes import RouteTable
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer

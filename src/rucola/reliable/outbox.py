@@ -29,7 +29,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, registry
 
-from rucola.client.parcel import MAX_MESSAGE_SIZE
+from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
 from rucola.errors import InvalidMessage
 from rucola.message import Message, properties
 from rucola.message.delay import due_time_ms, parse_delay_levels

@@ -37,13 +37,13 @@ from rucola.client.background import Background
 from rucola.errors import MQError, RemotingError
 from rucola.reliable import claims, lanes, migration
 from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, digest
+from rucola.reliable.batch_sender import BatchSender
 from rucola.reliable.checks import Checker, receipts_of
 from rucola.reliable.claims import Outcome
 from rucola.reliable.database import Database
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import MANUAL, NEW, Tables
-from rucola.reliable.sending import BatchSender
 from rucola.reliable.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.turns import AtOnce, Turns, turns_of
+from rucola.remoting.event_loop import AtOnce, Turns, turns_of
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _SHORT: Final = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
 """Code is compiled by the quick compiler only; over a short life the thorough one costs more than it gains. The room
 for code is that of both, since a session of many queries fills the 48 MiB that a runtime reserves for one of them."""
-_DAEMON: Final = "rucola.spark.daemon"
+_DAEMON: Final = "rucola.spark.worker_daemon"
 _MASTER: Final = re.compile(
     r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*|k8s://\S+|yarn"
 )

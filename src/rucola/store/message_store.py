@@ -59,10 +59,10 @@ from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_que
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.read_batch import pass_over, take
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
-from rucola.store.taking import pass_over, take
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 from rucola.errors import ConfigError
 from rucola.files import sync_directory
 from rucola.message.record import peek
-from rucola.store.archived import archived_end
+from rucola.store.archive_bound import archived_end
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import StoreConfig
 from rucola.store.dispatch import Queues

@@ -19,10 +19,10 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from rucola.broker.clockwork import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, in_thread
+from rucola.broker.background.group_commit import Flush
+from rucola.broker.background.registration import Registration
+from rucola.broker.background.scheduler import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, in_thread
 from rucola.broker.config import BrokerConfig
-from rucola.broker.flush import Flush
-from rucola.broker.registration import Registration
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import TransferDecoder, encode_report
 from rucola.remoting.stream import Stream, open_stream, side_by_side

@@ -70,7 +70,7 @@ def query_both(
     if lake is None:
         return live(), Origins()
     with spark_needed():
-        from rucola.spark.lookup import by_key
+        from rucola.spark.lake.lookup import by_key
     try:
         result = live()
     except TopicNotFound:
@@ -97,6 +97,6 @@ def query_both(
 def archived_message(lake: Path, offset_msg_id: str) -> MessageExt | None:
     """Return the message to which a broker gave this id, None where the lake has none."""
     with spark_needed():
-        from rucola.spark.lookup import by_offset_msg_id
+        from rucola.spark.lake.lookup import by_offset_msg_id
     found = by_offset_msg_id(lake, offset_msg_id)
     return None if found is None else found.message

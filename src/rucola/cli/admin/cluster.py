@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, TopicTraffic
-from rucola.admin.asking import each
 from rucola.admin.cluster import shortest_rate
+from rucola.admin.requests import each
 from rucola.cli.admin.command import (
     ask,
     broker_option,

@@ -186,7 +186,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
         import pyarrow as pa  # here, since Arrow is an extra
         from pyarrow.parquet import ParquetWriter
 
-        from rucola.spark.columns import SCHEMA
+        from rucola.spark.source.columns import SCHEMA
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: Parquet needs `pip install 'rucola[spark]'`") from None
     columns = [column for column in SCHEMA if column.name != "brokerName"]

@@ -21,12 +21,12 @@ from rucola.admin import (
 )
 from rucola.cli.admin.archived import Origins, archive_option, archived_message, query_both
 from rucola.cli.admin.command import ask, begin_option, command, end_option, times_of, topic_option
-from rucola.cli.admin.sending import TOOLS_PRODUCER, print_sent, send_json
+from rucola.cli.admin.send import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.client import Message, Producer, PullConsumer
-from rucola.client.parcel import SendResult
-from rucola.client.pull import PullStatus
+from rucola.client.consumer.pull_consumer import PullStatus
+from rucola.client.producer.send_request import SendResult
 from rucola.errors import BrokerError, ConfigError, RemotingError, TopicNotFound
 
 group_option = click.option("-g", "--consumerGroup", "group", help="With -d: let this group's client consume it now.")

@@ -20,7 +20,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.output import print_json, print_table, time_text
-from rucola.client.rebalance import average
+from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import click
 
 from rucola.cli.extras import spark_needed
 from rucola.cli.output import progress_bar
-from rucola.spark.progress import tasks_told
+from rucola.spark.jobs.progress import tasks_told
 
 if TYPE_CHECKING:
     from rucola.spark.session import LaterSession

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import click
 
-from rucola.cli.store.looking import check, dump, grep, stat
-from rucola.cli.store.mending import rebuild, repair
+from rucola.cli.store.inspection import check, dump, grep, stat
+from rucola.cli.store.recovery import rebuild, repair
 
 
 @click.group()

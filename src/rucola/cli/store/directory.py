@@ -10,7 +10,7 @@ import click
 from rucola import settings
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
-from rucola.store.rebuild import found_settings
+from rucola.store.tools.rebuild import found_settings
 
 MARKS = ("commitlog", "config", "checkpoint")
 """What a store has from its first start on, or has left when somebody took parts of it away."""

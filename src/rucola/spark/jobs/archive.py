@@ -10,9 +10,9 @@ starts. A broker is known by its brokerName. Nothing follows from that about the
 none that deleteOnlyArchived can go by. A broker that was archived before, or that is required, and is missing now ends
 the run, unless that is allowed; a later run goes on where the broker's queues were.
 
-A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake`, which also says why a
-run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is no
-other state than the lake's own.
+A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake.lake`, which also says
+why a run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is
+no other state than the lake's own.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
-from rucola.spark import lake_rows, reader
-from rucola.spark.arrays import ints
-from rucola.spark.failure import plainly
-from rucola.spark.groups import Groups
-from rucola.spark.key_index import key_entries, write_keys
-from rucola.spark.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
-from rucola.spark.messages import frame_of
-from rucola.spark.options import Options, is_store, parse
-from rucola.spark.places import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
-from rucola.spark.planning import log_end
-from rucola.spark.schema import COLUMNS
+from rucola.spark.errors import plainly
+from rucola.spark.jobs.grouping import Groups
+from rucola.spark.jobs.messages import frame_of
+from rucola.spark.lake import row_files
+from rucola.spark.lake.key_index import key_entries, write_keys
+from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
+from rucola.spark.lake.snapshot import Progress
 from rucola.spark.session import Spark, runs_in_spark, session_of
-from rucola.spark.snapshot import Progress
+from rucola.spark.source import batch_reader as reader
+from rucola.spark.source.arrays import ints
+from rucola.spark.source.log_splits import log_end
+from rucola.spark.source.options import Options, is_store, parse
+from rucola.spark.source.schema import COLUMNS
+from rucola.spark.source.source_offsets import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
 from rucola.store.reader import StoreReader
 
 _log = logging.getLogger(__name__)
@@ -161,9 +162,9 @@ def run(
 ) -> Summary:
     """Archive what is new in a store directory and return what that was. Running again over the same adds nothing.
 
-    The options are those of the data source (see `rucola.spark.options`); without `fail_on_data_loss` messages that
-    were deleted before they were archived are warned of and passed over. Raises StoreError when `store` is no store
-    directory, is damaged, or is not the one that was archived under this name before; ConfigError when the lake
+    The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss` messages
+    that were deleted before they were archived are warned of and passed over. Raises StoreError when `store` is no
+    store directory, is damaged, or is not the one that was archived under this name before; ConfigError when the lake
     cannot be used. Nothing is archived then.
     """
     check_store(store)
@@ -210,7 +211,7 @@ def run_live(
     if no name server answers, or if a broker is missing that is required or has been archived before; without
     `fail_on_missing_broker` the summary names it. Nothing is archived after an error.
     """
-    from rucola.spark.live import LiveSource  # here, since an archive of a store needs no client
+    from rucola.spark.source.live_source import LiveSource  # here, since an archive of a store needs no client
 
     chosen = {
         "nameServer": name_server,
@@ -307,13 +308,13 @@ def stage(lake: Lake, messages: DataFrame) -> Staged:
 
 def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
     """Do what `stage` does in this process, with messages of all columns as record batches."""
-    lake_rows.write(batches, lake.staged_rows)
+    row_files.write(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
         return Staged()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
-    written = pa.Table.from_batches([batch for path in paths for batch in lake_rows.read_staged(path, names)])
-    lake_rows.write_entries(lake_rows.entries(paths), lake.staged_keys)
+    written = pa.Table.from_batches([batch for path in paths for batch in row_files.read_staged(path, names)])
+    row_files.write_entries(row_files.entries(paths), lake.staged_keys)
     groups = Groups(written, ["brokerName", "topic", "queueId"])
     sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
     numbers = groups.count(), groups.sum(sizes), groups.least(offsets), groups.most(offsets) + 1

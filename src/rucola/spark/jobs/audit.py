@@ -40,14 +40,14 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
-from rucola.spark import audit_tables, report
-from rucola.spark.audit_tables import HOUR_MS, PERCENTILES
-from rucola.spark.columns import schema_of
-from rucola.spark.failure import plainly
-from rucola.spark.messages import Messages
-from rucola.spark.options import is_store
-from rucola.spark.selection import Selection
+from rucola.spark.errors import plainly
+from rucola.spark.jobs import audit_tables, report
+from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
+from rucola.spark.jobs.messages import Messages
+from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.source.columns import schema_of
+from rucola.spark.source.options import is_store
 from rucola.store.reader import StoreReader
 
 HOT_KEYS: Final = 10

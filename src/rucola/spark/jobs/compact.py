@@ -5,7 +5,7 @@
     keys    runs of like size become one (see `key_index.runs_to_merge`)
 
 Both are one commit, so that a reader sees every message once, in its old file or in its new one (see
-`rucola.spark.lake`). No message is changed, and no other file is read.
+`rucola.spark.lake.lake`). No message is changed, and no other file is read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from rucola.spark import lake_rows
-from rucola.spark.failure import plainly
-from rucola.spark.key_index import read_keys, runs_to_merge, write_keys
-from rucola.spark.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
+from rucola.spark.errors import plainly
+from rucola.spark.lake import row_files as lake_rows
+from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
+from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
+from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
 from rucola.spark.session import Spark, runs_in_spark, session_of
-from rucola.spark.snapshot import KeyFile, RowFile, read_snapshot
 
 SMALL_SIZE: Final = 16 << 20
 TARGET_SIZE: Final = 128 << 20

@@ -5,8 +5,8 @@
     queues      by queue: the runs in the order of the log become the files of the queue
     index       by index file: its entries, found in the one or two files of the log that hold them
 
-Each step is a piece of `rucola.store.rebuild_pieces`; Spark deals them out and brings the runs of a queue together. A
-run is some bytes for many messages, so little travels. A task that is tried again writes its files anew.
+Each step is a piece of `rucola.store.tools.partial_rebuild`; Spark deals them out and brings the runs of a queue
+together. A run is some bytes for many messages, so little travels. A task that is tried again writes its files anew.
 
 Files are written beside the old ones and exchanged at the end, as `rucola store rebuild` does, which takes one process.
 The directory must be seen by driver and workers under one path.
@@ -28,12 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
-from rucola.spark.failure import plainly
+from rucola.spark.errors import plainly
 from rucola.spark.session import Spark, session_of
 from rucola.store.config import StoreConfig
-from rucola.store.rebuild import Progress, Rebuilt
-from rucola.store.rebuild import rebuild as rebuild_by
-from rucola.store.rebuild_pieces import (
+from rucola.store.tools.partial_rebuild import (
     IndexPart,
     Taken,
     UnitRun,
@@ -44,6 +42,8 @@ from rucola.store.rebuild_pieces import (
     write_index_file,
     write_queue,
 )
+from rucola.store.tools.rebuild import Progress, Rebuilt
+from rucola.store.tools.rebuild import rebuild as rebuild_by
 
 _TAKEN_IN: Final = pa.schema(
     [
@@ -120,7 +120,7 @@ def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
 def run(
     spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> Rebuilt:
-    """Write ConsumeQueues and index of a store anew, in place or under `out`, as `rucola.store.rebuild.rebuild` does.
+    """Rewrite ConsumeQueues and index of a store, in place or under `out`, like `rucola.store.tools.rebuild`.
 
     Arguments and errors are those of that.
     """

@@ -1,10 +1,10 @@
 """Repair job: restores a lake whose own files are missing or damaged.
 
-    inventory   every file of the lake, read by itself (see `rucola.spark.inventory`)
-    plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.restoration`)
+    inventory   every file of the lake, read by itself (see `rucola.spark.lake.inventory`)
+    plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.lake.restoration`)
     verify      if the snapshot was lost: the old key index and the progress show messages that no file has
     index       entries of the key index that are lost are made again, from the rows
-    commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake`)
+    commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake.lake`)
 
 A dry run ends before the index. Until the commit is decided nothing has changed, and from then on the next run that
 opens the lake completes it, so a repair can be killed anywhere and started again. It deletes no file.
@@ -24,13 +24,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
 from rucola.files import make_directory
-from rucola.spark.failure import plainly
-from rucola.spark.inventory import Inventory, take_inventory
-from rucola.spark.key_index import key_entries, read_keys, write_keys
-from rucola.spark.lake import Lake, locked, read_rows
-from rucola.spark.restoration import Plan, Planner, completable
+from rucola.spark.errors import plainly
+from rucola.spark.lake.inventory import Inventory, take_inventory
+from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
+from rucola.spark.lake.lake import Lake, locked, read_rows
+from rucola.spark.lake.restoration import Plan, Planner, completable
+from rucola.spark.lake.snapshot import OWN, Pending, Snapshot, check_files, committed_files
 from rucola.spark.session import Spark, session_of
-from rucola.spark.snapshot import OWN, Pending, Snapshot, check_files, committed_files
 
 _ADDRESS: Final = ("topic", "date", "brokerName", "commitLogOffset")
 _MOST_NAMED: Final = 10

@@ -1,16 +1,16 @@
 """The replay job: messages of a store directory or a lake are sent again, to live brokers.
 
-    select      which messages: a filter (see `rucola.spark.selection`)
+    select      which messages: a filter (see `rucola.spark.jobs.selection`)
     queues_of   what there is to send of each queue of the source, and its last message, which freezes the end: what is
                 stored later, be it by the replay itself, is not part of it
     lanes       queues are dealt out to tasks of near-equal count, each with its share of the rate. The task of a store
                 reads its queues in the order of their log; the rows of a lake are put in that order by Spark
-    send        messages are sent as they come (see `rucola.spark.resending`)
+    send        messages are sent as they come (see `rucola.spark.jobs.resend`)
 
 Every message is sent at least once, under its own unique key, so that consumers can drop repeats. What brokers have
-acknowledged stands in the ledger (see `rucola.spark.ledger`); a run that was killed is started again with the same
-ledger and goes on where that ends. Properties that the system set, such as a delay, are not sent along: a message comes
-to its queue at once.
+acknowledged stands in the ledger (see `rucola.spark.jobs.replay_ledger`); a run that was killed is started again with
+the same ledger and goes on where that ends. Properties that the system set, such as a delay, are not sent along: a
+message comes to its queue at once.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.spark import columns, resending
-from rucola.spark.arrays import ints, mask
-from rucola.spark.failure import plainly
-from rucola.spark.groups import Groups
-from rucola.spark.ledger import Ledger, Reached, SourceQueue, open_ledger
-from rucola.spark.messages import Messages
-from rucola.spark.options import SinkOptions, parse_sink
-from rucola.spark.progress import Progress, looking
-from rucola.spark.resending import Resending
-from rucola.spark.selection import Selection
+from rucola.spark.errors import plainly
+from rucola.spark.jobs import resend
+from rucola.spark.jobs.grouping import Groups
+from rucola.spark.jobs.messages import Messages
+from rucola.spark.jobs.progress import Progress, looking
+from rucola.spark.jobs.replay_ledger import Ledger, Reached, SourceQueue, open_ledger
+from rucola.spark.jobs.resend import Resending
+from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.source import columns
+from rucola.spark.source.arrays import ints, mask
+from rucola.spark.source.options import SinkOptions, parse_sink
 
 GROUP: Final = "rucola_replay"
 
@@ -147,7 +148,7 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
         .where("commitLogOffset > after AND commitLogOffset <= upto")
         .repartitionById(count, F.col("lane"))
         .sortWithinPartitions("brokerName", "commitLogOffset")
-        .select(*resending.COLUMNS)
+        .select(*resend.COLUMNS)
     )
 
 
@@ -172,16 +173,16 @@ def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     """Yield the messages between the bounds of their queues, in the order of their logs."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
-        found, codes = resending.queues_in(batch)
+        found, codes = resend.queues_in(batch)
         after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
 
     left = messages.of_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
-    batches = map(between, left.batches(resending.COLUMNS))
+    batches = map(between, left.batches(resend.COLUMNS))
     if not messages.is_lake:
         return batches
-    rows = pa.Table.from_batches(list(batches), columns.schema_of(resending.COLUMNS))
+    rows = pa.Table.from_batches(list(batches), columns.schema_of(resend.COLUMNS))
     order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
     return iter(rows.take(order).to_batches())
 
@@ -257,7 +258,7 @@ def _send(
     if messages.is_lake:  # whose files Spark has to put in order
         rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
         queues = session.createDataFrame(rows, _QUEUES)
-        sent = in_lanes(messages.frame(session, resending.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
+        sent = in_lanes(messages.frame(session, resend.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
     else:
         bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in dealt}) for dealt in lanes]
         tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")

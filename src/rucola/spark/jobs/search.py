@@ -8,7 +8,7 @@ What the snapshot and the key index tell is left out before Spark begins:
     offsetMsgId          files without its physical offset
 
 Everything is then compared row by row, so a search finds the same with the index as without. By key or offsetMsgId, and
-in few or small files, `rucola.spark.lookup` finds the same without a session.
+in few or small files, `rucola.spark.lake.lookup` finds the same without a session.
 """
 
 from __future__ import annotations
@@ -23,14 +23,24 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
-from rucola.spark import lake_rows
-from rucola.spark.failure import plainly
-from rucola.spark.lake import read_lake
-from rucola.spark.lookup import MOST, Found, by_key, by_offset_msg_id, files_at, has_key, messages_of, newest, places
-from rucola.spark.options import matching, parse_tags
-from rucola.spark.selection import Selection
+from rucola.spark.errors import plainly
+from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake import row_files
+from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake.lookup import (
+    MOST,
+    Found,
+    by_key,
+    by_offset_msg_id,
+    files_at,
+    has_key,
+    messages_of,
+    newest,
+    places,
+)
+from rucola.spark.lake.snapshot import RowFile, read_snapshot
 from rucola.spark.session import Spark, runs_in_spark, session_of
-from rucola.spark.snapshot import RowFile, read_snapshot
+from rucola.spark.source.options import matching, parse_tags
 
 _MOST_OFFSETS: Final = 1000
 """Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""
@@ -101,7 +111,7 @@ def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int
     """Return about how many bytes are read; next to nothing of what the key index or the snapshot points at."""
     if offset_msg_id is not None or selection.keys is not None:
         return 0
-    return lake_rows.size_of(lake, selection.files_of(read_snapshot(lake).rows))
+    return row_files.size_of(lake, selection.files_of(read_snapshot(lake).rows))
 
 
 def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> Found:

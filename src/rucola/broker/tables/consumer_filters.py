@@ -1,0 +1,167 @@
+"""What consumer groups filter by, where that is not tags: `config/consumerFilter.json`.
+
+Heartbeats bring the expressions; a pull without one of its own uses what its group has registered. A newer version of
+a subscription replaces an older one. An expression that cannot be compiled removes what was there, so that the pull
+says so. A group that has left is kept for `filterDataCleanTimeSpan`, since its retries may still come.
+
+The file carries what Apache's broker needs to take it over, also the group's places in a bloom filter (see
+`broker.bloom`), which nothing reads here.
+
+Answers to `ConsumerFilterManager` and `ConsumerFilterData` of Apache RocketMQ 4.9.8. Deliberate difference: a group
+that goes over to tags is filtered by its expression no longer, not even in its retries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from rucola.broker.bloom import BIT_COUNT, bloom_places
+from rucola.broker.config import BrokerConfig
+from rucola.broker.message_filter import Matches, matches
+from rucola.errors import InvalidMessage
+from rucola.protocol.body import Body, to_body
+from rucola.protocol.heartbeat import SubscriptionData
+from rucola.store.config_files import ConfigFile
+
+logger = logging.getLogger(__name__)
+
+_DEAD_BEFORE_START_MS = 30_000
+"""How long before the start a group is taken to have left that was there when the broker stopped."""
+
+
+class BloomFilterData(Body, kw_only=True):
+    """The places of a group in the bloom filter."""
+
+    bit_num: int
+    bit_pos: list[int]
+
+
+class ConsumerFilterData(Body, kw_only=True):
+    """What a group wants of a topic; a `dead_time` of 0 says that it is there."""
+
+    bloom_filter_data: BloomFilterData
+    born_time: int
+    client_version: int
+    consumer_group: str
+    dead: bool = False
+    dead_time: int = 0
+    expression: str
+    expression_type: str
+    topic: str
+
+
+class GroupFilters(Body, kw_only=True):
+    """The filters of a topic, by group."""
+
+    group_filter_data: dict[str, ConsumerFilterData] = {}
+    topic: str
+
+
+class ConsumerFilters(Body, kw_only=True):
+    """The whole file."""
+
+    filter_data_by_topic: dict[str, GroupFilters] = {}
+
+
+class ConsumerFilterTable:
+    """Filters by topic and group."""
+
+    def __init__(self, path: Path, config: BrokerConfig) -> None:
+        self._file = ConfigFile(path)
+        self._config = config
+        self._table: dict[tuple[str, str], ConsumerFilterData] = {}
+        self._matches: dict[tuple[str, str], Matches] = {}
+
+    def load(self, now_ms: int) -> None:
+        """Read what was written. All groups have left, until they are heard of. StoreCorrupt for a damaged file."""
+        value = self._file.read()
+        stored = to_body(ConsumerFilters, value) if value else ConsumerFilters()
+        for topic, groups in stored.filter_data_by_topic.items():
+            for group, data in groups.group_filter_data.items():
+                if self._set(topic, group, data) and data.dead_time == 0:
+                    _bury(data, max(data.born_time, now_ms - _DEAD_BEFORE_START_MS))
+
+    def get(self, topic: str, group: str) -> ConsumerFilterData | None:
+        """What the group has registered for the topic; None where it filters by tags, or wrongly."""
+        return self._table.get((topic, group))
+
+    def matches(self, topic: str, group: str) -> Matches | None:
+        """The compiled filter of the same."""
+        return self._matches.get((topic, group))
+
+    def register(self, group: str, subscriptions: Iterable[SubscriptionData], now_ms: int) -> None:
+        """Take over the subscriptions of a heartbeat. The group has left the topics that are not among them."""
+        subscribed = {subscription.topic: subscription for subscription in subscriptions}
+        for topic, owner in list(self._table):
+            data = self._table[topic, owner]
+            if owner == group and topic not in subscribed and not data.dead:
+                _bury(data, now_ms)
+        for topic, subscription in subscribed.items():
+            if subscription.is_tag_type or not subscription.sub_string:
+                self._remove(topic, group)
+            else:
+                self._register(group, subscription, now_ms)
+
+    def leave(self, group: str, now_ms: int) -> None:
+        """The last member of the group has gone."""
+        self.register(group, (), now_ms)
+
+    def persisting(self, now_ms: int) -> Callable[[], None]:
+        """Forget what left long ago, and return a call, for any thread, that writes the rest as it is now."""
+        for (topic, group), data in list(self._table.items()):
+            if data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
+                self._remove(topic, group)
+        document = ConsumerFilters()
+        for (topic, group), data in sorted(self._table.items()):
+            groups = document.filter_data_by_topic.setdefault(topic, GroupFilters(topic=topic))
+            groups.group_filter_data[group] = data
+        written = msgspec.to_builtins(document)
+        return self._file.writing(lambda: written)
+
+    def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
+        known = self._table.get((subscription.topic, group))
+        if known is not None and subscription.sub_version < known.client_version:
+            return
+        wanted = (subscription.expression_type, subscription.sub_string)
+        if known is not None and wanted == (known.expression_type, known.expression):
+            known.client_version = subscription.sub_version
+            known.dead, known.dead_time = False, 0
+        elif known is None or subscription.sub_version > known.client_version:
+            self._remove(subscription.topic, group)
+            self._set(
+                subscription.topic,
+                group,
+                ConsumerFilterData(
+                    bloom_filter_data=BloomFilterData(
+                        bit_num=BIT_COUNT, bit_pos=bloom_places(f"{group}#{subscription.topic}")
+                    ),
+                    born_time=now_ms,
+                    client_version=subscription.sub_version,
+                    consumer_group=group,
+                    expression=subscription.sub_string,
+                    expression_type=subscription.expression_type,
+                    topic=subscription.topic,
+                ),
+            )
+
+    def _set(self, topic: str, group: str, data: ConsumerFilterData) -> bool:
+        """Keep a filter if it can be compiled."""
+        try:
+            self._matches[topic, group] = matches(data.expression_type, data.expression)
+        except InvalidMessage as error:
+            logger.warning("group %s cannot filter topic %s: %s", group, topic, error)
+            return False
+        self._table[topic, group] = data
+        return True
+
+    def _remove(self, topic: str, group: str) -> None:
+        self._table.pop((topic, group), None)
+        self._matches.pop((topic, group), None)
+
+
+def _bury(data: ConsumerFilterData, now_ms: int) -> None:
+    data.dead, data.dead_time = True, now_ms

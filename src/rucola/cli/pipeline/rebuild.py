@@ -1,0 +1,42 @@
+"""`rucola pipeline rebuild`: ConsumeQueues and index of a store, made anew by many tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from rucola.cli.output import print_json
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.cli.store.directory import config_option, directory_argument, settings_of
+from rucola.cli.store.recovery import rebuilt_text
+
+
+@click.command()
+@directory_argument
+@config_option
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write here, and leave DIR as it is.")
+@master_option
+@json_option
+def rebuild(directory: Path, config_file: Path | None, out: Path | None, master: str | None, as_json: bool) -> None:
+    """Write the ConsumeQueues and the index of the store DIR anew, from its CommitLog, on all cores.
+
+    Does what `rucola store rebuild` does, which takes one core and no Java, and writes the same bytes.
+
+    \b
+    Examples:
+      rucola pipeline rebuild data
+      rucola pipeline rebuild data --out /tmp/derived -c broker.conf
+    """
+    with spark_needed():
+        from rucola.spark.jobs.rebuild import run
+        from rucola.spark.session import LaterSession
+    settings = settings_of(directory, config_file)
+    session = LaterSession("rucola pipeline rebuild", master)
+    with tasks_shown(session, "rebuild"):
+        done = run(session, directory, out, settings=settings)
+    if as_json:
+        print_json(msgspec.to_builtins(done, enc_hook=str))
+        return
+    click.echo(rebuilt_text(done))

@@ -1,0 +1,70 @@
+"""`rucola pipeline search`: messages out of the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rucola.cli.message_view import message_json
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.pipeline.archive import lake_option
+from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
+from rucola.cli.pipeline.selection_options import selected, selecting
+
+
+@click.command()
+@lake_option
+@selecting
+@click.option("-i", "--msgId", "offset_msg_id", help="Only the message to which the broker gave this offsetMsgId.")
+@click.option("-m", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True, help="At most.")
+@master_option
+@spark_option
+@json_option
+def search(
+    lake: Path,
+    topics: Sequence[str],
+    tags: str | None,
+    keys: Sequence[str],
+    sql: str | None,
+    begin: int | None,
+    end: int | None,
+    offset_msg_id: str | None,
+    most: int,
+    master: str | None,
+    use_spark: bool | None,
+    as_json: bool,
+) -> None:
+    """Archived messages, newest first, that meet every condition given.
+
+    By key, unique key or offsetMsgId it reads the few parts of the lake that the index names, at once; for anything
+    else all messages of the topics and days asked for, in Spark if they are many.
+
+    \b
+    Examples:
+      rucola pipeline search --lake lake -k N14228
+      rucola pipeline search --lake lake -t Flights -g 'UA || AA' -b 2013-01-01T05:00 -e 2013-01-01T06:00 --json
+    """
+    with spark_needed():
+        from rucola.spark.jobs.search import run
+        from rucola.spark.jobs.selection import Selection
+        from rucola.spark.session import LaterSession
+    selection = Selection(**selected(topics, tags, keys, sql, begin, end))
+    session = LaterSession("rucola pipeline search", master, is_wanted=use_spark)
+    with tasks_shown(session, "search"):
+        found = run(session, lake, selection, offset_msg_id, most=most)
+    if as_json:
+        messages = [{"brokerName": each.broker_name} | message_json(each.message) for each in found.messages]
+        print_json({"messages": messages, "cut": found.is_cut})
+    elif found.messages:
+        places = [(m.msg_id, m.topic, name, m.queue_id, m.queue_offset) for m, name in found.messages]
+        words = [(time_text(m.store_timestamp), m.tags or "", m.keys or "") for m, _ in found.messages]
+        print_table(
+            ("#Message ID", "#Topic", "#Broker", "#QID", "#Offset", "#Stored", "#Tags", "#Keys"),
+            [(*place, *rest) for place, rest in zip(places, words, strict=True)],
+        )
+    else:
+        click.echo("no message is like that", err=True)
+    if found.is_cut:
+        click.echo(f"these are the newest {most}, there are more: ask for more with -m", err=True)

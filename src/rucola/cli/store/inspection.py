@@ -1,0 +1,212 @@
+"""`rucola store check`, `stat`, `dump` and `grep`: look into a store. Nothing is written, no lock is taken."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from rucola.cli.output import print_json, print_table, progress_bar, time_given, time_text
+from rucola.cli.store.directory import config_option, directory_argument, index_slots
+from rucola.store.reader import StoreReader
+from rucola.store.tools.check import check as check_store
+from rucola.store.tools.dump import dump as dump_store
+from rucola.store.tools.dump import message_row
+from rucola.store.tools.grep import Question
+from rucola.store.tools.grep import grep as grep_store
+from rucola.store.tools.stat import IndexFileStat, QueueStat, StoreStat
+from rucola.store.tools.stat import stat as stat_store
+
+
+@click.command()
+@directory_argument
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Findings as a JSON list.")
+def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
+    """Hold everything in the store DIR against the format, and name what is wrong.
+
+    Records, BLANK tails, every ConsumeQueue unit, every index chain, checkpoint and configuration. Exit code 1 where
+    something was found. The store should not be served meanwhile: what is being written looks unfinished.
+
+    \b
+    Examples:
+      rucola store check data
+      rucola store check data --json
+    """
+    with progress_bar(f"check {directory}") as progress:
+        findings = check_store(directory, index_slots=index_slots(config_file), progress=progress)
+    if as_json:
+        print_json([{"path": str(found.path), "position": found.position, "what": found.what} for found in findings])
+    else:
+        for found in findings:
+            click.echo(f"{found.path} at byte {found.position}: {found.what}")
+        if findings:
+            click.echo(f"{len(findings)} finding{'s' if len(findings) > 1 else ''}", err=True)
+        else:
+            click.echo(f"{directory} is clean")
+    sys.exit(1 if findings else 0)
+
+
+@click.command()
+@directory_argument
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON document; times in milliseconds.")
+def stat(directory: Path, config_file: Path | None, as_json: bool) -> None:
+    """Count what the store DIR holds: the log and its waste, every queue, the index, checkpoint and configuration.
+
+    \b
+    Examples:
+      rucola store stat data
+      rucola store stat data --json | jq '.queues[] | {topic, queue_id, messages: .in_log.messages}'
+    """
+    with progress_bar(f"stat {directory}") as progress:
+        counted = stat_store(directory, index_slots=index_slots(config_file), progress=progress)
+    if as_json:
+        print_json(msgspec.to_builtins(counted, enc_hook=str))
+        return
+    _print_stat(counted)
+
+
+def _print_stat(counted: StoreStat) -> None:
+    log, records = counted.log, counted.log.records
+    times = " to ".join(time_text(time_ms) for time_ms in (records.first_timestamp, records.last_timestamp) if time_ms)
+    click.echo(f"CommitLog    {log.files} files of {log.file_size} bytes, {log.allocated} allocated")
+    click.echo(f"             physical offsets {log.begin} to {log.end}")
+    click.echo(f"             {records.messages} messages, {records.size} bytes, {records.keys} keys {times}".rstrip())
+    click.echo(f"             {log.blanks} blanks of {log.blank_size} bytes, {log.unused} bytes unused at the end")
+    if log.damage:
+        click.echo(f"             damaged: {log.damage}; run `rucola store check {counted.path}`")
+    point = [time_text(time_ms) or "never" for time_ms in counted.checkpoint]
+    click.echo(f"checkpoint   CommitLog {point[0]}, ConsumeQueue {point[1]}, index {point[2]}")
+    click.echo(
+        f"abort        {'there: the store is open, or was not closed in order' if counted.abort else 'not there'}"
+    )
+    click.echo(f"config       {' '.join(counted.config) or 'none'}\n")
+    if counted.queues:
+        names = ("#Topic", "#QID", "#Min Offset", "#Max Offset", "#Messages", "#Bytes", "#Keys", "#First", "#Last")
+        print_table(names, map(_queue_row, counted.queues))
+    if counted.index:
+        click.echo()
+        print_table(
+            ("#Index", "#Entries", "#Room", "#Slots used", "#Slots", "#First", "#Last"),
+            map(_index_row, counted.index),
+        )
+
+
+def _queue_row(queue: QueueStat) -> tuple[object, ...]:
+    own = queue.in_log
+    times = time_text(own.first_timestamp), time_text(own.last_timestamp)
+    return queue.topic, queue.queue_id, queue.min_offset, queue.max_offset, own.messages, own.size, own.keys, *times
+
+
+def _index_row(file: IndexFileStat) -> tuple[object, ...]:
+    times = time_text(file.begin_timestamp), time_text(file.end_timestamp)
+    return file.name, file.entries, file.max_entries, file.slots_used, file.slots, *times
+
+
+@click.command()
+@directory_argument
+@click.option("--json", is_flag=True, expose_value=False, help="One line of JSON a message, as always.")
+def dump(directory: Path) -> None:
+    """Print every message in the CommitLog of DIR, in order, as one line of JSON.
+
+    `cq` is topic|queueId|queueOffset, `tagsCode` what the ConsumeQueue has (null: not dispatched); bodies are given by
+    size and SHA-256, once decompressed and once as stored.
+
+    \b
+    Examples:
+      rucola store dump data | head
+      rucola store dump data | jq -r 'select(.topic == "Orders") | .msgId'
+    """
+    out = sys.stdout.buffer
+    encode = msgspec.json.Encoder().encode
+    with progress_bar(f"dump {directory}") as progress:
+        for message in dump_store(directory, None if sys.stdout.isatty() else progress):
+            out.write(encode(message))
+            out.write(b"\n")
+    out.flush()
+
+
+def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return re.compile(text.encode()) if text is not None else None
+    except re.error as error:
+        raise click.BadParameter(f"no regular expression: {error}") from None
+
+
+@click.command()
+@directory_argument
+@config_option
+@click.option("-t", "--topic", help="Only this topic.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="Only the queues with this id.")
+@click.option("-g", "--tag", help="Only messages with this tag.")
+@click.option("-k", "--key", help="Only messages with this key or unique key; found by the index where it can be.")
+@click.option(
+    "-b", "--begin", "begin_ms", callback=time_given, help="Stored at this time or later: 2013-01-01T05:15:00, or ms."
+)
+@click.option("-e", "--end", "end_ms", callback=time_given, help="Stored before this time.")
+@click.option("-s", "--text", help="Only messages whose body has this text.")
+@click.option("-r", "--regex", callback=_pattern, help="Only messages in whose body this expression matches.")
+@click.option("--all", "exhaustive", is_flag=True, help="Read the whole log, past ConsumeQueues and index.")
+@click.option("-n", "--max", "max_count", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--table", is_flag=True, help="A table of places, times, tags and keys.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON a message, as dump prints it (the default).")
+@click.pass_context
+def grep(
+    ctx: click.Context,
+    directory: Path,
+    config_file: Path | None,
+    topic: str | None,
+    queue_id: int | None,
+    tag: str | None,
+    key: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
+    text: str | None,
+    regex: re.Pattern[bytes] | None,
+    exhaustive: bool,
+    max_count: int | None,
+    table: bool,
+    as_json: bool,
+) -> None:
+    """Print the messages of the store DIR that meet all conditions. Exit code 1 where there is none.
+
+    With a topic only its ConsumeQueues are read, with a topic and a key only what the index leads to; otherwise the
+    whole log. Bodies are searched after decompression.
+
+    \b
+    Examples:
+      rucola store grep data -t Orders -k order-1
+      rucola store grep data -t Orders -g food -b 2013-01-01T05:00 -e 2013-01-01T06:00 --table
+      rucola store grep data -r 'pizza|pasta' -n 10
+    """
+    if table and as_json:
+        raise click.UsageError("--table and --json exclude each other")
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise click.UsageError("-b is not before -e: nothing lies between")
+    question = Question(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
+    if end_ms is not None:
+        question.end_ms = end_ms
+    rows: list[tuple[object, ...]] = []
+    count = 0
+    with (
+        StoreReader(directory, index_slots=index_slots(config_file)) as reader,
+        progress_bar(f"grep {directory}") as progress,
+    ):
+        for message in grep_store(reader, question, progress):
+            count += 1
+            if table:
+                place = message.topic, message.queue_id, message.queue_offset, message.physical_offset
+                time = time_text(message.store_timestamp)
+                rows.append((*place, time, message.tags or "", message.keys or "", message.msg_id))
+            else:
+                click.echo(msgspec.json.encode(message_row(message, reader.unit_of(message))))
+            if count == max_count:
+                break
+    if rows:
+        names = ("#Topic", "#QID", "#Offset", "#Physical Offset", "#Store Time", "#Tags", "#Keys", "#MsgId")
+        print_table(names, rows)
+    ctx.exit(0 if count else 1)

@@ -1,0 +1,220 @@
+"""The tables of an audit, computed from record batches in this process.
+
+They are those of `rucola.spark.jobs.audit`, function by function and column by column, for sources that are too small
+for Spark. `facts` makes a narrow row of each message; only these stay in memory, some 250 bytes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rucola.message import properties
+from rucola.message.delay import parse_delay_levels
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
+from rucola.spark.jobs.grouping import Groups, join
+from rucola.spark.source.arrays import Array, arrow, bools, combined, ints, mask, repeated, scalar, strings, values_of
+from rucola.spark.source.columns import TIMESTAMP
+
+COLUMNS: Final = (
+    *("brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes", "storeSize"),
+    *("storeTimestamp", "bornTimestamp", "body", "properties"),
+)
+"""The columns of a message that `facts` looks at."""
+
+HOUR_MS: Final = 3_600_000
+PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_KINDS: Final = strings([b"message", b"retry", b"dead letter"])
+_ZERO: Final = arrow(np.zeros(1, np.int32))[0]
+_INT: Final = "^[+-]?[0-9]{1,9}$"
+_QUEUE: Final = ["brokerName", "topic", "queueId"]
+_LAG_NUMBERS: Final = {
+    "queueId": pa.int32(),
+    **dict.fromkeys(("committed", "end", "messages", "bytes", "waitingMs"), pa.int64()),
+}
+
+
+def facts(messages: pa.RecordBatch) -> pa.Table:
+    """Return what is counted of each message: where it is, when, how large, of which group, a hash of its body."""
+    topic, pairs = messages["topic"], messages["properties"]
+    retry, dead = bools(pc.starts_with(topic, RETRY_PREFIX)), bools(pc.starts_with(topic, DLQ_PREFIX))
+    kind = _KINDS.take(arrow(np.where(retry, 1, np.where(dead, 2, 0))))
+    slices = pc.utf8_slice_codeunits(topic, len(RETRY_PREFIX)), pc.utf8_slice_codeunits(topic, len(DLQ_PREFIX))
+    group = pc.if_else(mask(retry), slices[0], pc.if_else(mask(dead), slices[1], pa.nulls(len(topic), pa.string())))
+    level = values_of(pairs, properties.DELAY)
+    names = ["brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes"]
+    return pa.table(
+        {
+            **{name: messages[name] for name in names},
+            "size": messages["storeSize"],
+            "storedMs": arrow(ints(messages["storeTimestamp"].view(pa.int64())) // 1000),
+            "bornMs": arrow(ints(messages["bornTimestamp"].view(pa.int64())) // 1000),
+            "bodyHash": arrow(np.fromiter(map(hash, messages["body"].to_pylist()), np.int64, len(messages))),
+            "kind": kind,
+            "group": group,
+            "originTopic": values_of(pairs, properties.RETRY_TOPIC),
+            "originId": values_of(pairs, properties.ORIGIN_MESSAGE_ID),
+            "delayLevel": pc.if_else(pc.match_substring_regex(level, _INT), level, scalar("0")).cast(pa.int32()),
+        }
+    )
+
+
+def topics(facts: pa.Table) -> pa.Table:
+    """Return a row a topic: messages, bytes, sizes, first and last time, milliseconds from birth to store, repeats."""
+    groups = Groups(facts, ["topic"])
+    size, stored = ints(facts["size"]), ints(facts["storedMs"])
+    count, kind = groups.count(), groups.first(facts["kind"])
+    is_plain = _is(kind, "message")
+    return groups.table(
+        kind=kind,
+        queues=groups.distinct(facts, ["brokerName", "queueId"]),
+        messages=count,
+        bytes=groups.sum(size),
+        averageSize=groups.sum(size) / count,
+        largestSize=groups.most(size),
+        first=_times(groups.least(stored)),
+        last=_times(groups.most(stored)),
+        **_percentiles(groups, stored - ints(facts["bornMs"])),
+        repeatedIds=np.where(is_plain, count - groups.distinct(facts, ["msgId"]), 0),
+        repeatedBodies=np.where(is_plain, count - groups.distinct(facts, ["bodyHash"]), 0),
+    )
+
+
+def hours(facts: pa.Table) -> pa.Table:
+    """Return a row a topic and hour: messages, bytes, messages a second on average and at most, born-to-store times."""
+    stored = ints(facts["storedMs"])
+    timed = _with_hour(facts).append_column("second", arrow(stored // 1000))
+    groups, seconds = Groups(timed, ["topic", "hour"]), Groups(timed, ["topic", "hour", "second"])
+    peaks = np.zeros(len(groups.keys), np.int64)
+    np.maximum.at(peaks, groups.codes[seconds.firsts], seconds.count())
+    return groups.table(
+        messages=groups.count(),
+        bytes=groups.sum(ints(facts["size"])),
+        perSecond=groups.count() / (HOUR_MS / 1000),
+        **_percentiles(groups, stored - ints(facts["bornMs"])),
+        peakPerSecond=peaks,
+    )
+
+
+def failures(facts: pa.Table) -> pa.Table:
+    """Return a row a group, kind (`retry` or `dead letter`), topic of origin and hour: messages, and most tries."""
+    failed = _with_hour(facts.filter(mask(~_is(facts["kind"], "message"))))
+    groups = Groups(failed, ["group", "kind", "originTopic", "hour"])
+    return groups.table(messages=groups.count(), mostTries=groups.most(ints(failed["reconsumeTimes"])))
+
+
+def sizes(facts: pa.Table) -> pa.Table:
+    """Return a row a topic and class of size: records of more than `upto` / 2 and up to `upto` bytes."""
+    size = ints(facts["size"])
+    upto = np.int64(1) << np.ceil(np.log2(size)).astype(np.int64)
+    groups = Groups(facts.append_column("upto", arrow(upto)), ["topic", "upto"])
+    return groups.table(messages=groups.count(), bytes=groups.sum(size))
+
+
+def hot_keys(facts: pa.Table, most: int) -> pa.Table:
+    """Return a row a topic and key, for the `most` keys of each topic that most messages have, but not one alone."""
+    keys = combined(facts["keys"])
+    exploded = pa.table({"topic": facts["topic"].take(pc.list_parent_indices(keys)), "key": keys.flatten()})
+    groups = Groups(exploded, ["topic", "key"])
+    counted = groups.table(messages=groups.count()).filter(mask(groups.count() > 1))
+    order = [("topic", "ascending"), ("messages", "descending"), ("key", "ascending")]
+    counted = counted.take(pc.sort_indices(counted, order))
+    of_topic = Groups(counted, ["topic"])
+    rank = np.arange(len(counted)) - np.repeat(np.cumsum(of_topic.count()) - of_topic.count(), of_topic.count()) + 1
+    return counted.append_column("rank", arrow(rank.astype(np.int32))).filter(mask(rank <= most))
+
+
+def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> pa.Table:
+    """Return a row a group, topic and way to know (`trace` or `given back`): milliseconds from store to consumption.
+
+    `traces` are the bodies of the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
+    """
+    plain = facts.filter(mask(_is(facts["kind"], "message"))).select(["topic", "msgId", "offsetMsgId", "storedMs"])
+    retries = facts.filter(mask(_is(facts["kind"], "retry") & (ints(facts["reconsumeTimes"]) == 1)))
+    delays = np.array([0, *parse_delay_levels(delay_levels)])
+    level = ints(retries["delayLevel"].fill_null(_ZERO)).clip(0, len(delays) - 1)
+    given_back = pa.table(
+        {
+            "group": retries["group"],
+            "offsetMsgId": retries["originId"],
+            "at": arrow(ints(retries["storedMs"]) - delays[level]),
+        }
+    )
+    consumed = list(_consumed(traces))
+    traced = pa.table(
+        {
+            "group": strings([group.encode() for group, _, _ in consumed]),
+            "msgId": strings([msg_id.encode() for _, msg_id, _ in consumed]),
+            "at": arrow(np.array([at for _, _, at in consumed], np.int64)),
+        }
+    )
+    ways = {
+        "given back": join(plain, given_back, "offsetMsgId"),
+        "trace": join(plain, traced, "msgId"),
+    }
+    known = pa.concat_tables(
+        way.select(["group", "topic", "storedMs", "at"]).append_column("known", repeated(name, len(way)))
+        for name, way in ways.items()
+    )
+    groups = Groups(known, ["group", "topic", "known"])
+    waited = np.maximum(ints(known["at"]) - ints(known["storedMs"]), 0)
+    return groups.table(messages=groups.count(), **_percentiles(groups, waited))
+
+
+def _consumed(traces: Iterable[bytes]) -> Iterator[tuple[str, str, int]]:
+    """Yield group, msgId and time of each first consumption that traces report."""
+    for trace in traces:
+        for line in trace.decode("utf-8", "replace").split("\x02"):
+            fields = line.split("\x01")
+            if len(fields) > 6 and fields[0] == "SubBefore" and fields[6] == "0" and fields[1].isdecimal():
+                yield fields[3], fields[5], int(fields[1])
+
+
+def lags(facts: pa.Table, progress: Iterable[tuple[str, str, str, int, int]]) -> pa.Table:
+    """Return a row a group and queue: what it has not consumed, and how long the oldest of that has been waiting.
+
+    `progress` has the committed offsets: brokerName, group, topic, queueId, committed.
+    """
+    groups = Groups(facts, _QUEUE)
+    queue_of = {tuple(key.values()): number for number, key in enumerate(groups.keys.to_pylist())}
+    order = np.lexsort((ints(facts["queueOffset"]), groups.codes))
+    offsets, size, stored = (ints(facts[name])[order] for name in ("queueOffset", "size", "storedMs"))
+    last = int(stored.max(initial=0))
+    names: list[tuple[str, str, str]] = []
+    numbers: list[tuple[int, ...]] = []
+    for broker_name, group, topic, queue_id, committed in progress:
+        number = queue_of.get((broker_name, topic, queue_id))
+        begin, end = (0, 0) if number is None else groups.edges[number : number + 2].tolist()
+        first = begin + int(np.searchsorted(offsets[begin:end], committed))
+        oldest = int(stored[first:end].min()) if first < end else last
+        names.append((group, broker_name, topic))
+        most = int(offsets[end - 1]) + 1 if begin < end else committed
+        waiting = int(size[first:end].sum(dtype=np.int64))
+        numbers.append((queue_id, committed, most, end - first, waiting, last - oldest))
+    columns = np.array(numbers, np.int64).reshape(-1, len(_LAG_NUMBERS))
+    return pa.table(
+        {name: strings([row[at].encode() for row in names]) for at, name in enumerate(("group", "brokerName", "topic"))}
+        | {name: arrow(columns[:, at]).cast(kind) for at, (name, kind) in enumerate(_LAG_NUMBERS.items())}
+    )
+
+
+def _is(column: pa.ChunkedArray, value: str) -> Array:
+    return bools(pc.equal(column, scalar(value)))
+
+
+def _percentiles(groups: Groups, values: Array) -> dict[str, Array]:
+    """Return percentiles of milliseconds, and the largest value."""
+    return {name: groups.at_rank(values, share) for name, share in PERCENTILES.items()} | {"most": groups.most(values)}
+
+
+def _with_hour(facts: pa.Table) -> pa.Table:
+    hour = ints(facts["storedMs"]) // HOUR_MS * HOUR_MS
+    return facts.append_column("hour", _times(hour))
+
+
+def _times(milliseconds: Array) -> pa.Array:
+    return arrow(milliseconds * 1000).view(TIMESTAMP)

@@ -1,0 +1,347 @@
+"""Plan of a repair: the lake that can be restored from its own files, and the losses.
+
+Built from an inventory, in this order:
+
+1. The base is the snapshot or, if it is lost, the copy of the one before; without either it is an empty lake.
+2. A pending commit whose files are all there is part of it. Any other pending commit is dropped: its run never counted
+   for the store, so the next run archives the same messages again.
+3. Files of later commits than the base's are added. A commit is published (progress.json) after its files are in
+   place, so a file of which nothing is published belongs to a run that did not count; it is set aside.
+4. Files whose messages are all in other files were replaced by a compaction; the older ones are set aside.
+5. Progress is the furthest that any copy of it says. If the published progress is lost, it follows from the rows: their
+   last physical offset and queue offsets.
+6. The key index is kept if the base is the snapshot itself, except for runs that lack a file. Otherwise it is built
+   again from the rows, after the old entries were used to look for lost ones (see `rucola.spark.jobs.repair`).
+
+No file is deleted: whatever the plan cannot use is moved to `_rucola/aside/<commit>/`.
+
+Nothing here needs Spark, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rucola.errors import ConfigError
+from rucola.spark.lake.inventory import Inventory, addresses, brokers_of, commit_of
+from rucola.spark.lake.snapshot import OWN, KeyFile, Pending, Progress, RowFile, Snapshot, further
+from rucola.spark.source.arrays import Array, ints
+
+_SNAPSHOT: Final = f"{OWN}/snapshot.json"
+_PROGRESS: Final = f"{OWN}/progress.json"
+_PENDING: Final = f"{OWN}/pending.json"
+_FILES_IN_MEMORY: Final = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The content of the repaired lake, and what happens to all other files.
+
+    `moves` are those of a pending commit that is completed. `keys` are kept; if `unindexed` is not None, entries for
+    these rows are added to them: for all rows, or for those that have none. `asides` are set aside; `replaced` stay for
+    a while for queries that read them. `findings` name the damage, `missing` the messages of files that are in the
+    snapshot and are gone or damaged.
+    """
+
+    number: int
+    rows: tuple[RowFile, ...]
+    keys: tuple[KeyFile, ...]
+    progress: Mapping[str, Progress]
+    moves: Mapping[str, str]
+    asides: tuple[str, ...]
+    replaced: frozenset[str]
+    rebuilds_index: bool
+    completes_index: bool
+    findings: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+class Planner:
+    """Planner for one lake. `kinds` has for a broker whether it was archived live, in case that no file shows it."""
+
+    def __init__(self, found: Inventory, kinds: Mapping[str, bool]) -> None:
+        self._found = found
+        self._kinds = kinds
+        self._base = found.snapshot or found.older_snapshot or Snapshot()
+        self._pending = completable(found, self._base)
+        is_new = found.pending is not None and found.pending.number != self._base.number
+        self._is_dropped = is_new and self._pending is None
+        self._known = self._base if self._pending is None else self._pending.after(self._base)
+        self._findings: list[str] = []
+        self._missing: list[str] = []
+        self._asides: list[str] = []
+        # Files are read one after the other, so that a lake of any size can be repaired; few are needed twice.
+        self._addresses = lru_cache(_FILES_IN_MEMORY)(lambda path: addresses(found, found.rows[path]))
+        self._brokers = cache(lambda path: brokers_of(found, found.rows[path]))
+
+    def plan(self) -> Plan:
+        """Return the plan. Raises ConfigError if nothing says how a broker was archived."""
+        self._name_damage()
+        rows, added = self._rows()
+        keys, replaced, rebuilds, completes = self._keys(rows, added)
+        progress = self._progress(added)
+        if self._is_dropped or _PENDING in self._found.damages:
+            staged = (self._found.root / OWN / "staging").glob("*")
+            self._asides += [f"{OWN}/staging/{path.name}" for path in staged]
+        named = {*(file.path for file in rows), *(file.path for file in keys)}
+        moves = {} if self._pending is None else self._pending.moves
+        return Plan(
+            number=self._found.last_number + 1,
+            rows=tuple(rows),
+            keys=tuple(keys),
+            progress=progress,
+            moves={source: place for source, place in moves.items() if place in named},
+            asides=tuple(sorted(set(self._asides))),
+            replaced=frozenset(replaced),
+            rebuilds_index=rebuilds,
+            completes_index=completes,
+            findings=tuple(self._findings),
+            missing=tuple(self._missing),
+        )
+
+    def _name_damage(self) -> None:
+        """Add the damage of the lake's own files to the findings."""
+        found = self._found
+        for path in (_SNAPSHOT, f"{_SNAPSHOT}.bak", _PROGRESS, f"{_PROGRESS}.bak"):
+            if path in found.damages:
+                self._findings.append(f"{path}: {found.damages[path]}")
+                self._asides.append(path)
+        if _PENDING in found.damages:
+            self._findings.append(f"{_PENDING}: {found.damages[_PENDING]}; its commit is dropped")
+        is_first = self._pending is not None and self._pending.number == 1
+        has_files = found.rows or found.keys or found.progress or found.older_snapshot or found.older_progress
+        if found.snapshot is None and _SNAPSHOT not in found.damages and has_files and not is_first:
+            self._findings.append(f"{_SNAPSHOT}: the file is missing")
+        if found.progress is None and _PROGRESS not in found.damages and has_files and not is_first:
+            self._findings.append(f"{_PROGRESS}: the file is missing")
+        is_committed = found.snapshot is not None and self._pending is None
+        if found.progress is not None and is_committed and dict(found.progress) != dict(self._known.progress):
+            self._findings.append(f"{_PROGRESS}: it is not the progress of the snapshot")
+        if self._pending is not None:
+            self._findings.append(f"{_PENDING}: commit {self._pending.number} was interrupted; it is completed")
+        if self._is_dropped:
+            self._findings.append(f"{_PENDING}: the commit does not follow the snapshot, or lacks files; it is dropped")
+        self._findings += [f"{path}: no run of Rucola has written this; it stays" for path in found.strangers]
+
+    # Rows
+
+    def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
+        """Return the files of messages of the repaired lake, and which of them the base does not have."""
+        found, known = self._found, self._known
+        whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
+        rows = [file for file in known.rows if file.path in whole]
+        missing = [file for file in known.rows if file.path not in whole]
+        spare = self._replaced_by(missing)
+        unnamed = [found.rows[path] for path in self._unnamed(found.rows)]
+        added = [file for file in unnamed if commit_of(file.path) > self._base.number and self._counts(file)]
+        rows += [*spare, *added]
+        redundant = self._redundant(rows) if spare or added else set()
+        rows = [file for file in rows if file not in redundant]
+        added = [file for file in added if file not in redundant]
+        if added:
+            count = sum(file.rows for file in added)
+            self._findings.append(f"{len(added)} files with {count} messages are not in the snapshot; they are added")
+        if missing:
+            self._name_missing(missing, rows, added)
+        unused = {*unnamed, *redundant}.difference(added, spare)
+        damaged = {path for path in found.damages if path.startswith("topic=") and found.place(path).exists()}
+        self._set_aside(damaged.union(file.path for file in unused), "messages")
+        return rows, added
+
+    def _replaced_by(self, missing: Sequence[RowFile]) -> list[RowFile]:
+        """Return the files that compactions replaced by files that are missing; they stay for a while."""
+        places = {(file.topic, file.date) for file in missing}
+        entries = [self._found.rows.get(each.path) for each in self._known.replaced]
+        return [file for file in entries if file is not None and (file.topic, file.date) in places]
+
+    def _name_missing(self, missing: Sequence[RowFile], rows: Sequence[RowFile], added: Sequence[RowFile]) -> None:
+        """Note which messages of missing files are in no file that takes their place."""
+
+        def count(files: Iterable[RowFile], place: tuple[str, str]) -> int:
+            return sum(file.rows for file in files if (file.topic, file.date) == place)
+
+        for place in sorted({(file.topic, file.date) for file in missing}):
+            paths = [file.path for file in missing if (file.topic, file.date) == place]
+            lost = count((*self._known.rows, *added), place) - count(rows, place)
+            if lost > 0:
+                self._missing.append(f"{lost} messages of {place[0]} on {place[1]}, which were in {', '.join(paths)}")
+            else:
+                self._findings.append(f"messages of {', '.join(paths)} are in other files, which take its place")
+
+    def _is_whole(self, file: RowFile | KeyFile, entries: Mapping[str, RowFile] | Mapping[str, KeyFile]) -> bool:
+        """Tell whether a file is there and is the one that the snapshot names; if not, note that."""
+        entry = entries.get(file.path)
+        if entry == file:
+            return True
+        why = self._found.damages.get(file.path, "the file is missing")
+        if entry is not None:
+            why = f"the file is another than the snapshot names, with {entry.size} bytes instead of {file.size}"
+            self._asides.append(file.path)
+        self._findings.append(f"{file.path}: {why}")
+        return False
+
+    def _unnamed(self, paths: Iterable[str]) -> list[str]:
+        """Return those of these files that neither the snapshot nor the pending commit has a use for."""
+        known = self._known
+        named: set[str] = {*(file.path for file in known.rows), *(file.path for file in known.keys)}
+        named |= {each.path for each in known.replaced}
+        named |= self._found.places.keys() | set(self._asides)
+        return [path for path in paths if path not in named]
+
+    def _counts(self, file: RowFile) -> bool:
+        """Tell whether a file belongs to a commit that counts: some of its messages, or no progress, is published."""
+        if self._is_dropped and self._found.pending is not None and file in self._found.pending.rows:
+            return False
+        published = self._found.progress
+        if not published:
+            return True
+        names = self._brokers(file.path)
+        single = published.get(min(names)) if names is not None and len(names) == 1 else None
+        if single is not None and not single.is_live:
+            return file.least < single.physical_offset
+        for name, table in self._addresses(file.path).items():
+            progress = published.get(name)
+            if progress is None:
+                continue
+            if not progress.is_live and pc.min(table["commitLogOffset"]).as_py() < progress.physical_offset:
+                return True
+            ends = progress.queues.get(file.topic, {})
+            if progress.is_live and any(
+                row["queueOffset"] < ends.get(str(row["queueId"]), 0)
+                for row in table.select(["queueId", "queueOffset"]).to_pylist()
+            ):
+                return True
+        return False
+
+    def _redundant(self, files: Iterable[RowFile]) -> set[RowFile]:
+        """Return the files whose messages are all in others that stay: what compactions replaced, oldest first."""
+        by_place: dict[tuple[str, str], list[RowFile]] = {}
+        for file in files:
+            by_place.setdefault((file.topic, file.date), []).append(file)
+        redundant: set[RowFile] = set()
+        for left in by_place.values():
+            for file in sorted(left, key=lambda file: commit_of(file.path)):
+                others = [
+                    other
+                    for other in left
+                    if other is not file
+                    and other.least <= file.most
+                    and file.least <= other.most
+                    and self._may_share(file, other)
+                ]
+                if others and self._are_in(file, others):
+                    left.remove(file)
+                    redundant.add(file)
+        return redundant
+
+    def _may_share(self, file: RowFile, other: RowFile) -> bool:
+        """Tell whether two files may have messages of one broker."""
+        one, another = self._brokers(file.path), self._brokers(other.path)
+        return one is None or another is None or bool(one & another)
+
+    def _are_in(self, file: RowFile, others: Sequence[RowFile]) -> bool:
+        """Tell whether every message of a file is in others, too."""
+        for name, table in self._addresses(file.path).items():
+            tables = [self._addresses(other.path).get(name) for other in others]
+            elsewhere = [_ints_of(each["commitLogOffset"]) for each in tables if each is not None]
+            if not elsewhere or not np.isin(_ints_of(table["commitLogOffset"]), np.concatenate(elsewhere)).all():
+                return False
+        return True
+
+    # Keys
+
+    def _keys(self, rows: Sequence[RowFile], added: Collection[RowFile]) -> tuple[list[KeyFile], set[str], bool, bool]:
+        """Return the files of the index that stay, those that are replaced, and whether it is rebuilt or completed."""
+        found = self._found
+        in_use = {file.path for file in rows}
+        replaced = {each.path for each in self._known.replaced if (found.root / each.path).exists()} - in_use
+        damaged = [path for path in found.damages if path.startswith(f"{OWN}/keys/") and found.place(path).exists()]
+        if found.snapshot is None or added:
+            self._set_aside(damaged, "keys")
+            old = {path for path in found.keys if path not in found.places}
+            return [], (replaced | old) - set(self._asides), bool(rows), False
+        lost = {file.run for file in self._known.keys if not self._is_whole(file, found.keys)}
+        self._set_aside([*damaged, *self._unnamed(found.keys)], "keys")
+        kept = [file for file in self._known.keys if file.run not in lost]
+        incomplete = {file.path for file in self._known.keys if file.run in lost and file.path in found.keys}
+        return kept, (replaced | incomplete) - set(self._asides), False, bool(lost and rows)
+
+    # Progress
+
+    def _progress(self, added: Sequence[RowFile]) -> dict[str, Progress]:
+        """Return the furthest known progress, advanced by the added rows."""
+        known = dict(self._known.progress)
+        if self._found.snapshot is None or added:
+            for copy in (self._found.progress, self._found.older_progress):
+                for name, progress in (copy or {}).items():
+                    known[name] = further(known.get(name, progress), progress)
+        said = dict(known)
+        for file in added:
+            if self._is_covered(file, said):
+                continue
+            for name, table in self._addresses(file.path).items():
+                before = known.get(name) or Progress(0, is_live=self._is_live(name))
+                known[name] = advanced(before, file.topic, table)
+        return known
+
+    def _is_covered(self, file: RowFile, progress: Mapping[str, Progress]) -> bool:
+        """Tell by a file's footer that its messages are all before the progress of their stores."""
+        ends = [
+            progress[name].physical_offset if name in progress and not progress[name].is_live else 0
+            for name in self._brokers(file.path) or ()
+        ]
+        return bool(ends) and file.most < min(ends)
+
+    def _is_live(self, name: str) -> bool:
+        """Tell whether a broker was archived live. The default name of a store is its path, which no broker has."""
+        if name in self._kinds or name.startswith("/"):
+            return self._kinds.get(name, False)
+        raise ConfigError(
+            f"no file says any more how {name} was archived; say --store {name} if it was from its store directory, "
+            f"or --live {name}"
+        )
+
+    def _set_aside(self, paths: Collection[str], what: str) -> None:
+        if paths:
+            self._asides += paths
+            few = ", ".join(sorted(paths)[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+            self._findings.append(f"files of {what} that no commit accounts for, {len(paths)} in all: {few}")
+
+
+def completable(found: Inventory, base: Snapshot) -> Pending | None:
+    """Return the pending commit if it does not count yet and all of its files are there."""
+    pending = found.pending
+    if pending is None or pending.number <= base.number:
+        return None
+    rows = all(found.rows.get(file.path) == file for file in pending.rows)
+    keys = all(found.keys.get(file.path) == file for file in pending.keys)
+    return pending if rows and keys else None
+
+
+def advanced(progress: Progress, topic: str, rows: pa.Table) -> Progress:
+    """Return the progress of a broker after these messages of a topic were archived."""
+    queues = {topic: dict(offsets) for topic, offsets in progress.queues.items()}
+    of_topic = queues.setdefault(topic, {})
+    queue_ids, offsets = _ints_of(rows["queueId"]), _ints_of(rows["queueOffset"])
+    for queue_id in np.unique(queue_ids).tolist():
+        end = int(offsets[queue_ids == queue_id].max()) + 1
+        of_topic[str(queue_id)] = max(of_topic.get(str(queue_id), 0), end)
+    if progress.is_live:
+        return replace(progress, queues=queues)
+    starts = _ints_of(rows["commitLogOffset"])
+    last = int(starts.argmax())
+    end = int(starts[last]) + int(_ints_of(rows["storeSize"])[last])
+    if end <= progress.physical_offset:
+        return replace(progress, queues=queues)
+    return Progress(end, int(starts[last]), rows["msgId"][last].as_py(), queues)
+
+
+def _ints_of(column: pa.ChunkedArray) -> Array:
+    return np.concatenate([np.empty(0, np.int64), *map(ints, column.chunks)])

@@ -1,0 +1,83 @@
+"""A batch read: from options to partitions on the driver, from partitions to record batches on the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from rucola.spark.errors import sentences
+from rucola.spark.source import log_reader
+from rucola.spark.source.log_splits import StoreSource, Stretch
+from rucola.spark.source.options import Options
+from rucola.spark.source.pushdown import narrowed, narrowed_ranges
+from rucola.spark.source.source_offsets import Source, at_offsets, batch_ranges, refuse_missing
+
+_log = logging.getLogger(__name__)
+
+
+def source_of(options: Options) -> Source:
+    """Return what these options read."""
+    if options.name_server is None:
+        return StoreSource(options)
+    from rucola.spark.source.live_source import (
+        LiveSource,  # here, since a client takes every process of Spark a while to import
+    )
+
+    return LiveSource(options)
+
+
+def plan(options: Options) -> Sequence[InputPartition]:
+    """Return the partitions of a batch. Asks every store or broker where it ends.
+
+    Raises RemotingError for brokers that are missing; with failOnMissingBroker=false it warns of them.
+    """
+    source = source_of(options)
+    bounds = source.bounds()
+    refuse_missing(options, bounds)
+    for sentence in bounds.missing_sentences():
+        _log.warning("%s; reading the other brokers", sentence)
+    ranges = batch_ranges(at_offsets(options, source, bounds), bounds)
+    if options.tags is not None and not options.tags:
+        return []
+    return source.plan(narrowed_ranges(options.narrowing, ranges))
+
+
+def read(partition: InputPartition, options: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one partition as record batches of these columns."""
+    if isinstance(partition, Stretch):
+        yield from log_reader.read(partition, options, names)
+    elif type(partition) is not InputPartition:  # which Spark makes if nothing is to be read
+        from rucola.spark.source import pull_partitions
+
+        assert isinstance(partition, pull_partitions.Pulls)
+        yield from pull_partitions.read(partition, options, names)
+
+
+@sentences
+class RocketMQReader(DataSourceReader):
+    """Plans a read on the driver and carries it out on the workers, which get a pickled copy."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = names
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return list(plan(self._options))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition, self._options, self._columns)
+
+
+@sentences
+class NarrowedRocketMQReader(RocketMQReader):
+    """A reader that leaves out what the query does not ask for, as far as it can be told beforehand.
+
+    Spark refuses it where the setting spark.sql.python.filterPushdown.enabled is false.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        self._options, left = narrowed(self._options, filters)
+        return left

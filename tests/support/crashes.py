@@ -1,0 +1,229 @@
+"""Processes that kill themselves at a named step: a sender, a relay and a consumer of one order.
+
+They are forked from a warm process (multiprocessing's forkserver), since forty of them start. The steps are named after
+what happens there; `kill` ends the process as SIGKILL does, before anything else can run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import Column, Engine, MetaData, String, Table, create_engine, event, func, insert, inspect, select
+from sqlalchemy.orm import Session
+
+from rucola.client import Message, MessageExt, Producer, PushConsumer
+from rucola.client.consumer.options import ConsumeFromWhere
+from rucola.reliable import Outbox, Policy, RedisClaims, Relay, Tables, idempotent
+from rucola.reliable.database import Database
+
+GROUP = "billing"
+LEASE_MS = 1000
+
+SENDER_STEPS = ("begun", "added", "committing", "committed")
+RELAY_STEPS = ("take.before", "take.during", "take.after", "send.before", "send.after", "record.before", "record.after")
+CONSUMER_STEPS = (
+    "received", "key.before", "key.after", "claim.before", "claim.after", "business", "committing", "committed",
+    "release.before", "release.after", "acknowledging",
+)  # fmt: skip
+
+
+class Scene(NamedTuple):
+    """Where the processes of one order meet."""
+
+    url: str
+    prefix: str
+    namesrv: str
+    topic: str
+    redis_url: str
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.prefix)
+
+    def engine(self) -> Engine:
+        return create_engine(self.url)
+
+    def orders(self) -> Table:
+        return Table(f"{self.prefix}order", MetaData(), Column("id", String(20), primary_key=True))
+
+    def invoices(self) -> Table:
+        return Table(f"{self.prefix}invoice", MetaData(), Column("order_id", String(20)))
+
+    def count(self, table: Table) -> int:
+        engine = self.engine()
+        with engine.connect() as connection:
+            return connection.scalar(select(func.count()).select_from(table)) or 0
+
+    def status(self) -> str | None:
+        engine = self.engine()
+        with engine.connect() as connection:
+            return connection.scalar(select(self.tables.stub.c.status))
+
+
+class Steps:
+    """Ends the process at one of the steps; `at` "" is none."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def reach(self, step: str) -> None:
+        if step == self._at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, owner: Any, method: str, name: str | None = None) -> None:
+        """Reach NAME.before and NAME.after around a method, NAME.during between a transaction's work and its commit."""
+        whole = getattr(owner, method)
+        is_async = asyncio.iscoroutinefunction(whole)
+
+        def named(arguments: tuple[Any, ...]) -> str:
+            return name or str(getattr(arguments[1], "__name__", ""))
+
+        def with_during(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            if name is not None:
+                return arguments
+            work = arguments[1]
+
+            def during(*args: Any, **options: Any) -> Any:
+                result = work(*args, **options)
+                self.reach(f"{work.__name__}.during")
+                return result
+
+            during.__name__ = work.__name__
+            return (arguments[0], during, *arguments[2:])
+
+        def stepped(*arguments: Any, **options: Any) -> Any:
+            self.reach(f"{named(arguments)}.before")
+            result = whole(*with_during(arguments), **options)
+            self.reach(f"{named(arguments)}.after")
+            return result
+
+        async def stepped_async(*arguments: Any, **options: Any) -> Any:
+            self.reach(f"{named(arguments)}.before")
+            result = await whole(*with_during(arguments), **options)
+            self.reach(f"{named(arguments)}.after")
+            return result
+
+        setattr(owner, method, stepped_async if is_async else stepped)
+
+
+def send_order(scene: Scene, kill_at: str) -> None:
+    """Add an order and its message, unless they are there."""
+    steps = Steps(kill_at)
+    if scene.count(scene.orders()):
+        return
+    outbox = Outbox([GROUP], tables=scene.tables)
+    with Session(scene.engine()) as session:
+        session.execute(insert(scene.orders()).values(id="order-1"))
+        steps.reach("begun")
+        outbox.add(session, Message(scene.topic, b"order-1"), shard_key="order-1")
+        session.flush()
+        steps.reach("added")
+        event.listen(session, "before_commit", lambda session: steps.reach("committing"))
+        session.commit()
+        steps.reach("committed")
+
+
+def relay_order(scene: Scene, kill_at: str) -> None:
+    """Relay until the message is sent."""
+    steps = Steps(kill_at)
+    steps.around(Database, "run")
+    steps.around(Database, "run_one")
+    steps.around(Producer, "send", "send")
+
+    async def main() -> None:
+        policy = Policy(lease_ms=LEASE_MS, poll_ms=50, confirm_timeout_ms=60_000)
+        async with Relay(scene.url, scene.namesrv, tables=scene.tables, policy=policy):
+            await _until(lambda: scene.status() not in (None, "NEW"))
+
+    asyncio.run(main())
+
+
+def consume_order(scene: Scene, kill_at: str) -> None:
+    """Consume until the message is confirmed."""
+    steps = Steps(kill_at)
+    steps.around(Database, "run_one_sync")
+    steps.around(RedisClaims, "take", "key")
+    steps.around(RedisClaims, "release", "release")
+
+    @idempotent(scene.engine(), GROUP, tables=scene.tables, redis=RedisClaims(scene.redis_url), lease_ms=LEASE_MS)
+    def bill(message: MessageExt, session: Session) -> None:
+        event.listen(session, "before_commit", lambda session: steps.reach("committing"))
+        event.listen(session, "after_commit", lambda session: steps.reach("committed"))
+        session.execute(insert(scene.invoices()).values(order_id=message.body.decode()))
+        steps.reach("business")
+
+    def listener(message: MessageExt) -> None:
+        steps.reach("received")
+        bill(message)
+        steps.reach("acknowledging")
+
+    async def main() -> None:
+        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        group = f"{GROUP}-{scene.prefix}"  # the broker's group; the stub awaits the name in the business's tables
+        consumer = PushConsumer(group, scene.namesrv, consume_from=first)
+        consumer.subscribe(scene.topic)
+        consumer.listen(listener)
+        async with consumer:
+            await _until(lambda: scene.status() == "CONFIRMED")
+
+    asyncio.run(main())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(40):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(0.05)
+
+
+class Processes:
+    """Runs roles in processes of their own."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["crashing"])
+        self._lock = threading.Lock()
+
+    def run(self, role: Callable[[Scene, str], None], scene: Scene, kill_at: str = "") -> None:
+        """Run a role to its end. Its exit must be by SIGKILL if a step was named: then the step was reached."""
+        process = self._context.Process(target=role, args=(scene, kill_at))
+        with self._lock:
+            process.start()
+            # Each start polls all children, which takes the exit code away from the thread that joins one.
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+        process.join(60)
+        expected = -signal.SIGKILL if kill_at else 0
+        code = process.exitcode
+        if code is None:
+            process.kill()
+            process.join()
+        assert code == expected, f"{role.__name__} ended with {code}, not {expected}"
+
+
+@contextmanager
+def importable() -> Any:
+    """The warm process finds this module as the tests do."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def create_business_tables(scene: Scene) -> None:
+    engine = scene.engine()
+    for table in (scene.orders(), scene.invoices()):
+        assert not inspect(engine).has_table(table.name)
+        table.create(engine)
+    engine.dispose()

@@ -1,0 +1,47 @@
+"""Brokers on stores that a test fills beforehand, with the times it likes, and an AdminClient that asks about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rucola.admin import AdminClient, TopicConfig
+from rucola.broker.broker import Broker
+from rucola.protocol.body import encode_body
+from rucola.protocol.topic import TopicConfigSerializeWrapper
+from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
+from support.cluster import SMALL_FILES, Cluster, cluster
+from support.stores import HOST, inner
+
+NOW_MS = 1_800_000_000_000
+TOPIC = "Orders"
+
+Question = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
+
+
+def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:
+    """Make the broker's store, with messages of topic Orders given as (keys, unique key, store time)."""
+    config = StoreConfig(store_path_root_dir=path / broker, store_host=HOST, **SMALL_FILES | settings)
+    with MessageStore(config) as store:
+        for keys, unique_key, now_ms in messages:
+            store.put(inner(TOPIC, body=unique_key.encode(), keys=keys, unique_key=unique_key), now_ms)
+    topics = {TOPIC: TopicConfig(topic_name=TOPIC, read_queue_nums=1, write_queue_nums=1)}
+    table = path / broker / "config" / "topics.json"
+    table.parent.mkdir(exist_ok=True)
+    table.write_bytes(encode_body(TopicConfigSerializeWrapper(topic_config_table=topics)))
+
+
+def ask(path: Path, question: Question, **settings: Any) -> None:
+    """Put a question to a cluster with one broker for each store in `path`, or with one empty broker."""
+    names = sorted(store.name for store in path.iterdir()) or ["broker-a"]
+
+    async def asking() -> None:
+        async with cluster(path) as running:
+            brokers = [await running.start_broker(name, **settings) for name in names]
+            async with AdminClient(running.namesrv) as admin:
+                await question(admin, brokers, running)
+
+    asyncio.run(asking())

@@ -1,0 +1,47 @@
+"""Master, slave and name server as processes, for tests that kill them."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+from support.servers import Server, server
+
+ADDRESS = re.compile(r"127\.0\.0\.1:[1-9]\d*")
+
+
+class Machines:
+    """One name server and brokers, each with a directory, a configuration and a log of its own, below `path`."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path = path
+        self._stack = stack
+        self.namesrv = ADDRESS.search(self._start("namesrv", bindAddress="127.0.0.1", listenPort="0").first_line)[0]  # type: ignore[index]
+        self.addresses: dict[str, str] = {}
+
+    def broker(self, directory: str = "master", role: str = "ASYNC_MASTER", **settings: str) -> Server:
+        """Start a broker; under a directory used before, with what is there."""
+        slave = {"brokerId": "1"} if role == "SLAVE" else {}
+        small = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "100", "maxIndexNum": "400"}
+        running = self._start(
+            directory,
+            "broker",
+            **{"mappedFileSizeCommitLog": "65536", "brokerName": "broker-a", "listenPort": "0"}
+            | {"brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": self.namesrv}
+            | {"haListenPort": "0", "storePathRootDir": str(self.path / directory), "brokerRole": role}
+            | slave | small | settings,
+        )  # fmt: skip
+        address = ADDRESS.search(running.first_line)
+        assert address, running.log.read_text()
+        self.addresses[directory] = address[0]
+        return running
+
+    def log(self, directory: str) -> str:
+        """What the broker of a directory has said since it was started last."""
+        return (self.path / f"{directory}.log").read_text()
+
+    def _start(self, name: str, command: str = "", **settings: str) -> Server:
+        conf = self.path / f"{name}.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return self._stack.enter_context(server(command or name, "-c", conf, log=self.path / f"{name}.log"))

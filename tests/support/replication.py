@@ -1,0 +1,86 @@
+"""A master and its slave, for tests of what goes from one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rucola.broker.broker import Broker
+from rucola.client import Producer, SendStatus
+from rucola.message import Message
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.kv import KVTable
+from rucola.store.reader import StoreReader
+from rucola.store.tools.check import check
+from support.cluster import Cluster, cluster
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that others do. TimeoutError after 20 s."""
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110 (nothing tells of it, so it has to be looked at)
+            await asyncio.sleep(0.01)
+
+
+async def figures(running: Cluster, broker: Broker) -> dict[str, str]:
+    answer = await running.remoting.invoke_ok(
+        broker.address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+    )
+    return decode_body(KVTable, answer.body).table
+
+
+async def end_of(running: Cluster, broker: Broker) -> int:
+    return int((await figures(running, broker))["commitLogMaxOffset"])
+
+
+async def caught_up(running: Cluster, master: Broker, slave: Broker) -> None:
+    async def is_so() -> bool:
+        return await end_of(running, slave) == await end_of(running, master)
+
+    await until(is_so)
+
+
+@asynccontextmanager
+async def pair(
+    path: Path, master: dict[str, Any] | None = None, slave: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Cluster, Broker, Broker]]:
+    """A master and its slave; the settings of their stores, and those of both brokers."""
+    async with asyncio.timeout(60), cluster(path) as running:
+        first = await running.start_broker(store=master, **settings)
+        await running.create_topic(first, "T")
+        second = await running.start_slave(slave, **settings)
+        yield running, first, second
+    same_logs(path)
+
+
+def same_logs(path: Path, master_name: str = "broker-a") -> None:
+    """Both stores are sound, and the slave has the master's bytes, from where it begins."""
+    logs = []
+    for name in (master_name, "slave"):
+        assert check(path / name) == []
+        with StoreReader(path / name) as reader:
+            begin, end = reader.min_physical_offset, reader.max_physical_offset
+        files = sorted((path / name / "commitlog").iterdir())
+        logs.append((begin, end, b"".join(file.read_bytes() for file in files)[: end - begin]))
+    (_, end, master), (begin, slave_end, slave) = logs
+    assert slave_end == end
+    assert slave == master[begin - logs[0][0] :]
+
+
+async def send(running: Cluster, count: int, size: int = 100, **options: Any) -> list[SendStatus]:
+    async with Producer("p", running.namesrv, retry_times=0) as producer:
+        results = [
+            await producer.send(Message("T", b"%d " % number + Random(number).randbytes(size), **options))
+            for number in range(count)
+        ]
+    return [result.status for result in results]
+
+
+async def is_stored_safely(producer: Producer) -> bool:
+    return (await producer.send(Message("T", b"is the slave there?"))).is_ok
