@@ -1,0 +1,1 @@
+"""Delivery of messages that wait in the broker: delay levels, timed messages, transactions."""

@@ -1,0 +1,1 @@
+"""The lake: archived messages as Parquet, with an index of their keys."""

@@ -1,0 +1,1 @@
+"""The data source `rocketmq`: batch reads, streams and writes."""

@@ -1,0 +1,1 @@
+"""Offline tools: they work on a store directory that no broker serves."""
