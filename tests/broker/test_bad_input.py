@@ -233,8 +233,8 @@ def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) -> None:
     ("fields", "why"),
     [
         ({"topic": "x" * 128}, "has 128 characters; 127 are allowed"),
-        ({"topic": "No Such"}, "'No Such' holds other characters"),
-        ({"topic": "../T"}, "holds other characters"),
+        ({"topic": "No Such"}, "'No Such' contains other characters"),
+        ({"topic": "../T"}, "contains other characters"),
         ({"topic": ""}, "is blank"),
         ({"read_queue_nums": -1}, "readQueueNums is -1; 0 to 65536 are allowed"),
         ({"write_queue_nums": 10**9}, "writeQueueNums is 1000000000; 0 to 65536 are allowed"),
@@ -257,7 +257,7 @@ def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why: str)
     ("config", "why"),
     [
         (SubscriptionGroupConfig(group_name="x" * 256), "has 256 characters; 255 are allowed"),
-        (SubscriptionGroupConfig(group_name="No Such"), "'No Such' holds other characters"),
+        (SubscriptionGroupConfig(group_name="No Such"), "'No Such' contains other characters"),
         (SubscriptionGroupConfig(group_name=""), "is blank"),
         (SubscriptionGroupConfig(group_name="g", retry_queue_nums=10**9), "retryQueueNums is 1000000000; 0 to 65536"),
     ],

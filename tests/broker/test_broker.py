@@ -347,7 +347,7 @@ def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
     [
         ({"queue_id": 99}, ResponseCode.SYSTEM_ERROR, r"queueId\[99\] is illegal"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "SCHEDULE_TOPIC_XXXX.* is forbidden"),
-        ({"topic": "No Such"}, ResponseCode.SYSTEM_ERROR, "'No Such' holds other characters"),
+        ({"topic": "No Such"}, ResponseCode.SYSTEM_ERROR, "'No Such' contains other characters"),
         ({"topic": "x" * 128}, ResponseCode.SYSTEM_ERROR, "has 128 characters; 127 are allowed"),
         ({"topic": "New", "default_topic": "None"}, ResponseCode.TOPIC_NOT_EXIST, r"topic\[New\] not exist"),
         ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),

@@ -207,7 +207,7 @@ INVALID = {
     "no topic": (("body", None, "k1 k2"), "row 3 of partition 0 with keys 'k1 k2' has no topic"),
     "no body": ((None, "T", "k1 k2"), "row 3 of partition 0 with keys 'k1 k2' has no body"),
     "an empty body": (("", "T", "k1"), "row 3 of partition 0 with keys 'k1': a message for topic T has an empty body"),
-    "no name of a topic": (("a", "a b", None), "row 3 of partition 0: the topic 'a b' holds other characters"),
+    "no name of a topic": (("a", "a b", None), "row 3 of partition 0: the topic 'a b' contains other characters"),
 }
 
 

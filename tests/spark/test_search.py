@@ -135,7 +135,7 @@ def test_a_message_comes_back_as_the_store_had_it(spark: SparkSession, searched:
         assert wanted in [each.message for each in by_spark.messages]
         assert found.message.body_crc == body_crc(found.message.body)
     assert by_offset_msg_id(searched.lake, searched.messages[0].offset_msg_id[:-1] + "5") is None
-    with pytest.raises(InvalidMessage, match="is no offsetMsgId"):
+    with pytest.raises(InvalidMessage, match="is not an offsetMsgId"):
         by_offset_msg_id(searched.lake, "U0-7")
 
 
