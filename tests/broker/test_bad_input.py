@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, pull_header, with_broker
 from rucola.message.record import decode_many
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -22,6 +21,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig
+from support.broker_peer import Peer, pull_header, with_broker
 
 KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]
 TEXTS = """

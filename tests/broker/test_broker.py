@@ -6,96 +6,29 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from mmap import mmap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rucola.broker.broker import Broker, wall_clock_ms
-from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError, StoreLocked
 from rucola.message import Message
 from rucola.message.batch import encode_batch
 from rucola.message.record import decode_many
 from rucola.protocol import pull
-from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand, SerializeType
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
-from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader
-from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from rucola.protocol.send import SendMessageRequestHeader
 from rucola.protocol.topic import PERM_WRITE, CreateTopicRequestHeader, TopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
-from rucola.store.config import FlushDiskType, StoreConfig
-from rucola.store.tools.check import check
-
-SMALL_FILES = {
-    "mapped_file_size_commit_log": 1 << 20,
-    "mapped_file_size_consume_queue": 20_000,
-    "max_hash_slot_num": 1000,
-    "max_index_num": 4000,
-}
-
-
-class Peer:
-    """A client that sends what a test says to one broker."""
-
-    def __init__(self, broker: Broker, client: RemotingClient) -> None:
-        self.broker = broker
-        self.client = client
-
-    async def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        return await self.client.invoke(self.broker.address, RemotingCommand.request(code, header, body), 30_000)
-
-    async def send(self, body: bytes = b"body", **fields: Any) -> RemotingCommand:
-        return await self.ask(RequestCode.SEND_MESSAGE_V2, send_header(**fields), body)
-
-    async def pull(self, **fields: Any) -> RemotingCommand:
-        return await self.ask(RequestCode.PULL_MESSAGE, pull_header(**fields))
-
-
-def send_header(**fields: Any) -> SendMessageRequestHeaderV2:
-    defaults: dict[str, Any] = {"producer_group": "p", "topic": "T", "queue_id": 0, "sys_flag": 0}
-    return SendMessageRequestHeaderV2(**defaults | {"born_timestamp": 1, "flag": 0} | fields)
-
-
-def pull_header(**fields: Any) -> PullMessageRequestHeader:
-    defaults: dict[str, Any] = {"consumer_group": "g", "topic": "T", "queue_id": 0, "queue_offset": 0}
-    asked = {"max_msg_nums": 32, "sys_flag": pull.SUBSCRIPTION, "subscription": "*"}
-    return PullMessageRequestHeader(**defaults | asked | fields)
-
-
-@asynccontextmanager
-async def serving(
-    path: Path, store: dict[str, Any] | None = None, clock: Callable[[], int] = wall_clock_ms, **settings: Any
-) -> AsyncIterator[Peer]:
-    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES | (store or {}))
-    async with Broker(config, store_config, clock=clock) as broker:
-        client = RemotingClient()
-        try:
-            yield Peer(broker, client)
-        finally:
-            await client.close()
-
-
-def with_broker(path: Path, talk: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
-    """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
-
-    async def run() -> None:
-        async with serving(path, **settings) as peer:
-            await talk(peer)
-
-    asyncio.run(run())
-    assert check(path) == []
-
+from rucola.store.config import FlushDiskType
+from support.broker_peer import Peer, heartbeat, send_header, serving, with_broker
 
 # Waiting pulls.
 
@@ -290,12 +223,6 @@ def test_taken_port_is_named(tmp_path: Path) -> None:
 
 
 # Groups.
-
-
-def heartbeat(client_id: str, topic: str = "T") -> bytes:
-    subscription = SubscriptionData(topic=topic, sub_version=1)
-    consumer = ConsumerData(group_name="g", subscription_data_set=[subscription])
-    return encode_body(HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
 
 
 async def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import heartbeat, serving
 from rucola.broker.client_registry import EXPIRY_MS, Clients
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -18,6 +17,7 @@ from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
+from support.broker_peer import heartbeat, serving
 from support.cluster import Tally
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.broker.config import BrokerConfig
 from rucola.broker.flow_control import TICK_MS, Congestion
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Processor
+from support.broker_peer import Peer, with_broker
 
 CODES = [code for code in RequestCode if code.name.startswith(("SEND", "CONSUMER_SEND", "PULL_M", "END_TR", "HEART"))]
 

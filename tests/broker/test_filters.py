@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, serving, with_broker
 from rucola.broker.bloom import bloom_places
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
@@ -23,6 +22,7 @@ from rucola.protocol.connections import CheckClientRequestBody
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
+from support.broker_peer import Peer, serving, with_broker
 
 T0 = 1_800_000_000_000
 DAY_MS = 24 * 3600 * 1000

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.message.record import decode_many
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -19,6 +18,7 @@ from rucola.protocol.heartbeat import (
     subscription,
 )
 from rucola.protocol.topic import SubscriptionGroupWrapper
+from support.broker_peer import Peer, with_broker
 
 
 def sql(expression: str, version: int) -> SubscriptionData:

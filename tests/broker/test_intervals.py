@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, heartbeat, with_broker
 from rucola.broker.background.scheduler import Clockwork
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader
@@ -17,6 +16,7 @@ from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config
+from support.broker_peer import Peer, heartbeat, with_broker
 from support.cluster import cluster
 from support.consumers import until
 

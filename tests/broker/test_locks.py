@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.test_broker import Peer, with_broker
 from rucola import fastjson
 from rucola.broker.queue_locks import LOCK_LIFE_MS, QueueLocks
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.queue import MessageQueue
+from support.broker_peer import Peer, with_broker
 
 Q0, Q1, Q2 = (MessageQueue("T", "broker-a", queue_id) for queue_id in range(3))
 

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, send_header, with_broker
-from broker.test_delay import arrives, with_delays
-from broker.test_reply import REPLY_TOPIC, asking
-from broker.test_retry import give_back
-from broker.test_transactions import COMMIT, end
 from rucola.message import properties
 from rucola.message.record import decode_many
 from rucola.message.topics import TRANS_HALF_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader
+from support.broker_peer import Peer, next_messages, send_back, send_header, with_broker, with_delays
+from support.requester import REPLY_TOPIC, requester
+from support.transaction_store import COMMIT, end_transaction
 
 LEVELS = "0s " * 20
 
@@ -48,10 +46,10 @@ def test_a_message_is_given_back_and_laid_aside_with_its_properties(tmp_path: Pa
     async def talk(peer: Peer) -> None:
         assert (await peer.send(properties=text)).code == ResponseCode.SUCCESS
         (message,) = decode_many((await peer.pull()).body)
-        assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
-        (again,) = await arrives(peer, topic="%RETRY%g")
-        assert (await give_back(peer, again.physical_offset, delay_level=-1)).code == ResponseCode.SUCCESS
-        (dead,) = await arrives(peer, topic="%DLQ%g")
+        assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+        (again,) = await next_messages(peer, topic="%RETRY%g")
+        assert (await send_back(peer, again.physical_offset, delay_level=-1)).code == ResponseCode.SUCCESS
+        (dead,) = await next_messages(peer, topic="%DLQ%g")
         expected = properties.parse(text)
         assert [without_marks(found.properties) for found in (message, again, dead)] == [expected] * 3
 
@@ -65,7 +63,7 @@ def test_a_message_that_waits_is_delivered_with_its_properties(tmp_path: Path, t
         await peer.send(b"before")
         sent = await peer.send(properties=marks + text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
-        (message,) = await arrives(peer, queue_offset=1)
+        (message,) = await next_messages(peer, queue_offset=1)
         message.properties.pop("TIMER_OUT_MS", None)
         assert without_marks(message.properties) == properties.parse(text)
 
@@ -84,8 +82,8 @@ def test_a_transaction_is_committed_with_its_properties(tmp_path: Path, text: st
             commit_log_offset=half.physical_offset,
             commit_or_rollback=0,
         )
-        assert (await end(peer, header, COMMIT)).code == ResponseCode.SUCCESS
-        (message,) = await arrives(peer)
+        assert (await end_transaction(peer, header, COMMIT)).code == ResponseCode.SUCCESS
+        (message,) = await next_messages(peer)
         assert without_marks(message.properties) == properties.parse(text)
 
     with_broker(tmp_path, talk)
@@ -96,7 +94,7 @@ def test_a_message_sent_to_a_retry_topic_keeps_its_properties(tmp_path: Path, te
     async def talk(peer: Peer) -> None:
         sent = await peer.send(topic="%RETRY%g", reconsume_times=1, properties=text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
-        (message,) = await arrives(peer, topic="%RETRY%g")
+        (message,) = await next_messages(peer, topic="%RETRY%g")
         assert without_marks(message.properties) == properties.parse(text)
 
     with_broker(tmp_path, talk)
@@ -105,7 +103,7 @@ def test_a_message_sent_to_a_retry_topic_keeps_its_properties(tmp_path: Path, te
 @pytest.mark.parametrize("text", ODD)
 def test_a_reply_is_pushed_and_stored_with_its_properties(tmp_path: Path, text: str) -> None:
     async def talk(peer: Peer) -> None:
-        async with asking(peer) as asker:
+        async with requester(peer) as asker:
             header = send_header(topic=REPLY_TOPIC, properties="REPLY_TO_CLIENT\x01asker\x02" + text)
             answer = await peer.ask(RequestCode.SEND_REPLY_MESSAGE_V2, header, b"reply")
             assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -132,8 +130,8 @@ def test_a_message_of_a_batch_keeps_its_properties(tmp_path: Path) -> None:
         answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(), batch_of(*strings))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         for message, text in zip(decode_many((await peer.pull()).body), strings, strict=True):
-            assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
-            (again,) = await arrives(peer, topic="%RETRY%g", queue_offset=message.queue_offset)
+            assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+            (again,) = await next_messages(peer, topic="%RETRY%g", queue_offset=message.queue_offset)
             assert without_marks(again.properties) == without_marks(message.properties) == properties.parse(text)
 
     with_delays(tmp_path, talk, LEVELS)
@@ -151,9 +149,9 @@ def test_a_message_without_room_for_a_retry_goes_to_the_dead_letter_topic_as_it_
         sent = await peer.send(properties=text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
         (message,) = decode_many((await peer.pull()).body)
-        answer = await give_back(peer, message.physical_offset)
+        answer = await send_back(peer, message.physical_offset)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
-        (again,) = await arrives(peer, topic="%RETRY%g" if room == 300 else "%DLQ%g")
+        (again,) = await next_messages(peer, topic="%RETRY%g" if room == 300 else "%DLQ%g")
         assert without_marks(again.properties) == properties.parse(text)
         assert again.reconsume_times == 1
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from rucola.store.config_files import config_path, read_config, write_config
+from support.broker_peer import Peer, with_broker
 
 
 async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:

@@ -12,11 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.test_broker import Peer, send_header, serving, with_broker
-from broker.test_delay import arrives, with_delays
-from broker.test_reply import REPLY_TOPIC, asking, reply
-from broker.test_retry import give_back
-from broker.test_transactions import COMMIT
 from rucola.message import Message, MessageExt, properties, sysflag
 from rucola.message.batch import encode_batch
 from rucola.message.ids import parse_offset_msg_id
@@ -31,6 +26,9 @@ from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from support import stores
+from support.broker_peer import Peer, next_messages, send_back, send_header, serving, with_broker, with_delays
+from support.requester import REPLY_TOPIC, requester, send_reply
+from support.transaction_store import COMMIT
 
 QUEUES = 4
 PLACES = [*((topic, number) for topic in ("T", "%RETRY%g") for number in range(QUEUES)), ("%DLQ%g", 0)]
@@ -106,7 +104,7 @@ async def _play(path: Path, script: list[Send]) -> None:
         found = await _find(peer, acknowledged)
         for message in found.values():
             assert sysflag.is_dispatched(message.sys_flag)
-            given = await give_back(peer, message.physical_offset, delay_level=-1)
+            given = await send_back(peer, message.physical_offset, delay_level=-1)
             assert given.code == ResponseCode.SUCCESS, given.remark
         dead = {message.body async for message in _all(peer, [("%DLQ%g", 0)])}
         assert dead >= acknowledged
@@ -185,7 +183,7 @@ def test_half_of_a_transaction_that_was_consumed_before_is_half_of_a_transaction
         (half,) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
         assert (half.offset_msg_id, half.sys_flag, half.reconsume_times) == (sent.ext_fields["msgId"], 0, 1)
         await _commit_all(peer)
-        (message,) = await arrives(peer, topic=topic)
+        (message,) = await next_messages(peer, topic=topic)
         assert (message.body, message.sys_flag) == (b"half", COMMIT)
 
     with_broker(tmp_path, talk)
@@ -198,7 +196,7 @@ def test_a_retry_of_an_old_client_is_no_transaction_again(tmp_path: Path) -> Non
         marks = "TRAN_MSG\x01true\x02PGROUP\x01p\x02DELAY\x014\x02"
         sent = await peer.send(b"again", topic="%RETRY%g", sys_flag=4, reconsume_times=1, properties=marks)
         assert sent.code == ResponseCode.SUCCESS
-        (message,) = await arrives(peer, topic="%RETRY%g")
+        (message,) = await next_messages(peer, topic="%RETRY%g")
         assert (message.body, message.sys_flag) == (b"again", 0)
         assert (await peer.pull(topic=TRANS_HALF_TOPIC)).code != ResponseCode.SUCCESS
 
@@ -224,8 +222,8 @@ def test_a_message_that_no_queue_would_get_is_refused(tmp_path: Path, sys_flag: 
 @pytest.mark.parametrize("sys_flag", [4, 12])
 def test_a_reply_is_stored_whatever_its_sys_flag(tmp_path: Path, sys_flag: int) -> None:
     async def talk(peer: Peer) -> None:
-        async with asking(peer):
-            assert (await reply(peer, b"reply", sys_flag=sys_flag)).code == ResponseCode.SUCCESS
+        async with requester(peer):
+            assert (await send_reply(peer, b"reply", sys_flag=sys_flag)).code == ResponseCode.SUCCESS
         (record,) = decode_many((await peer.pull(topic=REPLY_TOPIC)).body)
         assert (record.body, record.sys_flag) == (b"reply", 0)
 
@@ -241,8 +239,8 @@ def test_a_record_that_no_queue_has_can_be_given_back(tmp_path: Path, sys_flag: 
     store.close()
 
     async def talk(peer: Peer) -> None:
-        assert (await give_back(peer, put.physical_offset)).code == ResponseCode.SUCCESS
-        (again,) = await arrives(peer, topic="%RETRY%g")
+        assert (await send_back(peer, put.physical_offset)).code == ResponseCode.SUCCESS
+        (again,) = await next_messages(peer, topic="%RETRY%g")
         assert (again.body, again.sys_flag) == (b"body", 0)
 
     with_delays(tmp_path, talk, "0s " * 20)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.errors import SendFailed
@@ -18,6 +17,7 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
 from rucola.store.tools.check import check
+from support.broker_peer import Peer, with_broker
 from support.cluster import Cluster, cluster
 
 

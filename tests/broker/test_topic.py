@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, send_header, with_broker
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
@@ -16,6 +15,7 @@ from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQu
 from rucola.protocol.route import TopicList
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
 from rucola.store.tools.check import check
+from support.broker_peer import Peer, send_header, with_broker
 from support.cluster import cluster
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, heartbeat, serving
 from rucola.broker.tables.persistence import TableWriting
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -19,6 +18,7 @@ from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
+from support.broker_peer import Peer, heartbeat, serving
 
 
 class Table:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from client.test_orderly import LockingBroker, other_locks
-from client.test_sync import servers
 from rucola.client import (
     ClientInstance,
     LocalTransactionState,
@@ -33,8 +31,21 @@ from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Reply
+from support.broker_thread import servers
 from support.cluster import Cluster, Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from support.consumers import (
+    FIRST,
+    LockingBroker,
+    ScriptedBroker,
+    committed,
+    consumer_of,
+    filled,
+    other_locks,
+    record_of,
+    send,
+    take,
+    until,
+)
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 

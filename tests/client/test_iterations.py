@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from client.test_sync import servers
 from rucola.client import Message, MessageExt, PullLimits, PushConsumer
 from rucola.client import sync as blocking
+from support.broker_thread import servers
 from support.cluster import Tally, cluster
 from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, take, until
 

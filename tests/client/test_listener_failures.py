@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola.client import (
     LocalTransactionState,
     Message,
@@ -29,6 +28,7 @@ from rucola.client.consumer import assignment, dispatcher, push_consumer
 from rucola.client.producer.producer import Sent
 from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
+from support.broker_thread import servers
 from support.cluster import Tally, cluster
 from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, until
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola import fastjson
 from rucola.client import (
     ClientInstance,
@@ -26,6 +25,7 @@ from rucola.client import (
 from rucola.client import sync as blocking
 from rucola.client.consumer import options as consume_options
 from rucola.errors import ConfigError, MQError, RemotingError
+from support.broker_thread import servers
 from support.cluster import Tally
 from support.consumers import FIRST, consumer_of, filled, until
 

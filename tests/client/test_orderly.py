@@ -12,13 +12,19 @@ import pytest
 from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, ReconsumeLater
 from rucola.client import SuspendCurrentQueueAMoment as Suspend
 from rucola.client.consumer import assignment, queue_locks
-from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
-from rucola.remoting.connection import Connection, Reply
-from support.cluster import Cluster, Tally, cluster
-from support.consumers import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from support.cluster import Tally, cluster
+from support.consumers import (
+    LockingBroker,
+    committed,
+    consumer_of,
+    filled,
+    other_locks,
+    record_of,
+    send,
+    take,
+    until,
+)
 
 
 class InOrder:
@@ -46,14 +52,6 @@ class InOrder:
         for queue, offset in self.seen.items:
             offsets[queue].append(offset)
         return offsets
-
-
-async def other_locks(running: Cluster, address: str, client_id: str, code: RequestCode) -> list[MessageQueue]:
-    """Somebody else locks, or unlocks, the four queues of T for group c; those that it has then."""
-    queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
-    body = LockBatchRequestBody(client_id=client_id, consumer_group="c", mq_set=queues)
-    answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code, body=encode_body(body)))
-    return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set if code == RequestCode.LOCK_BATCH_MQ else []
 
 
 async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
@@ -268,27 +266,6 @@ def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
 
     asyncio.run(run())
     assert "went to another member" in caplog.text
-
-
-class LockingBroker(ScriptedBroker):
-    """A broker that gives locks, or not."""
-
-    def __init__(self, records: list[bytes]) -> None:
-        super().__init__(records)
-        self.gives = True
-        self.unlocked = False
-        self.asked: Tally[list[MessageQueue]] = Tally()
-        self.processors |= {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
-
-    def lock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        wanted = decode_body(LockBatchRequestBody, command.body).mq_set
-        self.asked.add(wanted)
-        body = encode_body(LockBatchResponseBody(lock_ok_mq_set=wanted if self.gives else []))
-        return command.response(ResponseCode.SUCCESS, body=body)
-
-    def unlock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self.unlocked = True
-        return command.response(ResponseCode.SUCCESS)
 
 
 async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

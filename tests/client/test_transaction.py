@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola.broker.broker import Broker
 from rucola.client import (
     ClientInstance,
@@ -35,6 +34,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
+from support.broker_thread import servers
 from support.cluster import HOST, Cluster, Tally, cluster
 
 COMMIT = LocalTransactionState.COMMIT_MESSAGE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,81 +15,17 @@ from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
-from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply, address_of
+from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
-
-ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
-
-
-def echo(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    return command.response(ResponseCode.SUCCESS, body=command.body)
-
-
-def with_server(
-    scenario: Callable[[RemotingServer], Awaitable[None]], processors: dict[int, Processor], **options: object
-) -> None:
-    """Run a scenario against a server of its own."""
-
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, processors, **options)  # type: ignore[arg-type]
-        await server.start()
-        try:
-            await scenario(server)
-        finally:
-            await server.stop()
-
-    asyncio.run(run())
-
-
-def request(code: int, body: bytes = b"") -> RemotingCommand:
-    return RemotingCommand.request(code, body=body)
-
-
-class Raw:
-    """A peer that writes and reads bytes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self._decoder = FrameDecoder(1 << 30)
-
-    @classmethod
-    async def to(cls, server: RemotingServer) -> Raw:
-        return cls(*await asyncio.open_connection("127.0.0.1", server.port))
-
-    @property
-    def name(self) -> str:
-        """What the server calls it."""
-        return address_of(self.writer.get_extra_info("sockname"))
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def commands(self, count: int) -> list[RemotingCommand]:
-        got: list[RemotingCommand] = []
-        while len(got) < count:
-            data = await self.reader.read(1 << 20)
-            assert data, f"the server closed after {len(got)} of {count} answers"
-            got += self._decoder.receive_data(data)
-        return got
-
-    async def end(self) -> bytes:
-        """What comes until the server closes."""
-        return await self.reader.read()
-
-    async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
-
+from support.raw_peer import BIG, ECHO, HOLD, NOTIFY, RawPeer, echo, request, with_server
 
 # Answers.
 
 
 def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         requests = [request(ECHO, str(n).encode()) for n in range(50)]
         await peer.send(b"".join(command.encode() for command in requests))
         expected = b"".join(command.response(0, body=command.body).encode() for command in requests)
@@ -145,7 +80,7 @@ def test_one_way_requests_are_processed_and_never_answered() -> None:
         return command.response(0)
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         for code in (ECHO, HOLD, BIG, 99):
             await peer.send(RemotingCommand.oneway(code, body=str(code).encode()).encode())
         last = request(ECHO, b"last")
@@ -163,7 +98,7 @@ def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureFixture
         raise InvalidMessage("the topic is empty")
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(RemotingCommand.oneway(ECHO).encode() + request(HOLD).encode())
         await peer.commands(1)
         await peer.close()
@@ -219,7 +154,7 @@ def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
         return future
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         first, second, third = request(HOLD), request(ECHO), request(HOLD)
         await peer.send(first.encode() + second.encode() + third.encode())
         assert [answer.opaque for answer in await peer.commands(1)] == [second.opaque]
@@ -241,7 +176,7 @@ def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixtu
             return command.response(0)
 
         processors[HOLD] = lambda _, command: hold(command)
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(request(HOLD).encode())
         await asked.wait()
         (served,) = server.connections
@@ -249,7 +184,7 @@ def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixtu
         await served.closed.wait()
         release.set()
         served.send(request(ECHO))
-        other = await Raw.to(server)
+        other = await RawPeer.to(server)
         await other.send(request(ECHO).encode())
         assert len(await other.commands(1)) == 1
         await other.close()
@@ -268,7 +203,7 @@ def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixtu
 )
 def test_garbage_closes_that_connection_with_one_log_line(caplog: pytest.LogCaptureFixture, garbage: bytes) -> None:
     async def scenario(server: RemotingServer) -> None:
-        good, bad = await Raw.to(server), await Raw.to(server)
+        good, bad = await RawPeer.to(server), await RawPeer.to(server)
         before = request(ECHO, b"before")
         await bad.send(before.encode() + garbage)
         (answer,) = FrameDecoder().receive_data(await bad.end())
@@ -286,7 +221,7 @@ def test_garbage_closes_that_connection_with_one_log_line(caplog: pytest.LogCapt
 
 def test_a_frame_over_the_servers_limit_closes_the_connection() -> None:
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(request(ECHO, bytes(1000)).encode())
         assert await peer.end() == b""
         await peer.close()
@@ -296,7 +231,7 @@ def test_a_frame_over_the_servers_limit_closes_the_connection() -> None:
 
 def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(request(ECHO).encode() + request(ECHO).encode()[:-1])
         assert len(await peer.commands(1)) == 1
         (served,) = server.connections
@@ -314,7 +249,7 @@ def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
     size, count = 256 * 1024, 100
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         stuck = asyncio.Event()
         (served,) = server.connections or {await opened.get()}
         transport = served._transport
@@ -330,7 +265,7 @@ def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
         peer.writer.write(b"".join(command.encode() for command in requests[: count // 2]))
         await stuck.wait()
         peer.writer.write(b"".join(command.encode() for command in requests[count // 2 :]))
-        other = await Raw.to(server)
+        other = await RawPeer.to(server)
         await other.send(request(ECHO).encode())
         await other.commands(1)
         assert transport.get_write_buffer_size() <= 2 * (WRITE_LIMIT + size + 200)  # of 12 MiB asked for in one read
@@ -379,7 +314,7 @@ def test_many_connections() -> None:
 
 def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
     async def scenario(server: RemotingServer) -> None:
-        idle, used = await Raw.to(server), await Raw.to(server)
+        idle, used = await RawPeer.to(server), await RawPeer.to(server)
         await used.send(request(ECHO).encode())
         await used.commands(1)  # so that both have been accepted
         idle_served = next(served for served in server.connections if served.peer == idle.name)
@@ -408,7 +343,7 @@ def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
     async def scenario(server: RemotingServer) -> None:
         before = resident_bytes()
         peers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]
-        other = await Raw.to(server)
+        other = await RawPeer.to(server)
         await other.send(request(ECHO, b"body").encode())
         (answer,) = await other.commands(1)
         assert answer.body == b"body"
@@ -453,7 +388,7 @@ def test_a_servers_request_is_answered_over_the_same_connection() -> None:
 
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(request(ECHO).response(0).encode() + request(ECHO, b"x").encode())
         (answer,) = await peer.commands(1)
         assert answer.body == b"x"
@@ -475,7 +410,7 @@ def test_close_lets_written_answers_go_out() -> None:
         assert not connection.is_open
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(request(BIG).encode())
         (answer,) = FrameDecoder().receive_data(await peer.end())
         assert len(answer.body) == size
@@ -488,7 +423,7 @@ def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pytest.Mon
     monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.05)
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await peer.send(request(BIG).encode())
         await called.wait()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remoting.test_connection import ECHO, HOLD, Raw, echo, request, with_server
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
+from support.raw_peer import ECHO, HOLD, RawPeer, echo, request, with_server
 
 
 def frame(header: bytes, serializer: int = 0) -> bytes:
@@ -25,7 +25,7 @@ def frame(header: bytes, serializer: int = 0) -> bytes:
 
 def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives_on(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         before, after = request(ECHO, b"before"), request(ECHO, b"after")
         unreadable = [
             frame(b'{"code":"x","opaque":7}'),
@@ -101,7 +101,7 @@ def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]]
     stream = b"".join(frame(header, serializer) for serializer, header in parts)
 
     async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         last = request(ECHO, b"last")
         for begin in range(0, len(stream), chunk_size):
             await peer.send(stream[begin : begin + chunk_size])

@@ -17,8 +17,8 @@ from rucola.spark.jobs import archive
 from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.lookup import by_key
 from rucola.spark.lake.snapshot import read_snapshot
-from spark.test_live import send
 from support.cluster import Cluster, cluster
+from support.live_reads import send
 
 Archiving = Callable[..., Any]
 

@@ -23,9 +23,9 @@ from rucola.protocol.codes import ResponseCode
 from rucola.spark.source.delivery import persist, queue_like, requests
 from rucola.spark.source.options import parse_sink
 from rucola.spark.source.sink import RocketMQWriter, Sent, _account
-from spark.test_archive_killed import DEADLINE_S
-from spark.test_live import Row, read
-from spark.test_sink import broker, write
+from support.broker_thread import broker_thread
+from support.live_reads import Row, read, write
+from support.processes import DEADLINE_S
 from support.servers import server
 from support.small_store import SmallStore
 
@@ -149,7 +149,7 @@ def test_a_request_is_tried_again_while_that_may_help() -> None:
 
 @pytest.mark.spark
 def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> None:
-    with broker(tmp_path, "T", "U") as namesrv:
+    with broker_thread(tmp_path, "T", "U") as namesrv:
         rows = spark.range(0, 100, numPartitions=2).selectExpr(
             "cast(id AS string) AS body", "if(id < 50, concat('k', id % 10), null) AS shardingKey", "id % 6 AS queueId"
         )
@@ -220,7 +220,7 @@ def rows_with(spark: SparkSession, invalid: tuple[str | None, ...]) -> DataFrame
 
 @pytest.mark.spark
 def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         for number, (invalid, sentence) in enumerate(INVALID.values(), 1):
             with pytest.raises(PySparkException) as raised:
                 write(rows_with(spark, invalid), namesrv)
@@ -245,7 +245,7 @@ def test_a_row_of_a_store_is_written_where_it_was(spark: SparkSession, small_sto
     """Its brokerName is the path of the store, which no broker has; the id still says the queue."""
     for n in range(20):
         small_store.put("T", n % 4, b"%d" % n)
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         write(spark.read.format("rocketmq").load(str(small_store.path)), namesrv)
         found = by_queue(read(namesrv, subscribe="T"))
         assert {number: first_seen(rows) for number, rows in found.items()} == {

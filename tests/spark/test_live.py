@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,48 +14,13 @@ from pyspark.sql import SparkSession
 
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
-from rucola.client import Message, MessageQueue, Producer, PullConsumer
+from rucola.client import Message, Producer, PullConsumer
 from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.spark.source import batch_reader
 from rucola.spark.source.options import parse
-from spark.test_streaming import Query
-from support.cluster import Cluster, cluster
-
-Row = dict[str, Any]
-
-
-def read(namesrv: str, **given: str) -> list[Row]:
-    """The rows of a batch; each partition goes through pickle as Spark sends it."""
-    options = parse({"nameServer": namesrv, **given})
-    partitions = pickle.loads(pickle.dumps(batch_reader.plan(options)))
-    batches = [batch for partition in partitions for batch in batch_reader.read(partition, options, options.columns)]
-    return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
-
-
-def with_cluster(path: Path, test: Callable[[Cluster, Broker, Callable[..., Any]], Any]) -> None:
-    """Run a test on a cluster with one broker; reads happen in a thread, for they have a loop of their own."""
-
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
-
-            async def reading(**given: str) -> list[Row]:
-                return await asyncio.to_thread(read, running.namesrv, **given)
-
-            await test(running, broker, reading)
-
-    asyncio.run(run())
-
-
-async def send(running: Cluster, topic: str, count: int, *, broker: str = "broker-a", **given: Any) -> list[str]:
-    """Send messages to the queues 0 to 3 of a topic in turn; their unique keys."""
-    async with Producer("senders", running.namesrv) as producer:
-        sent = []
-        for n in range(count):
-            message = Message(topic, b"body %d" % n, **{name: value(n) for name, value in given.items()})
-            result = await producer.send(message, MessageQueue(topic, broker, n % 4))
-            sent.append(result.msg_id)
-        return sent
+from support.cluster import Cluster
+from support.live_reads import read, send, with_cluster
+from support.log_query import LogQuery
 
 
 def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
@@ -132,14 +96,14 @@ def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
         await running.create_topic(broker, "T")
         await send(running, "T", 10)
         given = {"nameServer": running.namesrv, "subscribe": "T"}
-        latest = await asyncio.to_thread(Query, **given)
-        all_of_it = await asyncio.to_thread(Query, **given, startingOffsets="earliest", maxOffsetsPerTrigger="6")
+        latest = await asyncio.to_thread(LogQuery, **given)
+        all_of_it = await asyncio.to_thread(LogQuery, **given, startingOffsets="earliest", maxOffsetsPerTrigger="6")
         assert not await asyncio.to_thread(latest.trigger)
         await send(running, "T", 7)
         assert len(await asyncio.to_thread(latest.run)) == 7
         assert len(set(await asyncio.to_thread(all_of_it.run))) == 17
         assert [len(batch) for batch in all_of_it.rows] == [6, 6, 5]
-        resumed = await asyncio.to_thread(lambda: Query(checkpoint=all_of_it.offset, **given))
+        resumed = await asyncio.to_thread(lambda: LogQuery(checkpoint=all_of_it.offset, **given))
         assert not await asyncio.to_thread(resumed.trigger)
 
     with_cluster(tmp_path, test)
@@ -153,7 +117,7 @@ def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
         found = [(row["queueId"], row["queueOffset"]) for row in await reading(subscribe="T", **ends)]
         assert sorted(found) == [(1, 2), (1, 3), (2, 0)]
         given = {"nameServer": running.namesrv, "subscribe": "T"}
-        query = await asyncio.to_thread(lambda: Query(**given, startingOffsets='{"T":{"0":4,"1":4,"2":4,"3":-1}}'))
+        query = await asyncio.to_thread(lambda: LogQuery(**given, startingOffsets='{"T":{"0":4,"1":4,"2":4,"3":-1}}'))
         assert len(await asyncio.to_thread(query.run)) == 3
         times = json.dumps({"T": {"0": 1}})
         assert len(await reading(subscribe="T", startingOffsetsByTimestamp=times)) == 20
@@ -180,7 +144,7 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
             return {queue.queue_id: at.broker_offset - at.consumer_offset for queue, at in table.items()}
 
         given = {"nameServer": running.namesrv, "subscribe": "T", "commitGroup": "spark-job"}
-        query = await asyncio.to_thread(lambda: Query(**given, startingOffsets="earliest", maxOffsetsPerTrigger="6"))
+        query = await asyncio.to_thread(lambda: LogQuery(**given, startingOffsets="earliest", maxOffsetsPerTrigger="6"))
         assert await behind() == {}
         assert await asyncio.to_thread(query.trigger)
         assert await behind() == {0: 3, 1: 3, 2: 2, 3: 2}  # the batch is read, and Spark has not finished it
@@ -190,7 +154,7 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
         # From an older checkpoint it goes on there, and the group shows it.
         again = await asyncio.to_thread(
-            lambda: Query(checkpoint={"T": {"broker-a": dict.fromkeys("0123", 1)}}, **given)
+            lambda: LogQuery(checkpoint={"T": {"broker-a": dict.fromkeys("0123", 1)}}, **given)
         )
         assert len(await asyncio.to_thread(again.run)) == 6
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}

@@ -24,8 +24,8 @@ from rucola.errors import RemotingError, StoreError
 from rucola.spark.source import batch_reader
 from rucola.spark.source.lag import lag_of
 from rucola.spark.source.options import parse
-from spark.test_live import read, send
 from support.cluster import Cluster, cluster
+from support.live_reads import read, send
 from support.micro_batches import MicroBatches
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
