@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,9 @@ def test_without_asyncio(namesrv: str) -> None:
     program("rucola.client.sync", namesrv)
 
 
-def test_transaction(namesrv: str) -> None:
+async def test_transaction(namesrv: str) -> None:
     names = program("TransactionProducer(", namesrv)
-    asyncio.run(names["order"]())
+    await names["order"]()
 
 
 @pytest.mark.parametrize("line", COMMANDS)

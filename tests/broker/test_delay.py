@@ -23,7 +23,7 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.broker_peer import Peer, next_messages, serving, with_delays
+from support.broker_peer import broker_peer, broker_with_delays, next_messages
 from support.delayed_store import DELAYS_MS, T0, DelayedStore, delayed_store
 
 
@@ -245,7 +245,7 @@ def test_what_apaches_broker_delivered_is_not_delivered_again(
 # The alarm.
 
 
-def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) -> None:
+async def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) -> None:
     now_ms = 0
     rung: list[int] = []
     done = asyncio.Event()
@@ -261,27 +261,23 @@ def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) ->
         done.set()
         return None
 
-    async def run() -> None:
-        nonlocal now_ms
-        alarm = Alarm("test", step, lambda: now_ms)
-        alarm.WAIT_AFTER_FAILURE_MS = 0
-        alarm.ring_at(3_600_000)
-        now_ms = 5
-        alarm.ring_at(5)
-        alarm.ring_at(50_000)
-        await asyncio.wait_for(done.wait(), 10)
-        alarm.stop()
-        alarm.ring_at(0)
-
-    asyncio.run(run())
+    alarm = Alarm("test", step, lambda: now_ms)
+    alarm.WAIT_AFTER_FAILURE_MS = 0
+    alarm.ring_at(3_600_000)
+    now_ms = 5
+    alarm.ring_at(5)
+    alarm.ring_at(50_000)
+    await asyncio.wait_for(done.wait(), 10)
+    alarm.stop()
+    alarm.ring_at(0)
     assert rung == [5, 5, 6, 7]
 
 
 # A whole broker.
 
 
-def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "1h 0s") as peer:
         await peer.send(b"now")
         sent = await peer.send(b"later", queue_id=0, properties="DELAY\x012\x02WAIT\x01true\x02TAGS\x01A\x02")
         assert (sent.code, sent.ext_fields["queueId"], sent.ext_fields["queueOffset"]) == (0, "0", "0")
@@ -292,30 +288,23 @@ def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
         assert waiting.offset_msg_id == sent.ext_fields["msgId"]
         answer = await peer.ask(RequestCode.GET_ALL_DELAY_OFFSET)
         assert fastjson.loads(answer.body) == {"offsetTable": {2: 1}}
-
-    with_delays(tmp_path, talk, "1h 0s")
     written = fastjson.loads((tmp_path / "config" / "delayOffset.json").read_bytes())
     assert written == {"offsetTable": {2: 1}}
 
 
-def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "1h 2h") as peer:
         await peer.send()
         await peer.send(b"later", properties="DELAY\x0199\x02")
         header = QueueRequestHeader(topic=SCHEDULE_TOPIC, queue_id=1)
         assert (await peer.ask(RequestCode.GET_MAX_OFFSET, header)).ext_fields == {"offset": "1"}
 
-    with_delays(tmp_path, talk, "1h 2h")
 
-
-def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, store={"message_delay_level": "1h"}) as peer:
-            await peer.send(b"now")
-            await peer.send(b"later", properties="DELAY\x011\x02")
-        async with serving(tmp_path, store={"message_delay_level": "0s"}) as peer:
-            (message,) = await next_messages(peer, queue_offset=1)
-            assert message.body == b"later"
-
-    asyncio.run(run())
+async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
+        await peer.send(b"now")
+        await peer.send(b"later", properties="DELAY\x011\x02")
+    async with broker_peer(tmp_path, store={"message_delay_level": "0s"}) as peer:
+        (message,) = await next_messages(peer, queue_offset=1)
+        assert message.body == b"later"
     assert check(tmp_path) == []

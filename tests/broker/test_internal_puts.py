@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -26,9 +25,8 @@ from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.aging_broker import World, until
-from support.aging_broker import with_broker as with_world
-from support.broker_peer import Peer, next_messages, send_back, serving, with_broker, with_delays
+from support.aging_broker import aging_broker, until
+from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
 from support.delayed_store import T0, DelayedStore, delayed_store
 from support.metrics import BROKER_LABELS, sample_value, scrape
 from support.requester import REPLY_TOPIC, requester, send_reply
@@ -103,8 +101,8 @@ def test_a_half_message_above_a_limit_of_today_is_checked_committed_and_laid_asi
         assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [LARGE + b"never ended"]
 
 
-def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "0s " * 20) as peer:
         await peer.send(LARGE)
         changed = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=10")
         assert changed.code == ResponseCode.SUCCESS
@@ -116,19 +114,14 @@ def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp_path:
         (dead,) = await next_messages(peer, topic="%DLQ%g")
         assert (again.body, dead.body) == (LARGE, LARGE)
 
-    with_delays(tmp_path, talk, "0s " * 20)
 
-
-def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, store={"message_delay_level": "1h"}) as peer:
-            await peer.send(b"now")
-            await peer.send(LARGE, properties="DELAY\x011\x02")
-        async with serving(tmp_path, store={"message_delay_level": "0s", "max_message_size": 10}) as peer:
-            (message,) = await next_messages(peer, queue_offset=1)
-            assert message.body == LARGE
-
-    asyncio.run(run())
+async def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
+        await peer.send(b"now")
+        await peer.send(LARGE, properties="DELAY\x011\x02")
+    async with broker_peer(tmp_path, store={"message_delay_level": "0s", "max_message_size": 10}) as peer:
+        (message,) = await next_messages(peer, queue_offset=1)
+        assert message.body == LARGE
     assert check(tmp_path) == []
 
 
@@ -297,10 +290,13 @@ def test_a_half_message_is_laid_aside_once_there_is_room(
         assert caplog.text.count("was never ended") == 1
 
 
-def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
+async def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+    async with aging_broker(tmp_path, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0) as (
+        peer,
+        world,
+    ):
         await peer.send()
         (message,) = decode_many((await peer.pull()).body)
         world.percent = 91
@@ -323,14 +319,14 @@ def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
             return not await is_refused()
 
         await until(is_taken)
-
-    with_world(tmp_path, talk, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0)
     assert len(errors(caplog)) == 1
     assert "retry: message without a unique key for %DLQ%g cannot be put and is retried" in caplog.text
 
 
-def test_replies_and_events_are_kept_until_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_replies_and_events_are_kept_until_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
         world.percent = 91
 
@@ -351,13 +347,11 @@ def test_replies_and_events_are_kept_until_there_is_room(tmp_path: Path, caplog:
         assert json.loads(event.body)["offsetRequest"] == 100
         stored = decode_many((await peer.pull(topic=REPLY_TOPIC)).body)
         assert [message.body for message in stored] == [b"first", b"second"]
-
-    with_world(tmp_path, talk)
     assert sorted(line.partition(":")[0] for line in errors(caplog)) == ["reply"], "the event waits behind the replies"
 
 
-def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
         world.percent = 91
 
@@ -367,8 +361,6 @@ def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: p
         await until(is_refused)
         for _ in range(2):
             assert (await peer.pull(queue_offset=100)).code == ResponseCode.PULL_OFFSET_MOVED
-
-    with_world(tmp_path, talk)
     assert "lost, as they could not be put before the end: {'offset moved event': 2}" in caplog.text
 
 
@@ -445,7 +437,7 @@ def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.L
 
 
 async def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> None:
-    async with serving(tmp_path) as peer:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         (message,) = decode_many((await peer.pull()).body)
         with next((tmp_path / "commitlog").iterdir()).open("r+b") as file:
@@ -502,12 +494,12 @@ def _fail(*_: object) -> bytes:
         ("a\x01" + "v" * 32_600, "half of a transaction with 32672 bytes of properties; 32639 are allowed"),
     ],
 )
-def test_half_of_a_transaction_that_could_not_be_committed_is_refused(tmp_path: Path, marks: str, why: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_half_of_a_transaction_that_could_not_be_committed_is_refused(
+    tmp_path: Path, marks: str, why: str
+) -> None:
+    async with broker_peer(tmp_path) as peer:
         refused = await peer.send(sys_flag=4, properties=f"TRAN_MSG\x01true\x02PGROUP\x01p\x02{marks}")
         assert (refused.code, why in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True), refused.remark
-
-    with_broker(tmp_path, talk)
 
 
 def test_half_of_a_transaction_from_another_broker_is_committed_whatever_its_delay(tmp_path: Path) -> None:
@@ -523,13 +515,11 @@ def test_half_of_a_transaction_from_another_broker_is_committed_whatever_its_del
 @pytest.mark.parametrize(
     "marks", ["DELAY\x011\x02", "TIMER_DELAY_SEC\x01100\x02", "TRAN_MSG\x01true\x02PGROUP\x01p\x02"]
 )
-def test_a_message_that_waits_must_leave_room_in_its_file(tmp_path: Path, marks: str) -> None:
+async def test_a_message_that_waits_must_leave_room_in_its_file(tmp_path: Path, marks: str) -> None:
     """It is put again with a longer topic and more properties, into a file of the same size."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         refused = await peer.send(bytes((1 << 20) - 300), properties=marks)
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert "1048064 are allowed for a message that waits (mappedFileSizeCommitLog)" in str(refused.remark)
         assert (await peer.send(bytes((1 << 20) - 300))).code == ResponseCode.SUCCESS
-
-    with_broker(tmp_path, talk)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,20 +24,18 @@ from support.replication import end_of, send, until
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
-def play(path: Path, act: Callable[[Cluster, Broker], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker(
-                metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0
-            )
-            await running.create_topic(broker, "T", 2)
-            await act(running, broker)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def metered_broker(path: Path) -> AsyncIterator[tuple[Cluster, Broker]]:
+    async with cluster(path) as running:
+        broker = await running.start_broker(
+            metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0
+        )
+        await running.create_topic(broker, "T", 2)
+        yield running, broker
 
 
-def test_what_came_and_what_was_done(tmp_path: Path) -> None:
-    async def act(running: Cluster, broker: Broker) -> None:
+async def test_what_came_and_what_was_done(tmp_path: Path) -> None:
+    async with metered_broker(tmp_path) as (running, broker):
         async with Producer("p", running.namesrv) as producer, PullConsumer("g", running.namesrv) as consumer:
             queue, _ = await consumer.queues("T")
             for _ in range(5):
@@ -66,20 +65,16 @@ def test_what_came_and_what_was_done(tmp_path: Path) -> None:
         ((_, total),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_total"]
         assert 0 < free <= total
 
-    play(tmp_path, act)
 
-
-def test_the_page_names_every_metric_and_no_other(tmp_path: Path) -> None:
+async def test_the_page_names_every_metric_and_no_other(tmp_path: Path) -> None:
     broker_table, _ = PAGE.split("### Clients")
     named = set(re.findall(r"`(rocketmq_\w+)`", "".join(re.findall(r"^\| (.*?) \|", broker_table, re.MULTILINE))))
 
-    async def act(running: Cluster, broker: Broker) -> None:
+    async with metered_broker(tmp_path) as (_, broker):
         _, body = await http_request(broker.config.metrics_prom_exporter_port, b"GET /metrics HTTP/1.1\r\n\r\n")
         families = text_string_to_metric_families(body.decode())
         told = {family.name + "_total" * (family.type == "counter") for family in families}
         assert {name for name in told if not name.startswith("rocketmq_brokeruntime_")} == named
-
-    play(tmp_path, act)
 
 
 async def test_how_far_slaves_are_behind(tmp_path: Path) -> None:
@@ -110,8 +105,8 @@ async def test_how_far_slaves_are_behind(tmp_path: Path) -> None:
         assert name not in await scrape(slave)
 
 
-def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
-    async def act(running: Cluster, broker: Broker) -> None:
+async def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
+    async with metered_broker(tmp_path) as (running, broker):
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
             await producer.instance.beat()
@@ -132,23 +127,19 @@ def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
         assert sample_value(samples, "rocketmq_topic_dlq_offset", **BROKER_LABELS, group="g") == 1
         assert sample_value(samples, "rocketmq_topic_retry_offset", **BROKER_LABELS, topic="%RETRY%g") == 0
 
-    play(tmp_path, act)
-
 
 @pytest.mark.parametrize(
     ("request_line", "status"),
     [(b"GET / HTTP/1.1", b"404"), (b"POST /metrics HTTP/1.1", b"405"), (b"GET", b"404"), (b"GET /metrics?x=1", b"200")],
 )
-def test_other_requests(tmp_path: Path, request_line: bytes, status: bytes) -> None:
-    async def act(running: Cluster, broker: Broker) -> None:
+async def test_other_requests(tmp_path: Path, request_line: bytes, status: bytes) -> None:
+    async with metered_broker(tmp_path) as (_, broker):
         head, _ = await http_request(broker.config.metrics_prom_exporter_port, request_line + b"\r\n\r\n")
         assert head.split(b" ")[1] == status
 
-    play(tmp_path, act)
 
-
-def test_whoever_sends_no_request_gets_none(tmp_path: Path) -> None:
-    async def act(running: Cluster, broker: Broker) -> None:
+async def test_whoever_sends_no_request_gets_none(tmp_path: Path) -> None:
+    async with metered_broker(tmp_path) as (_, broker):
         port = broker.config.metrics_prom_exporter_port
         assert await http_request(port, 20_000 * b"x") == (b"", b"")
         _, silent = await asyncio.open_connection(HOST, port)
@@ -156,16 +147,12 @@ def test_whoever_sends_no_request_gets_none(tmp_path: Path) -> None:
         await broker.stop()  # and does not wait for it
         silent.close()
 
-    play(tmp_path, act)
 
-
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    async def act(running: Cluster, broker: Broker) -> None:
+async def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    async with metered_broker(tmp_path) as (running, broker):
         with pytest.raises(RemotingError, match="for metrics"):
             await running.start_broker(
                 "broker-b",
                 metrics_exporter_type=MetricsExporterType.PROM,
                 metrics_prom_exporter_port=broker.config.metrics_prom_exporter_port,
             )
-
-    play(tmp_path, act)

@@ -17,7 +17,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader
-from support.broker_peer import Peer, with_broker
+from support.broker_peer import Peer, broker_peer
 from support.cluster import cluster
 from support.consumers import FIRST
 from support.requester import REPLY_PROPERTIES, REPLY_TOPIC, requester, send_reply
@@ -27,8 +27,8 @@ async def stored(peer: Peer) -> list[bytes]:
     return [message.body for message in decode_many((await peer.pull(topic=REPLY_TOPIC)).body)]
 
 
-def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         async with requester(peer, "another"), requester(peer) as asker:
             answer = await send_reply(peer, b"zipped", flag=7, sys_flag=1, born_timestamp=5, queue_id=-1)
             assert answer.code == ResponseCode.SUCCESS
@@ -45,39 +45,32 @@ def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
         (record,) = decode_many((await peer.pull(topic=REPLY_TOPIC)).body, decompress=False)
         assert (record.body, record.sys_flag, record.properties) == (b"zipped", 1, properties.parse(REPLY_PROPERTIES))
 
-    with_broker(tmp_path, talk)
+
+async def test_the_older_code_does_the_same(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer, requester(peer) as asker:
+        header = SendMessageRequestHeader(
+            producer_group="p",
+            topic=REPLY_TOPIC,
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=1,
+            flag=0,
+            properties=REPLY_PROPERTIES,
+        )
+        answer = await peer.ask(RequestCode.SEND_REPLY_MESSAGE, header, b"reply")
+        assert (answer.code, len(asker.pushed)) == (ResponseCode.SUCCESS, 1)
 
 
-def test_the_older_code_does_the_same(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
-        async with requester(peer) as asker:
-            header = SendMessageRequestHeader(
-                producer_group="p",
-                topic=REPLY_TOPIC,
-                queue_id=0,
-                sys_flag=0,
-                born_timestamp=1,
-                flag=0,
-                properties=REPLY_PROPERTIES,
-            )
-            answer = await peer.ask(RequestCode.SEND_REPLY_MESSAGE, header, b"reply")
-            assert (answer.code, len(asker.pushed)) == (ResponseCode.SUCCESS, 1)
-
-    with_broker(tmp_path, talk)
-
-
-def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store_reply_message_enable=False) as peer:
         async with requester(peer) as asker:
             answer = await send_reply(peer)
             assert (answer.code, answer.ext_fields["msgId"], len(asker.pushed)) == (ResponseCode.SUCCESS, "0", 1)
         assert await stored(peer) == []
 
-    with_broker(tmp_path, talk, store_reply_message_enable=False)
 
-
-def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         nobody = await send_reply(peer, b"0")
         assert nobody.remark == "push reply message fail, channel of <asker> not found."
         nameless = await send_reply(peer, b"1", properties="MSG_TYPE\x01reply")
@@ -95,8 +88,6 @@ def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
         assert left.remark == nobody.remark
         assert await stored(peer) == [b"0", b"1", b"2", b"3"], "a reply is stored all the same"
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize(
     ("body", "fields", "code"),
@@ -108,16 +99,14 @@ def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
         (b"", {"queue_id": 9}, ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_a_reply_is_checked_like_any_message(
+async def test_a_reply_is_checked_like_any_message(
     tmp_path: Path, body: bytes, fields: dict[str, Any], code: ResponseCode
 ) -> None:
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, store={"max_message_size": 1000}) as peer:
         async with requester(peer) as asker:
             assert (await send_reply(peer, body, **fields)).code == code
             assert asker.pushed == []
         assert await stored(peer) == []
-
-    with_broker(tmp_path, talk, store={"max_message_size": 1000})
 
 
 async def test_askers_and_a_replier_that_use_the_client(tmp_path: Path) -> None:

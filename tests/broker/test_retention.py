@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from pathlib import Path
 
@@ -15,14 +14,14 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.store.message_store import MessageStore
-from support.aging_broker import NOON_MS, World, serving, store_config, until, with_broker
+from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config, until
 from support.broker_peer import Peer
 from support.stores import inner
 
 HOUR_MS = 3_600_000
 
 
-async def send_days(peer: Peer, world: World, count: int) -> None:
+async def send_days(peer: Peer, world: ClockAndDisk, count: int) -> None:
     """Three messages a day, which fill a file of the log."""
     for day in range(count):
         world.now_ms = NOON_MS + 24 * HOUR_MS * day
@@ -43,8 +42,8 @@ def queues(path: Path) -> list[str]:
     return sorted(str(queue.relative_to(path / "consumequeue")) for queue in path.glob("consumequeue/*/*"))
 
 
-def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Path) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Path) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         assert (await peer.send()).code == ResponseCode.SUCCESS
         world.percent = 91
 
@@ -65,23 +64,18 @@ def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Path) -> 
 
         await until(taken)
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_broker_that_starts_on_a_full_disk_takes_nothing(tmp_path: Path) -> None:
-    world = World()
+async def test_a_broker_that_starts_on_a_full_disk_takes_nothing(tmp_path: Path) -> None:
+    world = ClockAndDisk()
     world.percent = 95
 
-    async def run() -> None:
-        async with serving(tmp_path, world) as peer:
-            assert (await peer.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
-
-    asyncio.run(run())
+    async with aging_broker(tmp_path, world) as (peer, _):
+        assert (await peer.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert log_files(tmp_path) == []
 
 
-def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         assert len(log_files(tmp_path)) >= 6
         assert await min_offset(peer) == 0
@@ -103,12 +97,10 @@ def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
 
         await until(removed)
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("code", [RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.TRIGGER_DELETE_FILES])
-def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         world.now_ms = NOON_MS + 24 * 5 * HOUR_MS
         assert (await peer.ask(code)).code == ResponseCode.SUCCESS
@@ -118,11 +110,9 @@ def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
 
         await until(moved)
 
-    with_broker(tmp_path, talk)
 
-
-def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         changed = await peer.ask(
             RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24\ndiskMaxUsedSpaceRatio=40\n"
@@ -134,10 +124,8 @@ def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
 
         await until(moved)
 
-    with_broker(tmp_path, talk)
 
-
-def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> None:
+async def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> None:
     with MessageStore(store_config(tmp_path)) as store:
         for age_hours, topic, queue_id in (
             *((999, "Gone", 0), (999, "T", 0), (999, "T", 0)),
@@ -147,7 +135,7 @@ def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> Non
             store.put(inner(topic=topic, queue_id=queue_id, body=bytes(1200)), NOON_MS - age_hours * HOUR_MS)
     assert len(log_files(tmp_path)) == 3
 
-    async def talk(peer: Peer, world: World) -> None:
+    async with aging_broker(tmp_path) as (peer, _):
         created = CreateTopicRequestHeader(topic="T", read_queue_nums=4, write_queue_nums=4, perm=6)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
         await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
@@ -160,18 +148,14 @@ def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> Non
         assert queues(tmp_path) == ["Gone/1", "Lives/0", "T/0"]
         assert (await peer.send()).ext_fields["queueOffset"] == "2"  # a group that read to the end misses nothing
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_broker_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+async def test_a_broker_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
 
-    async def talk(peer: Peer, world: World) -> None:
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-
     try:
-        with_broker(tmp_path, talk)
+        async with aging_broker(tmp_path) as (_, _):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

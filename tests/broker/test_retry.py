@@ -13,7 +13,7 @@ from rucola.message.record import decode_many
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.topic import SubscriptionGroupConfig
-from support.broker_peer import Peer, next_messages, send_back, send_header, with_broker, with_delays
+from support.broker_peer import Peer, broker_peer, broker_with_delays, next_messages, send_back, send_header
 from support.cluster import Tally, cluster
 
 TWENTY_LEVELS = "0s " * 20
@@ -24,8 +24,8 @@ async def sent_message(peer: Peer, **fields: Any) -> MessageExt:
     return decode_many((await peer.pull()).body)[-1]
 
 
-def test_a_message_given_back_comes_again_through_the_retry_topic(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_given_back_comes_again_through_the_retry_topic(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, TWENTY_LEVELS) as peer:
         message = await sent_message(peer)
         assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
         (again,) = await next_messages(peer, topic="%RETRY%g")
@@ -42,18 +42,14 @@ def test_a_message_given_back_comes_again_through_the_retry_topic(tmp_path: Path
         assert third.reconsume_times == 2
         assert third.properties == again.properties | {"DELAY": "4"}
 
-    with_delays(tmp_path, talk, TWENTY_LEVELS)
 
-
-def test_the_consumer_may_choose_the_delay_level(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_the_consumer_may_choose_the_delay_level(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "1h 1h 1h") as peer:
         message = await sent_message(peer)
         assert (await send_back(peer, message.physical_offset, delay_level=2)).code == ResponseCode.SUCCESS
         assert (await send_back(peer, message.physical_offset, delay_level=7)).code == ResponseCode.SUCCESS
         waiting = [decode_many((await peer.pull(topic=SCHEDULE_TOPIC, queue_id=level - 1)).body) for level in (2, 3)]
         assert [[message.properties["DELAY"] for message in level] for level in waiting] == [["2"], ["3"]]
-
-    with_delays(tmp_path, talk, "1h 1h 1h")
 
 
 @pytest.mark.parametrize(
@@ -67,10 +63,10 @@ def test_the_consumer_may_choose_the_delay_level(tmp_path: Path) -> None:
         ({}, 16, True),
     ],
 )
-def test_a_message_tried_too_often_is_laid_aside(
+async def test_a_message_tried_too_often_is_laid_aside(
     tmp_path: Path, fields: dict[str, Any], reconsume_times: int, is_dead: bool
 ) -> None:
-    async def talk(peer: Peer) -> None:
+    async with broker_with_delays(tmp_path, TWENTY_LEVELS) as peer:
         message = await sent_message(peer, reconsume_times=reconsume_times)
         assert (await send_back(peer, message.physical_offset, **fields)).code == ResponseCode.SUCCESS
         if is_dead:
@@ -83,11 +79,9 @@ def test_a_message_tried_too_often_is_laid_aside(
             assert len(await next_messages(peer, topic="%RETRY%g")) == 1
             assert (await peer.pull(topic="%DLQ%g")).code == ResponseCode.TOPIC_NOT_EXIST
 
-    with_delays(tmp_path, talk, TWENTY_LEVELS)
 
-
-def test_giving_back_what_is_not_there(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_giving_back_what_is_not_there(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         message = await sent_message(peer)
         nothing = await send_back(peer, message.physical_offset + 1)
         assert (nothing.code, "look message by offset failed" in (nothing.remark or "")) == (1, True)
@@ -97,22 +91,18 @@ def test_giving_back_what_is_not_there(tmp_path: Path) -> None:
         assert (illegal.code, "no group" in (illegal.remark or "")) == (1, True)
         assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.PULL_NOT_FOUND
 
-    with_broker(tmp_path, talk)
 
-
-def test_an_unknown_group_can_give_nothing_back(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_an_unknown_group_can_give_nothing_back(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, auto_create_subscription_group=False) as peer:
         await peer.send()
         refused = await send_back(peer, 0, group="stranger")
         assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
         refused = await peer.send(topic="%RETRY%stranger")
         assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
-    with_broker(tmp_path, talk, auto_create_subscription_group=False)
 
-
-def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         message = await sent_message(peer)
         header = SubscriptionGroupConfig(group_name="g", retry_queue_nums=0)
         body = b'{"groupName":"%s","retryQueueNums":0}' % header.group_name.encode()
@@ -120,13 +110,11 @@ def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path) -> None
         assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
         assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.TOPIC_NOT_EXIST
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_letter_topic(tmp_path: Path) -> None:
+async def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_letter_topic(tmp_path: Path) -> None:
     """As clients do when the broker could not take the message back."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_with_delays(tmp_path, "0s") as peer:
         for reconsume_times in (2, 3):
             header = send_header(
                 topic="%RETRY%g",
@@ -140,8 +128,6 @@ def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_letter_t
         (dead,) = await next_messages(peer, topic="%DLQ%g")
         assert (dead.body, dead.reconsume_times) == (b"3", 3)
         assert dead.properties["RETRY_TOPIC"] == "T"
-
-    with_delays(tmp_path, talk, "0s")
 
 
 async def test_a_listener_that_always_fails_sees_a_message_until_it_is_laid_aside(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import shutil
@@ -36,9 +35,8 @@ from rucola.protocol.codes import ResponseCode
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support import stores
-from support.aging_broker import World, until
-from support.aging_broker import serving as serving_world
-from support.broker_peer import Peer, next_messages, serving, with_broker
+from support.aging_broker import ClockAndDisk, aging_broker, until
+from support.broker_peer import Peer, broker_peer, next_messages
 from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
 
 # Where a message waits.
@@ -312,8 +310,8 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
 # A whole broker.
 
 
-def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"now")
         sent = await peer.send(b"later", properties="TIMER_DELAY_MS\x011\x02WAIT\x01true\x02TAGS\x01A\x02")
         assert (sent.code, sent.ext_fields["queueId"], sent.ext_fields["queueOffset"]) == (0, "0", "0")
@@ -323,28 +321,22 @@ def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
         assert waited.offset_msg_id == sent.ext_fields["msgId"]
         assert properties.WAIT not in waited.properties
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
+async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
     now_ms = T0
 
-    async def run() -> None:
-        nonlocal now_ms
-        async with serving(tmp_path, clock=lambda: now_ms) as peer:
-            await peer.send(b"now")
-            await peer.send(b"later", properties=f"TIMER_DELIVER_MS\x01{T0 + 400 * DAY_MS}\x02")
-        now_ms += 400 * DAY_MS
-        async with serving(tmp_path, clock=lambda: now_ms) as peer:
-            (message,) = await next_messages(peer, queue_offset=1)
-            assert message.body == b"later"
-
-    asyncio.run(run())
+    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
+        await peer.send(b"now")
+        await peer.send(b"later", properties=f"TIMER_DELIVER_MS\x01{T0 + 400 * DAY_MS}\x02")
+    now_ms += 400 * DAY_MS
+    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
+        (message,) = await next_messages(peer, queue_offset=1)
+        assert message.body == b"later"
     assert check(tmp_path) == []
 
 
-def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
-    world = World()
+async def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
+    world = ClockAndDisk()
     due_ms = world.now_ms + 30 * DAY_MS
 
     async def wait_for_weeks(peer: Peer) -> None:
@@ -365,13 +357,10 @@ def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
                 assert (await peer.send(bytes(1000))).code == ResponseCode.SUCCESS
             await until(has_let_files_go)
 
-    async def run() -> None:
-        async with serving_world(tmp_path, world) as peer:
-            await wait_for_weeks(peer)
-        world.now_ms = due_ms
-        async with serving_world(tmp_path, world) as peer:
-            found = await next_messages(peer, queue_offset=100)
-            assert [message.body for message in found] == [b"far"]
-
-    asyncio.run(run())
+    async with aging_broker(tmp_path, world) as (peer, _):
+        await wait_for_weeks(peer)
+    world.now_ms = due_ms
+    async with aging_broker(tmp_path, world) as (peer, _):
+        found = await next_messages(peer, queue_offset=100)
+        assert [message.body for message in found] == [b"far"]
     assert check(tmp_path) == []

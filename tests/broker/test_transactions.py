@@ -29,7 +29,7 @@ from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.broker_peer import Peer, serving, with_broker
+from support.broker_peer import Peer, broker_peer
 from support.cluster import Tally
 from support.transaction_store import (
     COMMIT,
@@ -341,8 +341,8 @@ async def prepare(peer: Peer, body: bytes) -> EndTransactionRequestHeader:
     )
 
 
-def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         good, bad = await prepare(peer, b"good"), await prepare(peer, b"bad")
         assert (await end_transaction(peer, good, COMMIT)).code == ResponseCode.SUCCESS
@@ -354,11 +354,9 @@ def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
         (half, _) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
         assert half.properties["WAIT"] == "true"
 
-    with_broker(tmp_path, talk)
 
-
-def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         header = await prepare(peer, b"half")
         command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
@@ -373,51 +371,44 @@ def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp
         assert (await end_transaction(peer, header, COMMIT)).code == ResponseCode.SUCCESS
         assert [message.body for message in decode_many((await peer.pull()).body)] == [b"plain", b"half"]
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_broker_may_refuse_transactions(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_may_refuse_transactions(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, reject_transaction_message=True) as peer:
         await peer.send()
         refused = await peer.send(properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02")
         assert refused.code == ResponseCode.NO_PERMISSION
         assert "rejectTransactionMessage" in (refused.remark or "")
 
-    with_broker(tmp_path, talk, reject_transaction_message=True)
 
-
-def test_a_broker_asks_the_producer_also_after_a_restart(golden: Path, tmp_path: Path) -> None:
+async def test_a_broker_asks_the_producer_also_after_a_restart(golden: Path, tmp_path: Path) -> None:
     settings = {"transaction_time_out": 0, "transaction_check_interval": 1, "transaction_check_max": 1_000_000}
     recorded = next(row for row in frames(golden) if row["code"] == RequestCode.CHECK_TRANSACTION_STATE)
 
-    async def run() -> None:
-        async with serving(tmp_path) as peer:
-            await peer.send(b"plain")
-            await prepare(peer, b"half")
-        async with serving(tmp_path, **settings) as peer:
-            questions: Tally[RemotingCommand] = Tally()
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(b"plain")
+        await prepare(peer, b"half")
+    async with broker_peer(tmp_path, **settings) as peer:
+        questions: Tally[RemotingCommand] = Tally()
 
-            def checked(connection: Connection, command: RemotingCommand) -> None:
-                questions.add(command)
+        def checked(connection: Connection, command: RemotingCommand) -> None:
+            questions.add(command)
 
-            producer = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: checked})
-            heartbeat = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="p")])
-            request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_body(heartbeat))
-            await producer.invoke_ok(peer.broker.address, request)
-            question = (await questions.reach(1))[0]
-            assert question.is_oneway
-            assert question.ext_fields.keys() == decode_frame(bytes.fromhex(recorded["frame"])).ext_fields.keys()
-            place = question.decode_header(CheckTransactionStateRequestHeader)
-            header = EndTransactionRequestHeader(
-                producer_group="p",
-                tran_state_table_offset=place.tran_state_table_offset,
-                commit_log_offset=place.commit_log_offset,
-                commit_or_rollback=COMMIT,
-            )
-            assert (await peer.ask(RequestCode.END_TRANSACTION, header)).code == ResponseCode.SUCCESS
-            (message,) = decode_many((await peer.pull(queue_offset=1)).body)
-            assert (message.topic, message.body, message.sys_flag) == ("T", b"half", COMMIT)
-            await producer.close()
-
-    asyncio.run(run())
+        producer = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: checked})
+        heartbeat = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="p")])
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_body(heartbeat))
+        await producer.invoke_ok(peer.broker.address, request)
+        question = (await questions.reach(1))[0]
+        assert question.is_oneway
+        assert question.ext_fields.keys() == decode_frame(bytes.fromhex(recorded["frame"])).ext_fields.keys()
+        place = question.decode_header(CheckTransactionStateRequestHeader)
+        header = EndTransactionRequestHeader(
+            producer_group="p",
+            tran_state_table_offset=place.tran_state_table_offset,
+            commit_log_offset=place.commit_log_offset,
+            commit_or_rollback=COMMIT,
+        )
+        assert (await peer.ask(RequestCode.END_TRANSACTION, header)).code == ResponseCode.SUCCESS
+        (message,) = decode_many((await peer.pull(queue_offset=1)).body)
+        assert (message.topic, message.body, message.sys_flag) == ("T", b"half", COMMIT)
+        await producer.close()
     assert check(tmp_path) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -116,12 +115,12 @@ def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: 
         parse_sink({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
 
 
-def test_a_request_is_tried_again_while_that_may_help() -> None:
+async def test_a_request_is_tried_again_while_that_may_help() -> None:
     lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
     refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
     missing = TopicNotFound("no route")
 
-    def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
+    async def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
         remaining = list(outcomes)
 
         async def request() -> None:
@@ -131,17 +130,17 @@ def test_a_request_is_tried_again_while_that_may_help() -> None:
 
         error: MQError | None = None
         try:
-            asyncio.run(persist(request, **given))  # type: ignore[arg-type]
+            await persist(request, **given)  # type: ignore[arg-type]
         except MQError as raised:
             error = raised
         return len(outcomes) - len(remaining), error
 
-    assert made([None]) == (1, None)
-    assert made([lost, busy, missing, None]) == (4, None)
-    assert made([lost, refused, None]) == (2, refused)
-    assert made([missing, None], is_known_topic=False) == (1, missing)
-    assert made([lost, None], timeout_ms=0) == (1, lost)
-    assert made([lost] * 99, timeout_ms=1)[1] is lost
+    assert await made([None]) == (1, None)
+    assert await made([lost, busy, missing, None]) == (4, None)
+    assert await made([lost, refused, None]) == (2, refused)
+    assert await made([missing, None], is_known_topic=False) == (1, missing)
+    assert await made([lost, None], timeout_ms=0) == (1, lost)
+    assert await made([lost] * 99, timeout_ms=1)[1] is lost
 
 
 # -- which queue -------------------------------------------------------------------------------------------------------

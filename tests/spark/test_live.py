@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.admin import AdminClient
-from rucola.broker.broker import Broker
 from rucola.client import Message, Producer, PullConsumer
 from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.spark.source import batch_reader
 from rucola.spark.source.options import parse
-from support.cluster import Cluster
-from support.live_reads import read, send, with_cluster
+from support.live_reads import live_cluster, read, send
 from support.log_query import LogQuery
 
 
-def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, reading):
         for each in (broker, await running.start_broker("broker-b")):
             await running.create_topic(each, "T")
         first = await send(running, "T", 300, tags=lambda n: "AB"[n % 2], keys=lambda n: [f"k{n}", "é"])
@@ -63,11 +60,9 @@ def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
             row["msgId"] for row in rows if row["storeTimestamp"] < moment or row["brokerName"] == "broker-b"
         )
 
-    with_cluster(tmp_path, test)
 
-
-def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, reading):
         for topic in ("Flights", "Orders"):
             await running.create_topic(broker, topic)
             await send(running, topic, 4)
@@ -83,16 +78,14 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
         with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
 
-    with_cluster(tmp_path, test)
-
 
 def test_no_name_server_is_one_sentence() -> None:
     with pytest.raises(MQError, match="no name server answers"):
         read("127.0.0.1:1", subscribe="T")
 
 
-def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T")
         await send(running, "T", 10)
         given = {"nameServer": running.namesrv, "subscribe": "T"}
@@ -106,11 +99,9 @@ def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
         resumed = await asyncio.to_thread(lambda: LogQuery(checkpoint=all_of_it.offset, **given))
         assert not await asyncio.to_thread(resumed.trigger)
 
-    with_cluster(tmp_path, test)
 
-
-def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, reading):
         await running.create_topic(broker, "T")
         await send(running, "T", 20)
         ends = {"startingOffsets": '{"T":{"1":2,"2":-2}}', "endingOffsets": '{"T":{"0":0,"1":4,"2":1,"3":0}}'}
@@ -128,13 +119,13 @@ def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=says):
             await reading(subscribe="T", **ends)
 
-    with_cluster(tmp_path, test)
 
-
-def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_progress_of_a_stream_may_be_that_of_a_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Committed when a batch is finished, for tools to see; never read back."""
 
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T")
         await send(running, "T", 10)
 
@@ -171,13 +162,11 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
         assert not await asyncio.to_thread(again.trigger)
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
 
-    with_cluster(tmp_path, test)
 
-
-def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Partitions that promise more than the broker has, as when files expire between plan and read."""
 
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T", queues=1)
         async with Producer("senders", running.namesrv) as producer:
             for n in range(5):
@@ -200,11 +189,9 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
             assert await asyncio.to_thread(rows, tolerant) == [0, 1, 2, 3, 4]
         assert "are gone from the broker" in caplog.text
 
-    with_cluster(tmp_path, test)
-
 
 @pytest.mark.spark
-def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
+async def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
     """A batch, and a stream that is started over on its checkpoint."""
 
     def stream(namesrv: str) -> int:
@@ -221,7 +208,7 @@ def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
         )
         return spark.read.parquet(str(tmp_path / "out")).distinct().count()
 
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T")
         sent = await send(running, "T", 50)
         table = spark.read.format("rocketmq").options(nameServer=running.namesrv, subscribe="T").load()
@@ -230,5 +217,3 @@ def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
         assert await asyncio.to_thread(stream, running.namesrv) == 50
         await send(running, "T", 10)
         assert await asyncio.to_thread(stream, running.namesrv) == 60
-
-    with_cluster(tmp_path, test)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -278,28 +277,25 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
         Acks(tmp_path / "ledger").refresh()
 
 
-def test_a_pace_is_never_made_up_for() -> None:
+async def test_a_pace_is_never_made_up_for() -> None:
     now, waited = [0.0], []
 
     async def sleep(seconds: float) -> None:
         waited.append(round(seconds, 6))
         now[0] += seconds
 
-    async def run() -> None:
-        pace = Pace(50, clock=lambda: now[0], sleep=sleep)
-        assert pace.chunk_rows == 5
-        for _ in range(3):
-            await pace.let(5)
-        assert waited == [0.1, 0.1]
-        now[0] += 10  # brokers were slow
+    pace = Pace(50, clock=lambda: now[0], sleep=sleep)
+    assert pace.chunk_rows == 5
+    for _ in range(3):
         await pace.let(5)
-        await pace.let(5)
-        assert waited == [0.1, 0.1, 0.1]
-        unlimited = Pace(None, sleep=sleep)
-        await unlimited.let(1_000_000)
-        assert waited == [0.1, 0.1, 0.1]
-
-    asyncio.run(run())
+    assert waited == [0.1, 0.1]
+    now[0] += 10  # brokers were slow
+    await pace.let(5)
+    await pace.let(5)
+    assert waited == [0.1, 0.1, 0.1]
+    unlimited = Pace(None, sleep=sleep)
+    await unlimited.let(1_000_000)
+    assert waited == [0.1, 0.1, 0.1]
     assert Pace(0.5).chunk_rows == 1
 
 

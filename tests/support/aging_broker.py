@@ -22,7 +22,7 @@ from support.stores import HOST
 NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000
 
 
-class World:
+class ClockAndDisk:
     """The time, and how full the disk is."""
 
     def __init__(self) -> None:
@@ -42,25 +42,18 @@ def store_config(path: Path) -> StoreConfig:
 
 
 @asynccontextmanager
-async def serving(path: Path, world: World, **settings: Any) -> AsyncIterator[Peer]:
+async def aging_broker(
+    path: Path, world: ClockAndDisk | None = None, **settings: Any
+) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
+    """A broker with a clock and a disk of the test's, on a store that passes its check afterwards; and a peer of it."""
+    world = world or ClockAndDisk()
     config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
     async with Broker(config, store_config(path), clock=world.clock, ask_disk=world.ask_disk) as broker:
         client = RemotingClient()
         try:
-            yield Peer(broker, client)
+            yield Peer(broker, client), world
         finally:
             await client.close()
-
-
-def with_broker(path: Path, talk: Callable[[Peer, World], Awaitable[None]], **settings: Any) -> None:
-    """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
-    world = World()
-
-    async def run() -> None:
-        async with serving(path, world, **settings) as peer:
-            await talk(peer, world)
-
-    asyncio.run(run())
     assert check(path) == []
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,13 @@ def pull_header(**fields: Any) -> PullMessageRequestHeader:
 
 
 @asynccontextmanager
-async def serving(
+async def broker_peer(
     path: Path, store: dict[str, Any] | None = None, clock: Callable[[], int] = wall_clock_ms, **settings: Any
 ) -> AsyncIterator[Peer]:
+    """A broker on the directory `path`, whose store passes its check afterwards, and a peer of it.
+
+    `store` are settings of the store, `settings` those of the broker.
+    """
     config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
     store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES | (store or {}))
     async with Broker(config, store_config, clock=clock) as broker:
@@ -66,16 +70,6 @@ async def serving(
             yield Peer(broker, client)
         finally:
             await client.close()
-
-
-def with_broker(path: Path, talk: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
-    """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
-
-    async def run() -> None:
-        async with serving(path, **settings) as peer:
-            await talk(peer)
-
-    asyncio.run(run())
     assert check(path) == []
 
 
@@ -93,8 +87,9 @@ async def send_back(peer: Peer, offset: int, version: int | None = None, **field
     return await peer.client.invoke(peer.broker.address, command)
 
 
-def with_delays(path: Path, talk: Callable[[Peer], Any], levels: str, **settings: Any) -> None:
-    with_broker(path, talk, store={"message_delay_level": levels}, **settings)
+def broker_with_delays(path: Path, levels: str, **settings: Any) -> AbstractAsyncContextManager[Peer]:
+    """A broker with these delay levels, such as "1s 5s", and a peer of it."""
+    return broker_peer(path, store={"message_delay_level": levels}, **settings)
 
 
 async def next_messages(peer: Peer, **fields: Any) -> list[MessageExt]:

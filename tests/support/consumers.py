@@ -29,7 +29,9 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 
 
 @asynccontextmanager
-async def filled(path: Path, bodies: Iterable[int] = (), queues: int = 4) -> AsyncIterator[tuple[Cluster, Broker]]:
+async def cluster_with_topic(
+    path: Path, bodies: Iterable[int] = (), queues: int = 4
+) -> AsyncIterator[tuple[Cluster, Broker]]:
     """A cluster with one broker and a topic T that holds `bodies`."""
     async with cluster(path) as running:
         broker = await running.start_broker()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,17 @@ def read(namesrv: str, **given: str) -> list[Row]:
     return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
 
 
-def with_cluster(path: Path, test: Callable[[Cluster, Broker, Callable[..., Any]], Any]) -> None:
+@asynccontextmanager
+async def live_cluster(path: Path) -> AsyncIterator[tuple[Cluster, Broker, Callable[..., Any]]]:
     """Run a test on a cluster with one broker; reads happen in a thread, for they have a loop of their own."""
 
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
+    async with cluster(path) as running:
+        broker = await running.start_broker()
 
-            async def reading(**given: str) -> list[Row]:
-                return await asyncio.to_thread(read, running.namesrv, **given)
+        async def reading(**given: str) -> list[Row]:
+            return await asyncio.to_thread(read, running.namesrv, **given)
 
-            await test(running, broker, reading)
-
-    asyncio.run(run())
+        yield running, broker, reading
 
 
 async def send(running: Cluster, topic: str, count: int, *, broker: str = "broker-a", **given: Any) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -18,20 +19,16 @@ def echo(connection: Connection, command: RemotingCommand) -> RemotingCommand:
     return command.response(ResponseCode.SUCCESS, body=command.body)
 
 
-def with_server(
-    scenario: Callable[[RemotingServer], Awaitable[None]], processors: dict[int, Processor], **options: object
-) -> None:
+@asynccontextmanager
+async def remoting_server(processors: dict[int, Processor], **options: object) -> AsyncIterator[RemotingServer]:
     """Run a scenario against a server of its own."""
 
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, processors, **options)  # type: ignore[arg-type]
-        await server.start()
-        try:
-            await scenario(server)
-        finally:
-            await server.stop()
-
-    asyncio.run(run())
+    server = RemotingServer("127.0.0.1", 0, processors, **options)  # type: ignore[arg-type]
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 def request(code: int, body: bytes = b"") -> RemotingCommand:
