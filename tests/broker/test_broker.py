@@ -140,7 +140,8 @@ async def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest
         sync_pages(mapped, begin, end)
 
     monkeypatch.setattr(mapped_file, "sync_pages", break_down)
-    async with broker_peer(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
+    sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    async with broker_peer(tmp_path, sync_flush, check_store=False) as peer:
         assert (await peer.send(b"safe")).code == ResponseCode.SUCCESS
         is_broken = True
         lost = await peer.send(b"not safe")
