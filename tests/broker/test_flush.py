@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,23 +15,22 @@ from rucola.store.tools.check import check
 from support.stores import config, inner
 
 
-def flushing(path: Path, talk: Any) -> None:
-    async def run() -> None:
-        sizes = {"mapped_file_size_commit_log": 64 << 20, "mapped_file_size_consume_queue": 6_000_000}
-        with MessageStore(config(path, **sizes)) as store:
-            flush = Flush(store)
-            try:
-                async with asyncio.timeout(60):
-                    await talk(store, flush)
-            finally:
-                await flush.stop()
+@asynccontextmanager
+async def flushing(path: Path) -> AsyncIterator[tuple[MessageStore, Flush]]:
+    sizes = {"mapped_file_size_commit_log": 64 << 20, "mapped_file_size_consume_queue": 6_000_000}
+    with MessageStore(config(path, **sizes)) as store:
+        flush = Flush(store)
+        try:
+            async with asyncio.timeout(60):
+                yield store, flush
+        finally:
+            await flush.stop()
 
-    asyncio.run(run())
     assert check(path) == []
 
 
-def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def talk(store: MessageStore, flush: Flush) -> None:
+async def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with flushing(tmp_path) as (store, flush):
         flushed: list[int] = []
         sync = store.flush
 
@@ -47,11 +47,10 @@ def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch: pyte
         assert await asyncio.gather(*waiting) == [True] * 5
         assert flushed == [store.max_physical_offset]
 
-    flushing(tmp_path, talk)
 
+async def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> None:
+    async with flushing(tmp_path) as (store, flush):
 
-def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> None:
-    async def talk(store: MessageStore, flush: Flush) -> None:
         async def message(number: int) -> bool:
             put = store.put(inner(), number)
             return await flush.until(put.physical_offset + put.size, 60_000)
@@ -63,5 +62,3 @@ def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         assert first.result()
         assert all(await asyncio.gather(*others))
-
-    flushing(tmp_path, talk)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, heartbeat, serving
 from rucola.broker.tables.persistence import TableWriting
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -19,6 +18,7 @@ from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
+from support.broker_peer import Peer, broker_peer, heartbeat
 
 
 class Table:
@@ -86,7 +86,7 @@ async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path
 @pytest.mark.parametrize(
     "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
 )
-def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
+async def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     new_topic = CreateTopicRequestHeader(
@@ -119,20 +119,17 @@ def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
 
     name, table = ("subscriptionGroup", "subscriptionGroupTable") if "group" in what else ("topics", "topicConfigTable")
 
-    async def run() -> None:
-        async with serving(tmp_path) as peer:
-            if "goes" in what:
-                await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic)
-                await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
-            disk = SlowDisk(monkeypatch)
-            asking = asyncio.ensure_future(ask(peer))
-            await asyncio.to_thread(disk.is_asked.wait, 20)
-            assert (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).code == ResponseCode.SUCCESS
-            assert not asking.done()
-            disk.may_go.set()
-            assert await asking == ResponseCode.SUCCESS
-            written = json.loads(config_path(tmp_path, name).read_text())[table]
-            assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
-
-    asyncio.run(run())
+    async with broker_peer(tmp_path) as peer:
+        if "goes" in what:
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic)
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
+        disk = SlowDisk(monkeypatch)
+        asking = asyncio.ensure_future(ask(peer))
+        await asyncio.to_thread(disk.is_asked.wait, 20)
+        assert (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).code == ResponseCode.SUCCESS
+        assert not asking.done()
+        disk.may_go.set()
+        assert await asking == ResponseCode.SUCCESS
+        written = json.loads(config_path(tmp_path, name).read_text())[table]
+        assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
     assert check(tmp_path) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -90,28 +89,23 @@ def test_without_fault_tolerance_turns_go_round_and_only_the_last_failure_is_avo
 
 
 @pytest.mark.parametrize("tolerant", [True, False])
-def test_a_producer_passes_a_failing_broker_over(
+async def test_a_producer_passes_a_failing_broker_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool
 ) -> None:
     """With tolerance it is tried once; without, whenever its turn comes. Here no slowness counts, only failures."""
     monkeypatch.setattr(latency_faults, "LATENCY_MAX_MS", (20_000,))
     monkeypatch.setattr(latency_faults, "NOT_AVAILABLE_DURATION_MS", (600_000,))
 
-    async def run() -> int:
-        async with cluster(tmp_path) as running:
-            tries = 0
+    async with cluster(tmp_path) as running:
+        tries: list[RemotingCommand] = []
 
-            def refuse(connection: Connection, command: RemotingCommand) -> Reply:
-                nonlocal tries
-                tries += 1
-                return command.response(ResponseCode.SYSTEM_ERROR, remark="as told")
+        def refuse(connection: Connection, command: RemotingCommand) -> Reply:
+            tries.append(command)
+            return command.response(ResponseCode.SYSTEM_ERROR, remark="as told")
 
-            await running.scripted_broker("broker-b", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
-            await running.create_topic(await running.start_broker("broker-a"), "T", queues=1)
-            async with Producer("p", running.namesrv, latency_fault_tolerance=tolerant) as producer:
-                for number in range(10):
-                    assert (await producer.send(Message("T", b"%d" % number))).queue.broker_name == "broker-a"
-            return tries
-
-    tries = asyncio.run(run())
-    assert tries == 1 if tolerant else tries > 1
+        await running.scripted_broker("broker-b", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
+        await running.create_topic(await running.start_broker("broker-a"), "T", queues=1)
+        async with Producer("p", running.namesrv, latency_fault_tolerance=tolerant) as producer:
+            for number in range(10):
+                assert (await producer.send(Message("T", b"%d" % number))).queue.broker_name == "broker-a"
+    assert len(tries) == 1 if tolerant else len(tries) > 1

@@ -120,22 +120,19 @@ async def test_without_a_reply_the_error_says_where_the_request_lies(tmp_path: P
             await asker.request(Message("T", b"x"), timeout_ms=100)
 
 
-def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
+async def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("replier", running.namesrv) as replier:
-            broker = ReplyingBroker()
-            await broker.start(running)
-            async with Producer("asker", running.namesrv) as asker:
-                with pytest.raises(RemotingTimeout):
-                    await asker.request(Message("T", b"x"), timeout_ms=100)
-                await replier.reply(broker.requests.items[0], b"late")
-            broker.clients.clear()
-            with pytest.raises(SendFailed, match="channel not found"):
-                await replier.reply(broker.requests.items[0], b"later")
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("replier", running.namesrv) as replier:
+        broker = ReplyingBroker()
+        await broker.start(running)
+        async with Producer("asker", running.namesrv) as asker:
+            with pytest.raises(RemotingTimeout):
+                await asker.request(Message("T", b"x"), timeout_ms=100)
+            await replier.reply(broker.requests.items[0], b"late")
+        broker.clients.clear()
+        with pytest.raises(SendFailed, match="channel not found"):
+            await replier.reply(broker.requests.items[0], b"later")
     assert "nobody waits for" in caplog.text
 
 

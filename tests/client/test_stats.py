@@ -14,7 +14,7 @@ from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode
 from rucola.remoting.connection import Processor
 from support.cluster import cluster
-from support.consumers import consumer_of, filled, until
+from support.consumers import cluster_with_topic, consumer_of, until
 
 
 def test_durations() -> None:
@@ -77,7 +77,7 @@ async def test_what_fails_and_what_is_given_up_is_counted(tmp_path: Path) -> Non
 
 
 async def test_what_a_listener_does_is_counted(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(20)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(20)) as (running, _):
         consumer = consumer_of(running)
 
         async def listen(message: MessageExt) -> None:
@@ -99,7 +99,7 @@ async def test_what_a_listener_does_is_counted(tmp_path: Path) -> None:
 
 
 async def test_of_a_batch_the_index_says_how_many(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(4), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(4), queues=1) as (running, _):
         consumer = consumer_of(running)
         sizes: list[int] = []
 
@@ -115,7 +115,7 @@ async def test_of_a_batch_the_index_says_how_many(tmp_path: Path) -> None:
 
 
 async def test_what_an_iteration_has_in_hand_is_counted(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(4), queues=1) as (running, _), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path, range(4), queues=1) as (running, _), consumer_of(running) as consumer:
         messages = consumer.messages()
         await anext(messages)
         await until(lambda: consumer.stats()["T"].pulled == 4)
@@ -132,7 +132,7 @@ async def test_what_an_iteration_has_in_hand_is_counted(tmp_path: Path) -> None:
 
 
 async def test_what_was_in_hand_for_too_long_has_failed_once(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(1), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
         consumer = consumer_of(running, consume_timeout_ms=20)
         may_end = asyncio.Event()
 
@@ -168,7 +168,7 @@ def test_windows_pass() -> None:
 
 
 async def test_blocking_clients_count_too_and_any_thread_may_look(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(10)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(10)) as (running, _):
         seen: list[int] = []
 
         def work() -> None:

@@ -11,8 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +20,8 @@ from rucola.spark.jobs import archive
 from rucola.spark.lake.key_index import read_keys
 from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
+from support.processes import DEADLINE_S, wait_for
 from support.small_store import SmallStore
-
-DEADLINE_S = 300
 
 # Where this directory is on the path of a worker, the worker dies behind its first batch while there is a file `kill`.
 DYING_WORKER = """
@@ -98,15 +95,6 @@ def assert_all_once(spark: SparkSession, lake: Path, places: list[int]) -> None:
     assert sorted(row.commitLogOffset for row in entries) == sorted(places * 2)
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait until something is so, while a process lives."""
-    begin = time.monotonic()
-    while not condition():
-        assert process.poll() is None, "it ended before"
-        assert time.monotonic() < begin + DEADLINE_S, "it never came to that"
-        time.sleep(0.05)
-
-
 def put(store: SmallStore, count: int) -> list[int]:
     return [store.put("T", n % 3, KEYS=f"k{n}", UNIQ_KEY=f"U{store.end}") for n in range(count)]
 
@@ -149,7 +137,7 @@ def test_an_archive_that_goes_on_for_ever_is_killed(
     with subprocess.Popen([sys.executable, "-c", DYING_COMMAND, *arguments], stdout=subprocess.DEVNULL) as process:
         try:
             for number in (1, 2):
-                until(lambda number=number: state().number >= number, process)  # type: ignore[misc]
+                wait_for(lambda number=number: state().number >= number, process)  # type: ignore[misc]
                 places += put(small_store, 50)
             assert process.wait(DEADLINE_S) == -signal.SIGKILL
         finally:

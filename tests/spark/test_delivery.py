@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -23,9 +22,9 @@ from rucola.protocol.codes import ResponseCode
 from rucola.spark.source.delivery import persist, queue_like, requests
 from rucola.spark.source.options import parse_sink
 from rucola.spark.source.sink import RocketMQWriter, Sent, _account
-from spark.test_archive_killed import DEADLINE_S
-from spark.test_live import Row, read
-from spark.test_sink import broker, write
+from support.broker_thread import broker_thread
+from support.live_reads import Row, read, write
+from support.processes import DEADLINE_S
 from support.servers import server
 from support.small_store import SmallStore
 
@@ -116,12 +115,12 @@ def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: 
         parse_sink({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
 
 
-def test_a_request_is_tried_again_while_that_may_help() -> None:
+async def test_a_request_is_tried_again_while_that_may_help() -> None:
     lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
     refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
     missing = TopicNotFound("no route")
 
-    def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
+    async def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
         remaining = list(outcomes)
 
         async def request() -> None:
@@ -131,17 +130,17 @@ def test_a_request_is_tried_again_while_that_may_help() -> None:
 
         error: MQError | None = None
         try:
-            asyncio.run(persist(request, **given))  # type: ignore[arg-type]
+            await persist(request, **given)  # type: ignore[arg-type]
         except MQError as raised:
             error = raised
         return len(outcomes) - len(remaining), error
 
-    assert made([None]) == (1, None)
-    assert made([lost, busy, missing, None]) == (4, None)
-    assert made([lost, refused, None]) == (2, refused)
-    assert made([missing, None], is_known_topic=False) == (1, missing)
-    assert made([lost, None], timeout_ms=0) == (1, lost)
-    assert made([lost] * 99, timeout_ms=1)[1] is lost
+    assert await made([None]) == (1, None)
+    assert await made([lost, busy, missing, None]) == (4, None)
+    assert await made([lost, refused, None]) == (2, refused)
+    assert await made([missing, None], is_known_topic=False) == (1, missing)
+    assert await made([lost, None], timeout_ms=0) == (1, lost)
+    assert await made([lost] * 99, timeout_ms=1)[1] is lost
 
 
 # -- which queue -------------------------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def test_a_request_is_tried_again_while_that_may_help() -> None:
 
 @pytest.mark.spark
 def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> None:
-    with broker(tmp_path, "T", "U") as namesrv:
+    with broker_thread(tmp_path, "T", "U") as namesrv:
         rows = spark.range(0, 100, numPartitions=2).selectExpr(
             "cast(id AS string) AS body", "if(id < 50, concat('k', id % 10), null) AS shardingKey", "id % 6 AS queueId"
         )
@@ -220,7 +219,7 @@ def rows_with(spark: SparkSession, invalid: tuple[str | None, ...]) -> DataFrame
 
 @pytest.mark.spark
 def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         for number, (invalid, sentence) in enumerate(INVALID.values(), 1):
             with pytest.raises(PySparkException) as raised:
                 write(rows_with(spark, invalid), namesrv)
@@ -245,7 +244,7 @@ def test_a_row_of_a_store_is_written_where_it_was(spark: SparkSession, small_sto
     """Its brokerName is the path of the store, which no broker has; the id still says the queue."""
     for n in range(20):
         small_store.put("T", n % 4, b"%d" % n)
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         write(spark.read.format("rocketmq").load(str(small_store.path)), namesrv)
         found = by_queue(read(namesrv, subscribe="T"))
         assert {number: first_seen(rows) for number, rows in found.items()} == {

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.spark.lake import lake as lake_module
 from rucola.spark.lake.lake import Lake, open_lake
 from rucola.spark.lake.snapshot import Progress, read_snapshot
+from support.killing import Deadly, Killed
 
 
 def stage(lake: Lake, offsets: Iterable[int]) -> None:
@@ -47,31 +48,6 @@ def published(root: Path) -> int:
     """How far a store is told that it is archived."""
     progress = json.loads((root / "_rucola" / "progress.json").read_bytes())
     return int(progress["a"]["physical_offset"])
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Deadly:
-    """A function that kills at its n-th call, after doing its work or before."""
-
-    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
-        self.function, self.calls, self.after = function, calls, after
-        self.killed = False
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls -= 1
-        self.killed = self.calls == 0
-        if self.killed and not self.after:
-            raise Killed
-        result = self.function(*arguments, **named)
-        if self.killed:
-            raise Killed
-        return result
-
-    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        return lambda *arguments, **named: self(instance, *arguments, **named)
 
 
 BEFORE = [0, 1], [0, 1], 2

@@ -20,8 +20,8 @@ from rucola.spark.source.log_splits import TARGET_SIZE
 from rucola.spark.source.options import parse
 from rucola.spark.source.pull_partitions import Pulls, pack
 from rucola.spark.source.source_offsets import Queue, Ranges
-from spark.test_live import read
 from support.cluster import cluster
+from support.live_reads import read
 
 RANGES = st.dictionaries(
     st.builds(Queue, st.sampled_from("TU"), st.sampled_from("ab"), st.integers(0, 20)),

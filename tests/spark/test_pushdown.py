@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 from rucola.spark.source import batch_reader
 from rucola.spark.source.batch_reader import NarrowedRocketMQReader
 from rucola.spark.source.options import parse
-from spark.test_reading import expected
+from support.golden_messages import expected
 from support.small_store import SmallStore
 
 OPERATIONS: dict[type[Filter], Any] = {

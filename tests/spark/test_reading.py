@@ -8,7 +8,6 @@ import pickle
 import shutil
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,9 +23,8 @@ from rucola.spark.source.options import parse
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
+from support.golden_messages import Row, expected, keys_of
 from support.small_store import FILE_SIZE, HOST, SmallStore
-
-Row = dict[str, Any]
 
 
 def read(store: Path, **given: str) -> list[Row]:
@@ -39,10 +37,6 @@ def read(store: Path, **given: str) -> list[Row]:
 
 def offsets(rows: list[Row]) -> list[int]:
     return [row["commitLogOffset"] for row in rows]
-
-
-def expected(golden: Path, name: str) -> list[Row]:
-    return [json.loads(line) for line in (golden / name / "expected.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -78,12 +72,6 @@ def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
     assert not set(half) & set(offsets(read(g1, subscribePattern=".*")))
     assert offsets(read(g1, subscribe=TRANS_HALF_TOPIC)) == half
     assert offsets(read(g1, assign=json.dumps({TRANS_HALF_TOPIC: [0]}))) == half
-
-
-def keys_of(row: Row) -> set[str]:
-    """The keys of a message and its unique key."""
-    properties = row["properties"]
-    return {*properties.get("KEYS", "").split(), properties.get("UNIQ_KEY", "")} - {""}
 
 
 TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_TRANS_HALF_TOPIC"]

@@ -26,8 +26,8 @@ from rucola.spark.lake.lake import open_lake, read_lake
 from rucola.spark.lake.lookup import by_key
 from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.session import local_session
-from spark.test_lake import Deadly, Killed
-from spark.test_sink import broker
+from support.broker_thread import broker_thread
+from support.killing import Deadly, Killed
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
@@ -287,7 +287,7 @@ def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path,
     """Its progress is that of queues; nothing of a broker's log may be deleted for it."""
     lake = tmp_path / "lake"
     own = lake / "_rucola"
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         for number in range(2):
             rows = spark.range(0, 40).selectExpr(f"concat({number}, '-', id) AS body")
             rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()

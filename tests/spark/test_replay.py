@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -24,8 +23,8 @@ from rucola.spark.jobs.replay_ledger import Ack, Acks, SourceQueue, open_for_sen
 from rucola.spark.jobs.resend import Pace
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import LaterSession, Spark
-from spark.test_live import Row, read
-from spark.test_sink import broker
+from support.broker_thread import broker_thread
+from support.live_reads import Row, read
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
 
@@ -75,7 +74,7 @@ def test_a_store_and_its_lake_are_replayed_alike(
             assert (summary.rows, summary.sent, summary.missing) == (wanted, 0, 0)
             assert {queue.topic for queue in summary.queues} == {"T"}
     told: list[tuple[int, int]] = []
-    with broker(tmp_path / "broker", "Copy", "Other") as namesrv:
+    with broker_thread(tmp_path / "broker", "Copy", "Other") as namesrv:
         for number, source in enumerate((small_store.path, lake)):
             summary = replay.run(
                 jobs,
@@ -111,7 +110,7 @@ def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: S
     fill(small_store, 400, queues=1)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     ledger = tmp_path / "ledger"
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         for _ in range(2):
             with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
                 replay.run(jobs, small_store.path, name_server=namesrv, ledger=ledger)
@@ -128,7 +127,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     fill(small_store, 60, queues=2)
     ledger = tmp_path / "ledger"
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
             replay.run(LaterSession("tests", is_wanted=False), small_store.path, name_server=namesrv, ledger=ledger)
         reached = {queue.queue_id: each.count for queue, each in Acks(ledger).refresh().items()}
@@ -155,7 +154,7 @@ def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, t
         Selection(tags="a b")
     with pytest.raises(ConfigError, match="the first is the later time"):
         Selection(starting_timestamp=2, ending_timestamp=1)
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         given: dict[str, Any] = {"name_server": namesrv, "ledger": tmp_path / "ledger"}
         assert replay.run(jobs, small_store.path, **given).sent == 1
         with pytest.raises(ConfigError, match="ledger of another replay, whose topic is None and not 'U'"):
@@ -223,7 +222,7 @@ def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store
             for worker in killed[:1]:
                 os.kill(worker, signal.SIGKILL)
 
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         given = {"name_server": namesrv, "ledger": ledger}
         with pytest.raises(StoreError, match="Python worker exited unexpectedly"):
             replay.run(spark, small_store.path, **given, rate=20, progress=kill)
@@ -278,28 +277,25 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
         Acks(tmp_path / "ledger").refresh()
 
 
-def test_a_pace_is_never_made_up_for() -> None:
+async def test_a_pace_is_never_made_up_for() -> None:
     now, waited = [0.0], []
 
     async def sleep(seconds: float) -> None:
         waited.append(round(seconds, 6))
         now[0] += seconds
 
-    async def run() -> None:
-        pace = Pace(50, clock=lambda: now[0], sleep=sleep)
-        assert pace.chunk_rows == 5
-        for _ in range(3):
-            await pace.let(5)
-        assert waited == [0.1, 0.1]
-        now[0] += 10  # brokers were slow
+    pace = Pace(50, clock=lambda: now[0], sleep=sleep)
+    assert pace.chunk_rows == 5
+    for _ in range(3):
         await pace.let(5)
-        await pace.let(5)
-        assert waited == [0.1, 0.1, 0.1]
-        unlimited = Pace(None, sleep=sleep)
-        await unlimited.let(1_000_000)
-        assert waited == [0.1, 0.1, 0.1]
-
-    asyncio.run(run())
+    assert waited == [0.1, 0.1]
+    now[0] += 10  # brokers were slow
+    await pace.let(5)
+    await pace.let(5)
+    assert waited == [0.1, 0.1, 0.1]
+    unlimited = Pace(None, sleep=sleep)
+    await unlimited.let(1_000_000)
+    assert waited == [0.1, 0.1, 0.1]
     assert Pace(0.5).chunk_rows == 1
 
 

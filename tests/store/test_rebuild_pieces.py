@@ -21,8 +21,7 @@ from rucola.store.tools.partial_rebuild import (
     write_queue,
 )
 from rucola.store.tools.rebuild import found_settings, rebuild
-from store.test_rebuild import derived
-from support.stores import GOLDEN_DELAYS, OpenStore, config, inner
+from support.stores import GOLDEN_DELAYS, OpenStore, config, derived_files, inner
 
 
 def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[Taken]:
@@ -54,8 +53,8 @@ def test_every_byte_is_apaches(golden: Path, tmp_path: Path, room: int) -> None:
     taken = in_pieces(store / "commitlog", tmp_path, settings)
     assert [(each.messages, each.is_last) for each in taken] == [(1985, False), (571, True)]
     rebuild(store, tmp_path / "one-pass", settings=settings)
-    assert derived(tmp_path) == derived(tmp_path / "one-pass")
-    assert (derived(tmp_path) == derived(store)) == (room == 4000)
+    assert derived_files(tmp_path) == derived_files(tmp_path / "one-pass")
+    assert (derived_files(tmp_path) == derived_files(store)) == (room == 4000)
 
 
 def test_files_that_roll_and_names_that_would_be_the_same(open_store: OpenStore, tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_files_that_roll_and_names_that_would_be_the_same(open_store: OpenStore,
         engine.reput()
     engine.close()
     in_pieces(tmp_path / "store" / "commitlog", tmp_path / "out", config(tmp_path / "unused"))
-    assert derived(tmp_path / "out") == derived(tmp_path / "store")
+    assert derived_files(tmp_path / "out") == derived_files(tmp_path / "store")
     names = [sorted(path.name for path in (tmp_path / each / "index").iterdir()) for each in ("store", "out")]
     assert names[0] == names[1]
     assert len(names[0]) > 2
