@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 COMMANDS = {
-    "archive": "archiving",
-    "compact": "archiving",
-    "repair": "repairing",
-    "search": "searching",
-    "audit": "auditing",
-    "replay": "replaying",
-    "rebuild": "rebuilding",
+    "archive": "archive",
+    "compact": "archive",
+    "repair": "repair",
+    "search": "search",
+    "audit": "audit",
+    "replay": "replay",
+    "rebuild": "rebuild",
 }
 """The module of each command."""
 
