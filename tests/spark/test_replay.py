@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 from rucola.cli.main import main
 from rucola.errors import ConfigError, InvalidExpression, RemotingError, StoreCorrupt, StoreError
 from rucola.spark.jobs import archive, replay, resend
-from rucola.spark.jobs.replay_ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
-from rucola.spark.jobs.resend import Pace
+from rucola.spark.jobs.replay_ledger import Ack, AckReader, SourceQueue, open_for_sending, open_ledger
+from rucola.spark.jobs.resend import RateLimiter
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import LaterSession, Spark
 from spark.test_live import Row, read
@@ -115,7 +115,7 @@ def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: S
         for _ in range(2):
             with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
                 replay.run(jobs, small_store.path, name_server=namesrv, ledger=ledger)
-            reached = Acks(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
+            reached = AckReader(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
             assert reached.count == len(read(namesrv, subscribe="T")) == 400
 
 
@@ -131,7 +131,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     with broker(tmp_path / "broker", "T") as namesrv:
         with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
             replay.run(LaterSession("tests", is_wanted=False), small_store.path, name_server=namesrv, ledger=ledger)
-        reached = {queue.queue_id: each.count for queue, each in Acks(ledger).refresh().items()}
+        reached = {queue.queue_id: each.count for queue, each in AckReader(ledger).refresh().items()}
         first, second = by_queue(read(namesrv, subscribe="T"))
     assert numbers(first) == list(range(0, 60, 2))
     assert numbers(second)[:30] == list(range(1, 60, 2))
@@ -179,7 +179,7 @@ def test_a_replay_that_was_killed_goes_on(
         arguments += ["-n", namesrv, "--ledger", str(ledger), option]
         first = subprocess.Popen([*RUCOLA, *arguments, "--rate", "40"], stdout=subprocess.PIPE)
         try:
-            acks = Acks(ledger)
+            acks = AckReader(ledger)
             deadline = time.monotonic() + 600
             while sum(reached.count for reached in acks.refresh().values()) < 50:
                 assert first.poll() is None, "the replay ended by itself"
@@ -238,7 +238,7 @@ def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store
             assert first_seen == sorted(first_seen)
 
 
-# -- the ledger and the pace alone --------------------------------------------------------------------------------
+# -- the ledger and the limiter alone --------------------------------------------------------------------------------
 
 
 def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
             ledger.read()
     (tmp_path / "ledger" / "d.acks").write_text("no acknowledgement\n")
     with pytest.raises(StoreCorrupt, match="no acknowledgement of a replay"):
-        Acks(tmp_path / "ledger").refresh()
+        AckReader(tmp_path / "ledger").refresh()
 
 
 def test_a_pace_is_never_made_up_for() -> None:
@@ -286,28 +286,28 @@ def test_a_pace_is_never_made_up_for() -> None:
         now[0] += seconds
 
     async def run() -> None:
-        pace = Pace(50, clock=lambda: now[0], sleep=sleep)
-        assert pace.chunk_rows == 5
+        limiter = RateLimiter(50, clock=lambda: now[0], sleep=sleep)
+        assert limiter.chunk_rows == 5
         for _ in range(3):
-            await pace.let(5)
+            await limiter.acquire(5)
         assert waited == [0.1, 0.1]
         now[0] += 10  # brokers were slow
-        await pace.let(5)
-        await pace.let(5)
+        await limiter.acquire(5)
+        await limiter.acquire(5)
         assert waited == [0.1, 0.1, 0.1]
-        unlimited = Pace(None, sleep=sleep)
-        await unlimited.let(1_000_000)
+        unlimited = RateLimiter(None, sleep=sleep)
+        await unlimited.acquire(1_000_000)
         assert waited == [0.1, 0.1, 0.1]
 
     asyncio.run(run())
-    assert Pace(0.5).chunk_rows == 1
+    assert RateLimiter(0.5).chunk_rows == 1
 
 
 def test_queues_are_dealt_out_evenly() -> None:
-    queues = [replay.QueueToReplay("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
-    lanes = replay.deal(queues, {}, 2)
+    queues = [replay.QueuePlan("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
+    lanes = replay.assign_lanes(queues, {}, 2)
     assert [[queue.rows for queue in lane] for lane in lanes] == [[50, 20], [30, 20]]
-    assert len(replay.deal(queues, {}, 16)) == 4
+    assert len(replay.assign_lanes(queues, {}, 16)) == 4
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

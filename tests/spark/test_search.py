@@ -51,7 +51,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
         for store in stores:
             archive.run(spark, store.path, path / "lake", broker_name=store.path.name)
         if round_number == 0:
-            compact.run(spark, path / "lake", least_files=2)
+            compact.run(spark, path / "lake", min_files=2)
     messages = []
     for store in stores:
         with StoreReader(store.path) as reader:

@@ -17,7 +17,7 @@ from rucola.cli.pipeline.command import json_option, master_option, spark_needed
 from rucola.errors import RemotingError
 
 if TYPE_CHECKING:
-    from rucola.spark.jobs.archive import Summary
+    from rucola.spark.jobs.archive import ArchiveResult
 
 lake_option = click.option(
     "--lake",
@@ -98,7 +98,7 @@ def archive(
     for store in stores:
         job.check_store(store)
 
-    def archive_once() -> Iterator[Summary]:
+    def archive_once() -> Iterator[ArchiveResult]:
         if name_server is not None:
             with tasks_shown(session, f"archive {name_server}"):
                 summary = job.run_live(
@@ -139,7 +139,7 @@ class _MissingBrokers:
     def __init__(self) -> None:
         self._named: tuple[str, ...] = ()
 
-    def name(self, summary: Summary) -> None:
+    def name(self, summary: ArchiveResult) -> None:
         if summary.missing != self._named:
             self._named = summary.missing
             for sentence in summary.missing:
@@ -162,7 +162,7 @@ def _interrupted(is_awaited: bool) -> Iterator[Callable[[float], bool]]:
             signal.signal(number, handler)
 
 
-def _show(summary: Summary, as_json: bool, *, by_topic: bool) -> None:
+def _show(summary: ArchiveResult, as_json: bool, *, by_topic: bool) -> None:
     if as_json:
         print_json(summary.to_json())
         return
@@ -192,7 +192,7 @@ def compact(lake: Path, least_files: int, master: str | None, use_spark: bool | 
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline compact", master, is_wanted=use_spark)
     with tasks_shown(session, "compact"):
-        summary = run(session, lake, least_files=least_files)
+        summary = run(session, lake, min_files=least_files)
     if as_json:
         print_json(summary.to_json())
         return

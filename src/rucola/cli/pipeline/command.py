@@ -10,7 +10,7 @@ import click
 
 from rucola.cli.extras import spark_needed
 from rucola.cli.output import progress_bar
-from rucola.spark.jobs.progress import tasks_told
+from rucola.spark.jobs.progress import report_tasks
 
 if TYPE_CHECKING:
     from rucola.spark.session import LaterSession
@@ -40,5 +40,5 @@ def tasks_shown(session: LaterSession, title: str) -> Iterator[None]:
         if progress is None:
             yield
         else:
-            with tasks_told(session, progress):
+            with report_tasks(session, progress):
                 yield

@@ -70,7 +70,7 @@ def replay(
         raise click.UsageError("--namesrvAddr and --ledger are needed, or --dry-run")
     with spark_needed():
         from rucola.spark.jobs.replay import run
-        from rucola.spark.jobs.replay_ledger import Reached
+        from rucola.spark.jobs.replay_ledger import QueueProgress
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LaterSession
     with progress_bar("replay") as progress:
@@ -90,7 +90,7 @@ def replay(
     else:
         if summary.queues:
             rows = [
-                (*each.queue, each.rows, each.size, summary.reached.get(each.queue, Reached()).count)
+                (*each.queue, each.rows, each.size, summary.reached.get(each.queue, QueueProgress()).count)
                 for each in summary.queues
             ]
             print_table(("#Broker", "#Topic", "#QID", "#Messages", "#Bytes", "#Acknowledged"), rows)

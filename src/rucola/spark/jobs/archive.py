@@ -32,7 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from rucola.errors import StoreError
 from rucola.spark.errors import plainly
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.messages import frame_of
+from rucola.spark.jobs.message_source import partitions_frame
 from rucola.spark.lake import row_files
 from rucola.spark.lake.key_index import key_entries, write_keys
 from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
@@ -56,7 +56,7 @@ _MESSAGE_SIZE = 1024
 
 
 @dataclass(frozen=True)
-class QueueSummary:
+class ArchivedQueue:
     """What a run archived of one queue; queue offsets are half-open, `size` is bytes of records in the log."""
 
     broker_name: str
@@ -69,7 +69,7 @@ class QueueSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ArchiveResult:
     """What a run archived of `source`, a store directory or name servers.
 
     Of a store it is what lies between two physical offsets; of live brokers these are None. `size` counts bytes of
@@ -81,7 +81,7 @@ class Summary:
     lake: str
     begin_physical_offset: int | None = None
     end_physical_offset: int | None = None
-    queues: tuple[QueueSummary, ...] = ()
+    queues: tuple[ArchivedQueue, ...] = ()
     file_count: int = 0
     file_size: int = 0
     key_count: int = 0
@@ -107,7 +107,7 @@ class Summary:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as values that JSON knows."""
         return {
             "source": self.source,
             "lake": self.lake,
@@ -159,7 +159,7 @@ def run(
     include_system_topics: bool = False,
     corrupt_records: str = "fail",
     fail_on_data_loss: bool = True,
-) -> Summary:
+) -> ArchiveResult:
     """Archive what is new in a store directory and return what that was. Running again over the same adds nothing.
 
     The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss` messages
@@ -171,11 +171,11 @@ def run(
     directory = Path(store).absolute()
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
-        known = _known(target, name, is_live=False)
-        begin, end = _begin(reader, known, name, target, fail_on_data_loss), log_end(reader)
-        summary = Summary(str(directory), str(target.root), begin, end)
+        known = _archived_progress(target, name, is_live=False)
+        begin, end = _resume_offset(reader, known, name, target, fail_on_data_loss), log_end(reader)
+        result = ArchiveResult(str(directory), str(target.root), begin, end)
         if begin == end:
-            return summary
+            return result
         options = {
             "storePath": str(directory),
             "brokerName": name,
@@ -185,13 +185,13 @@ def run(
             "corruptRecords": corrupt_records,
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        staged = _stage(spark, target, options, end - begin)
+        staged = stage_messages(spark, target, options, end - begin)
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
-        progress = _advanced(replace(known or Progress(begin), physical_offset=end), ends)
+        progress = _advance(replace(known or Progress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
             last = reader.record(staged.last_physical_offset)
             progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
-        return _publish(target, summary, staged, {name: progress})
+        return _publish(target, result, staged, {name: progress})
 
 
 @plainly()
@@ -204,12 +204,12 @@ def run_live(
     fail_on_data_loss: bool = True,
     fail_on_missing_broker: bool = True,
     required_brokers: Collection[str] = (),
-) -> Summary:
+) -> ArchiveResult:
     """Archive what is new on all brokers that these name servers know, and return what that was.
 
     Raises StoreError if messages were deleted before they were archived, or a queue was made anew, and RemotingError
     if no name server answers, or if a broker is missing that is required or has been archived before; without
-    `fail_on_missing_broker` the summary names it. Nothing is archived after an error.
+    `fail_on_missing_broker` the result names it. Nothing is archived after an error.
     """
     from rucola.spark.source.live_source import LiveSource  # here, since an archive of a store needs no client
 
@@ -225,26 +225,26 @@ def run_live(
     refuse_missing(parsed, source.bounds(), _REMEDY)  # so that no lake is made if nothing can be archived
     with open_lake(lake) as target:
         # Asked again, since another run may have archived since, and with the queues that the lake knows.
-        found = source.bounds([queue for queue in _archived(target) if is_chosen(parsed, queue)])
+        found = source.bounds([queue for queue in _archived_queues(target) if is_chosen(parsed, queue)])
         refuse_missing(parsed, found, _REMEDY)
-        summary = Summary(name_server, str(target.root), missing=tuple(found.missing_sentences()))
+        result = ArchiveResult(name_server, str(target.root), missing=tuple(found.missing_sentences()))
         names = sorted({place.broker_name for place in found.ranges})
-        known = {name: _known(target, name, is_live=True) for name in names}
+        known = {name: _archived_progress(target, name, is_live=True) for name in names}
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
-            return summary
+            return result
         messages = sum(end - begin for begin, end in ranges.values())
-        staged = _stage(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
+        staged = stage_messages(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
         progress = {}
         for name, archived in known.items():
             upto = {
                 (place.topic, place.queue_id): end for place, (_, end) in ranges.items() if place.broker_name == name
             }
-            progress[name] = _advanced(archived or Progress(0, is_live=True), upto)
-        return _publish(target, summary, staged, progress)
+            progress[name] = _advance(archived or Progress(0, is_live=True), upto)
+        return _publish(target, result, staged, progress)
 
 
-def _archived(lake: Lake) -> list[Queue]:
+def _archived_queues(lake: Lake) -> list[Queue]:
     """Return every queue of live brokers of which the lake has something."""
     return [
         Queue(topic, name, int(queue_id))
@@ -270,20 +270,20 @@ def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> d
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedMessages:
     """What a run has put into staging."""
 
-    queues: tuple[QueueSummary, ...] = ()
+    queues: tuple[ArchivedQueue, ...] = ()
     last_physical_offset: int | None = None
 
 
-def stage(lake: Lake, messages: DataFrame) -> Staged:
+def stage_in_spark(lake: Lake, messages: DataFrame) -> StagedMessages:
     """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
     rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
     rows.parquet(str(lake.staged_rows))
     paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
     if not paths:
-        return Staged()
+        return StagedMessages()
     written = read_rows(messages.sparkSession, lake.staged_rows, paths)
     counted = (
         written.groupBy("brokerName", "topic", "queueId")
@@ -299,49 +299,51 @@ def stage(lake: Lake, messages: DataFrame) -> Staged:
     )
     write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
     queues = [
-        QueueSummary(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
+        ArchivedQueue(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
         for row in counted
     ]
-    queues.sort(key=_place_of)
-    return Staged(tuple(queues), max(row.commitLogOffset for row in counted))
+    queues.sort(key=_queue_key)
+    return StagedMessages(tuple(queues), max(row.commitLogOffset for row in counted))
 
 
-def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
-    """Do what `stage` does in this process, with messages of all columns as record batches."""
+def stage_in_process(lake: Lake, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
+    """Do what `stage_in_spark` does in this process, with messages of all columns as record batches."""
     row_files.write(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
-        return Staged()
+        return StagedMessages()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
     written = pa.Table.from_batches([batch for path in paths for batch in row_files.read_staged(path, names)])
     row_files.write_entries(row_files.entries(paths), lake.staged_keys)
     groups = Groups(written, ["brokerName", "topic", "queueId"])
     sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
-    numbers = groups.count(), groups.sum(sizes), groups.least(offsets), groups.most(offsets) + 1
+    numbers = groups.count(), groups.sum(sizes), groups.min(offsets), groups.max(offsets) + 1
     queues = [
-        QueueSummary(row["brokerName"], row["topic"], row["queueId"], *counts)
+        ArchivedQueue(row["brokerName"], row["topic"], row["queueId"], *counts)
         for row, counts in zip(groups.keys.to_pylist(), np.stack(numbers, 1).tolist(), strict=True)
     ]
-    return Staged(tuple(sorted(queues, key=_place_of)), int(ints(written["commitLogOffset"]).max()))
+    return StagedMessages(tuple(sorted(queues, key=_queue_key)), int(ints(written["commitLogOffset"]).max()))
 
 
-def _stage(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> Staged:
-    """Read messages of about `size` bytes by the options of the data source, and stage them."""
+def stage_messages(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> StagedMessages:
+    """Read messages of about `size` bytes by the options of the data source, and stage_in_spark them."""
     read = parse(options)
     partitions = reader.plan(read)
     if runs_in_spark(spark, lambda: size):
-        return stage(lake, frame_of(session_of(spark), partitions, read, tuple(COLUMNS)))
-    return stage_directly(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
+        return stage_in_spark(lake, partitions_frame(session_of(spark), partitions, read, tuple(COLUMNS)))
+    return stage_in_process(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
 
 
-def _place_of(queue: QueueSummary) -> tuple[str, str, int]:
+def _queue_key(queue: ArchivedQueue) -> tuple[str, str, int]:
     return queue.broker_name, queue.topic, queue.queue_id
 
 
-def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str, Progress]) -> Summary:
+def _publish(
+    lake: Lake, result: ArchiveResult, staged: StagedMessages, progress: Mapping[str, Progress]
+) -> ArchiveResult:
     commit = lake.publish(progress)
     return replace(
-        summary,
+        result,
         queues=staged.queues,
         file_count=len(commit.rows),
         file_size=sum(file.size for file in commit.rows),
@@ -350,7 +352,7 @@ def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str
     )
 
 
-def _known(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
+def _archived_progress(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
     """Return how far a store or a live broker is archived. Raises StoreError where it was archived as the other."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
@@ -377,21 +379,21 @@ def _live_ranges(
                 f"Archive into another lake to go on"
             )
         if begin < least:
-            _lost(f"{place} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
+            _report_loss(f"{place} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
             begin = least
         if begin < most:
             ranges[place] = begin, most
     return ranges
 
 
-def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
+def _resume_offset(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
     """Return where to go on, having made sure that this is the store that was archived up to there."""
     begin = reader.min_physical_offset
     if known is None:
         return begin
     if known.physical_offset < begin:
         what = f"{reader.path} begins at physical offset {begin}"
-        _lost(what, f"what is before {known.physical_offset}", lake, fail_on_data_loss)
+        _report_loss(what, f"what is before {known.physical_offset}", lake, fail_on_data_loss)
         return begin
     other = (
         f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
@@ -410,7 +412,7 @@ def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, f
     return known.physical_offset
 
 
-def _lost(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
+def _report_loss(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
     """Raise StoreError for messages that were deleted before they were archived, or warn of them."""
     sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
     if fail_on_data_loss:
@@ -418,7 +420,7 @@ def _lost(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None
     _log.warning("%s", sentence)
 
 
-def _advanced(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
+def _advance(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
     """Return progress with the next queue offsets of these queues, by topic and queue id."""
     queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
     for (topic, queue_id), end in ends.items():

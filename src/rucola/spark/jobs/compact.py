@@ -20,7 +20,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from rucola.spark.errors import plainly
-from rucola.spark.lake import row_files as lake_rows
+from rucola.spark.lake import row_files as row_files
 from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
 from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
 from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
@@ -32,12 +32,12 @@ TARGET_SIZE: Final = 128 << 20
 _ENTRY_SIZE: Final = 64
 """Bytes that an entry of the key index takes in memory, about."""
 
-LEAST_FILES: Final = 8
+MIN_FILES: Final = 8
 """So many small files of a topic and day, or runs of a size, are merged when nobody asks for more."""
 
 
 @dataclass(frozen=True)
-class Summary:
+class CompactionResult:
     """What a compaction did: files of rows and of keys that it replaced, and files that it made of them."""
 
     lake: str
@@ -48,7 +48,7 @@ class Summary:
     key_files: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as values that JSON knows."""
         return {
             "lake": self.lake,
             "rows": self.rows,
@@ -63,13 +63,13 @@ def compact(rows: DataFrame, partitions: int) -> DataFrame:
     return rows.repartition(partitions, *PARTITION_COLUMNS).sortWithinPartitions(*order)
 
 
-def small_files(files: Sequence[RowFile], least_files: int) -> list[RowFile]:
+def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
     """Return the small files of every topic and day that has so many of them."""
     by_place: dict[tuple[str, str], list[RowFile]] = {}
     for file in files:
         if file.size < SMALL_SIZE:
             by_place.setdefault((file.topic, file.date), []).append(file)
-    return [file for group in by_place.values() if len(group) >= least_files for file in group]
+    return [file for group in by_place.values() if len(group) >= min_files for file in group]
 
 
 @plainly()
@@ -77,10 +77,10 @@ def run(
     spark: Spark,
     lake: str | Path,
     *,
-    least_files: int = LEAST_FILES,
+    min_files: int = MIN_FILES,
     keep_replaced_ms: int = KEEP_REPLACED_MS,
-) -> Summary:
-    """Compact a lake where there are `least_files` to put together, and return what that was.
+) -> CompactionResult:
+    """Compact a lake where there are `min_files` to put together, and return what that was.
 
     Files that an earlier compaction replaced more than `keep_replaced_ms` ago are removed. Raises StoreError where
     there is no lake, or another run is writing to it.
@@ -88,25 +88,25 @@ def run(
     read_snapshot(lake)  # so that none is made where there is none
     with open_lake(lake) as target:
         before = target.snapshot()
-        rows = small_files(before.rows, least_files)
-        merged = runs_to_merge(before.keys, least_files)
+        rows = small_files(before.rows, min_files)
+        merged = runs_to_merge(before.keys, min_files)
         keys = [file for file in before.keys if file.run in merged]
         if (rows or keys) and runs_in_spark(spark, partial(_size_of, target.root, rows, keys)):
             _merge(session_of(spark), target, rows, keys)
         elif rows or keys:
-            lake_rows.merge(target.root, rows, target.staged_rows)
-            lake_rows.write_entries(lake_rows.read_entries(target.root, keys), target.staged_keys)
+            row_files.merge(target.root, rows, target.staged_rows)
+            row_files.write_entries(row_files.read_entries(target.root, keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)
             counts = len(rows), len(commit.rows), len(keys), len(commit.keys)
-            return Summary(str(target.root), sum(file.rows for file in rows), *counts)
-        return Summary(str(target.root))
+            return CompactionResult(str(target.root), sum(file.rows for file in rows), *counts)
+        return CompactionResult(str(target.root))
 
 
 def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
     """Return about how many bytes are to be merged."""
-    return lake_rows.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
+    return row_files.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
 
 
 def _merge(session: SparkSession, lake: Lake, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:

@@ -46,22 +46,22 @@ class Groups:
     def sum(self, values: Array) -> Array:
         return np.add.reduceat(values[self._order].astype(np.int64), self.edges[:-1])
 
-    def least(self, values: Array) -> Array:
+    def min(self, values: Array) -> Array:
         return np.minimum.reduceat(values[self._order], self.edges[:-1])
 
-    def most(self, values: Array) -> Array:
+    def max(self, values: Array) -> Array:
         return np.maximum.reduceat(values[self._order], self.edges[:-1])
 
     def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values.take(arrow(self._order[self.edges[:-1]]))
 
-    def distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
+    def count_distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
         """Count the different values of these columns; `rows` has them for each row of the table."""
         inner = Groups(rows, names).codes
         both = np.unique(self.codes * (len(rows) + 1) + inner)
         return np.bincount(both // (len(rows) + 1), minlength=len(self.keys))
 
-    def at_rank(self, values: Array, share: float) -> Array:
+    def quantile(self, values: Array, share: float) -> Array:
         """Return the least value that so large a share of a group's rows does not exceed."""
         ordered = values[np.lexsort((values, self.codes))]
         return ordered[self.edges[:-1] + np.ceil(share * self.count()).astype(np.int64) - 1]

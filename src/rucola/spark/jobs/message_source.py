@@ -50,7 +50,7 @@ def check_source(source: str | Path, selection: Selection) -> None:
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageSource:
     """What a selection takes of one store directory or lake.
 
     `options` and `narrowing` are further ones of the data source; they apply to a store. The constructor raises what
@@ -73,7 +73,7 @@ class Messages:
     @cached_property
     def _files(self) -> list[RowFile] | None:
         """The files that may hold the messages; None for a store."""
-        return self.selection.files_of(read_snapshot(self.source).rows) if self.is_lake else None
+        return self.selection.prune_files(read_snapshot(self.source).rows) if self.is_lake else None
 
     @cached_property
     def _store(self) -> tuple[Options, Sequence[InputPartition]]:
@@ -82,7 +82,7 @@ class Messages:
         options = replace(options, narrowing=self.narrowing)
         return options, batch_reader.plan(options)
 
-    def of_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> Messages:
+    def narrow_to_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> MessageSource:
         """Return the messages with which a store holds these topics and queues; those of a lake are not narrowed."""
         return replace(self, narrowing=self.narrowing.within(topics=topics, queue_ids=queue_ids))
 
@@ -97,30 +97,30 @@ class Messages:
         """Yield these columns of the messages in this process; those of a store in the order of its log."""
         if self._files is not None:
             rows = row_files.read(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
-            yield from (_chosen(batch, self.selection, names) for batch in rows)
+            yield from (_filter_batch(batch, self.selection, names) for batch in rows)
             return
         options, partitions = self._store
         # The reader has applied all conditions but an expression beside tags.
         rest = Selection(expression=self.selection.expression) if self.selection.tags is not None else Selection()
         columns = tuple(dict.fromkeys((*names, *rest.columns)))
         for partition in partitions:
-            yield from (_chosen(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
+            yield from (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
         """Return the messages as a DataFrame with these columns, or those that the selection looks at besides."""
         if self._files is not None:
-            return self.selection.of(read_lake(session, self.source, self._files))
+            return self.selection.filter(read_lake(session, self.source, self._files))
         options, partitions = self._store
         columns = tuple(dict.fromkeys((*names, "topic", *self.selection.columns)))
-        return self.selection.of(frame_of(session, partitions, options, columns))
+        return self.selection.filter(partitions_frame(session, partitions, options, columns))
 
 
-def _chosen(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -> pa.RecordBatch:
+def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -> pa.RecordBatch:
     found = selection.matches(batch)
     return (batch if found.all() else batch.filter(mask(found))).select(list(names))
 
 
-def frame_of(
+def partitions_frame(
     session: SparkSession, partitions: Sequence[InputPartition], options: Options, names: Sequence[str]
 ) -> DataFrame:
     """Return the messages of some partitions as a DataFrame, each partition in a task of its own."""

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from rucola.spark.session import LaterSession
 
-Progress: TypeAlias = Callable[[int, int], None]
+ProgressCallback: TypeAlias = Callable[[int, int], None]
 """Is told (done, in all)."""
 
-LOOK_INTERVAL_S: Final = 0.3
+INTERVAL_S: Final = 0.3
 
 
 @contextmanager
-def looking(look: Callable[[], None]) -> Iterator[None]:
+def call_periodically(look: Callable[[], None]) -> Iterator[None]:
     """Call `look` several times a second while the block runs, from a thread of its own."""
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(LOOK_INTERVAL_S):
+        while not ended.wait(INTERVAL_S):
             look()
 
     thread = threading.Thread(target=watch, name="progress of a job")
@@ -35,7 +35,7 @@ def looking(look: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def tasks_told(session: LaterSession, progress: Progress) -> Iterator[None]:
+def report_tasks(session: LaterSession, progress: ProgressCallback) -> Iterator[None]:
     """Tell how many tasks of Spark's active stages are done while the block runs."""
 
     def look() -> None:
@@ -47,5 +47,5 @@ def tasks_told(session: LaterSession, progress: Progress) -> Iterator[None]:
         if stages:
             progress(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
 
-    with looking(look):
+    with call_periodically(look):
         yield

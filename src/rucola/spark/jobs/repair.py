@@ -37,7 +37,7 @@ _MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True)
-class Summary:
+class RepairResult:
     """Result of a repair, or of a dry run.
 
     `losses` are messages that were archived and that no file has any more. Paths are counted from the lake.
@@ -58,7 +58,7 @@ class Summary:
         return not self.findings and not self.losses
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as values that JSON knows."""
         return {
             "lake": self.lake,
             "dryRun": self.is_dry,
@@ -81,7 +81,7 @@ def run(
     allow_loss: bool = False,
     stores: Collection[str] = (),
     live: Collection[str] = (),
-) -> Summary:
+) -> RepairResult:
     """Restore a damaged lake and return what that was; a sound lake stays as it is.
 
     `stores` and `live` say how brokers were archived, which is needed if no file does any more. Raises StoreError if
@@ -101,13 +101,13 @@ def run(
             target.finish()
             found = take_inventory(root)
         plan = Planner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
-        losses = _losses(spark, found, plan)
+        losses = _find_losses(spark, found, plan)
         if losses and not dry_run and not allow_loss:
             raise StoreError(
                 f"{root} has lost {'; '.join(losses)}. Put the files back from a copy, or allow the loss "
                 f"(--allow-loss) to repair the lake without these messages"
             )
-        summary = Summary(
+        result = RepairResult(
             str(root),
             plan.findings,
             losses,
@@ -118,12 +118,12 @@ def run(
             dry_run,
         )
         if dry_run:
-            return summary
-        if summary.is_sound:
+            return result
+        if result.is_sound:
             target.finish()
-            return summary
+            return result
         snapshot = _restore(spark, target, found, plan)
-        return _after(summary, snapshot)
+        return _with_files_of(result, snapshot)
 
 
 def _is_interrupted(found: Inventory) -> bool:
@@ -134,24 +134,24 @@ def _is_interrupted(found: Inventory) -> bool:
     return pending.is_repair or pending.number == found.snapshot.number + 1
 
 
-def _losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
+def _find_losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
     """Return which messages were archived and are in no file any more.
 
     Files that the snapshot names and that are gone are lost messages, unless the snapshot is an old one: then the
     whole key index shows that other files have them.
     """
     if not plan.rebuilds_index:
-        return tuple(_few(plan.missing))
+        return tuple(_first_few(plan.missing))
     session = session_of(spark)
-    rows = _read(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
+    rows = _read_rows(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
     keys = [file for path, file in found.keys.items() if path not in found.places]
-    lost = _unheld(rows, read_keys(session, found.root, keys)) if keys else []
-    lost += _behind_progress(rows, plan)
+    lost = _missing_messages(rows, read_keys(session, found.root, keys)) if keys else []
+    lost += _missing_tails(rows, plan)
     is_whole = bool(keys) and not any(path.startswith(f"{OWN}/keys/") for path in found.damages)
-    return tuple(_few(lost if is_whole else [*plan.missing, *lost]))
+    return tuple(_first_few(lost if is_whole else [*plan.missing, *lost]))
 
 
-def _unheld(rows: DataFrame, entries: DataFrame) -> list[str]:
+def _missing_messages(rows: DataFrame, entries: DataFrame) -> list[str]:
     """Return for each topic, day and broker how many messages have an entry in the key index and are no row."""
     gone = entries.select(*_ADDRESS).distinct().join(rows, list(_ADDRESS), "left_anti")
     counted = gone.groupBy("topic", "date", "brokerName").agg(
@@ -164,7 +164,7 @@ def _unheld(rows: DataFrame, entries: DataFrame) -> list[str]:
     ]
 
 
-def _behind_progress(rows: DataFrame, plan: Plan) -> list[str]:
+def _missing_tails(rows: DataFrame, plan: Plan) -> list[str]:
     """Return the queues whose last archived messages are no rows."""
     counted = rows.groupBy("brokerName", "topic", "queueId").agg(F.max("queueOffset").alias("last")).collect()
     ends = {(row.brokerName, row.topic, str(row.queueId)): row.last + 1 for row in counted}
@@ -178,12 +178,12 @@ def _behind_progress(rows: DataFrame, plan: Plan) -> list[str]:
     return lost
 
 
-def _few(sentences: Sequence[str]) -> list[str]:
+def _first_few(sentences: Sequence[str]) -> list[str]:
     more = len(sentences) - _MOST_NAMED
     return [*sentences[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
 
 
-def _read(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFrame:
+def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFrame:
     """Return the rows of files, which may still be staged."""
     placed: list[str] = []
     staged: list[str] = []
@@ -200,7 +200,7 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
     """Make the entries that the key index lacks, then commit. Returns the snapshot."""
     if plan.rebuilds_index or plan.completes_index:
         session = session_of(spark)
-        rows = _read(session, found, [file.path for file in plan.rows])
+        rows = _read_rows(session, found, [file.path for file in plan.rows])
         if plan.completes_index and plan.keys:
             held = read_keys(session, found.root, plan.keys).select(*_ADDRESS).distinct()
             rows = rows.join(held, list(_ADDRESS), "left_anti")
@@ -227,14 +227,14 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
     return snapshot
 
 
-def _after(summary: Summary, snapshot: Snapshot) -> Summary:
-    """Return the summary with the files of the restored lake."""
-    return Summary(
-        summary.lake,
-        summary.findings,
-        summary.losses,
+def _with_files_of(result: RepairResult, snapshot: Snapshot) -> RepairResult:
+    """Return the result with the files of the restored lake."""
+    return RepairResult(
+        result.lake,
+        result.findings,
+        result.losses,
         sum(file.rows for file in snapshot.rows),
         len(snapshot.rows),
         len(snapshot.keys),
-        summary.asides,
+        result.asides,
     )

@@ -1,11 +1,11 @@
 """The replay job: messages of a store directory or a lake are sent again, to live brokers.
 
-    select      which messages: a filter (see `rucola.spark.jobs.selection`)
-    queues_of   what there is to send of each queue of the source, and its last message, which freezes the end: what is
-                stored later, be it by the replay itself, is not part of it
-    lanes       queues are dealt out to tasks of near-equal count, each with its share of the rate. The task of a store
-                reads its queues in the order of their log; the rows of a lake are put in that order by Spark
-    send        messages are sent as they come (see `rucola.spark.jobs.resend`)
+    select   a filter chooses the messages (see `rucola.spark.jobs.selection`)
+    plan     the messages of each source queue are counted, and the last one fixes the end of the replay: messages that
+             are stored later, for example by the replay itself, are not part of it
+    lanes    queues are assigned to tasks with near-equal row counts; each lane gets its share of the rate. A task of a
+             store reads its queues in log order; Spark sorts the rows of a lake into that order
+    send     each task sends its rows in order (see `rucola.spark.jobs.resend`)
 
 Every message is sent at least once, under its own unique key, so that consumers can drop repeats. What brokers have
 acknowledged stands in the ledger (see `rucola.spark.jobs.replay_ledger`); a run that was killed is started again with
@@ -36,10 +36,10 @@ from rucola.errors import ConfigError
 from rucola.spark.errors import plainly
 from rucola.spark.jobs import resend
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.messages import Messages
-from rucola.spark.jobs.progress import Progress, looking
-from rucola.spark.jobs.replay_ledger import Ledger, Reached, SourceQueue, open_ledger
-from rucola.spark.jobs.resend import Resending
+from rucola.spark.jobs.message_source import MessageSource
+from rucola.spark.jobs.progress import ProgressCallback, call_periodically
+from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
+from rucola.spark.jobs.resend import ResendTask
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.spark.source import columns
@@ -55,7 +55,7 @@ _SENT: Final = "sent bigint"
 
 
 @dataclass(frozen=True)
-class QueueToReplay:
+class QueuePlan:
     """What is to be sent of one queue: `rows` messages of `size` bytes, the last one at `last_physical_offset`."""
 
     broker_name: str
@@ -72,7 +72,7 @@ class QueueToReplay:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ReplayResult:
     """What was to be replayed, and how far that is.
 
     `reached` counts what brokers have acknowledged of each queue, in all runs; `sent` what this run has sent.
@@ -80,8 +80,8 @@ class Summary:
 
     source: str
     topic: str | None
-    queues: tuple[QueueToReplay, ...]
-    reached: Mapping[SourceQueue, Reached]
+    queues: tuple[QueuePlan, ...]
+    reached: Mapping[SourceQueue, QueueProgress]
     sent: int = 0
     is_dry: bool = False
 
@@ -106,7 +106,7 @@ class Summary:
         return 0 if self.is_dry else self.rows - self.acknowledged
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as values that JSON knows."""
         return {
             "source": self.source,
             "topic": self.topic,
@@ -123,21 +123,21 @@ class Summary:
                     "queueId": each.queue_id,
                     "rows": each.rows,
                     "size": each.size,
-                    "acknowledged": self.reached.get(each.queue, Reached()).count,
+                    "acknowledged": self.reached.get(each.queue, QueueProgress()).count,
                 }
                 for each in self.queues
             ],
         }
 
 
-def queues_of(messages: DataFrame) -> DataFrame:
+def count_by_queue(messages: DataFrame) -> DataFrame:
     """Return what there is of each queue: brokerName, topic, queueId, rows, size and last, a physical offset."""
     return messages.groupBy(*_QUEUE).agg(
         F.count("*").alias("rows"), F.sum("storeSize").alias("size"), F.max("commitLogOffset").alias("last")
     )
 
 
-def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
+def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     """Return the messages that are to be sent, in `count` partitions, each in the order of its logs.
 
     `lanes` says the partition of each queue, and between which physical offsets its messages lie: behind `after`, up
@@ -152,33 +152,33 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     )
 
 
-def counted(batches: Iterable[pa.RecordBatch]) -> list[QueueToReplay]:
-    """Return what `queues_of` counts of record batches."""
+def count_batches(batches: Iterable[pa.RecordBatch]) -> list[QueuePlan]:
+    """Return what `count_by_queue` counts of record batches."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for batch in batches:
         groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
         sizes, offsets = ints(batch["storeSize"]), ints(batch["commitLogOffset"])
-        numbers = np.stack([groups.count(), groups.sum(sizes), groups.most(offsets)], 1).tolist()
+        numbers = np.stack([groups.count(), groups.sum(sizes), groups.max(offsets)], 1).tolist()
         for key, (rows, size, last) in zip(groups.keys.to_pylist(), numbers, strict=True):
             total = found.setdefault(tuple(key.values()), [0, 0, 0])
             total[:] = total[0] + rows, total[1] + size, max(total[2], last)
-    return [QueueToReplay(*key, *total) for key, total in found.items()]
+    return [QueuePlan(*key, *total) for key, total in found.items()]
 
 
 Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
 """The physical offset behind which a queue is to be sent, and that of the last message to be sent."""
 
 
-def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+def in_log_order(messages: MessageSource, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     """Yield the messages between the bounds of their queues, in the order of their logs."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
-        found, codes = resend.queues_in(batch)
+        found, codes = resend.queue_codes(batch)
         after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
 
-    left = messages.of_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
+    left = messages.narrow_to_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
     batches = map(between, left.batches(resend.COLUMNS))
     if not messages.is_lake:
         return batches
@@ -187,11 +187,11 @@ def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     return iter(rows.take(order).to_batches())
 
 
-def _send_lanes(work: Resending, messages: Messages, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _send_lanes(work: ResendTask, messages: MessageSource, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Read and send the lanes of a store whose bounds these rows hold."""
     for batch in tasks:
         for pickled in batch["bounds"].to_pylist():
-            yield from work(in_order(messages, pickle.loads(pickled)))
+            yield from work(in_log_order(messages, pickle.loads(pickled)))
 
 
 def run(
@@ -205,8 +205,8 @@ def run(
     rate: float | None = None,
     corrupt_records: str = "fail",
     producer_group: str = GROUP,
-    progress: Progress | None = None,
-) -> Summary:
+    progress: ProgressCallback | None = None,
+) -> ReplayResult:
     """Send what is selected of a store directory or a lake, to `topic`, or each message to its own.
 
     At most `rate` messages are sent a second. Without `name_server` and `ledger` it is a dry run: what there is to be
@@ -214,51 +214,51 @@ def run(
     ConfigError where the ledger is that of another replay; RemotingError when brokers did not take a message, after
     which the same call goes on.
     """
-    messages = Messages(Path(source).absolute(), selection or Selection(), {"corruptRecords": corrupt_records})
+    messages = MessageSource(Path(source).absolute(), selection or Selection(), {"corruptRecords": corrupt_records})
     if name_server is None or ledger is None:
         if name_server is not ledger:
             raise ConfigError("a replay needs both a name server and the directory of its ledger; a dry run neither")
-        queues = _count(spark, messages)
-        return Summary(str(source), topic, queues, {}, is_dry=True)
+        queues = _count_queues(spark, messages)
+        return ReplayResult(str(source), topic, queues, {}, is_dry=True)
     given = {"nameServer": name_server, "producerGroup": producer_group}
     target = parse_sink(given if topic is None else {**given, "topic": topic})
     with open_ledger(ledger) as opened:
         if topic is not None:
             asyncio.run(_check_topics({topic}, target))
-        queues = _settled(opened, spark, messages, target)
-        before = dict(opened.acks().reached)
-        left = [queue for queue in queues if _rows_left(queue, before)]
+        queues = _load_plan(opened, spark, messages, target)
+        before = dict(opened.read_acks().reached)
+        left = [queue for queue in queues if _remaining_rows(queue, before)]
         sent = 0
         if left:
             asyncio.run(_check_topics({topic or queue.topic for queue in left}, target))
             messages = replace(messages)  # as the source is now, of which messages may have been deleted
-            with _watched(opened, sum(queue.rows for queue in queues), progress):
+            with _report_acks(opened, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):
                     sent = _send(session_of(spark), messages, opened, target, left, before, rate)
                 else:
                     bounds = {queue.queue: _bounds(queue, before) for queue in left}
-                    work = Resending(uuid.uuid4().hex, opened.directory, target, None if rate is None else [rate])
-                    sent = work.send(in_order(messages, bounds))
-        return Summary(str(source), topic, queues, opened.acks().reached, sent)
+                    work = ResendTask(uuid.uuid4().hex, opened.directory, target, None if rate is None else [rate])
+                    sent = work.send(in_log_order(messages, bounds))
+        return ReplayResult(str(source), topic, queues, opened.read_acks().reached, sent)
 
 
 def _send(
     session: SparkSession,
-    messages: Messages,
-    ledger: Ledger,
+    messages: MessageSource,
+    ledger: ReplayLedger,
     target: SinkOptions,
-    left: Sequence[QueueToReplay],
-    before: Mapping[SourceQueue, Reached],
+    left: Sequence[QueuePlan],
+    before: Mapping[SourceQueue, QueueProgress],
     rate: float | None,
 ) -> int:
     """Send what is left of these queues, in as many tasks as Spark runs at a time, and return how much that was."""
-    lanes = deal(left, before, session.sparkContext.defaultParallelism)
-    rates = None if rate is None else _rates(lanes, before, rate)
-    work = Resending(uuid.uuid4().hex, ledger.directory, target, rates)
+    lanes = assign_lanes(left, before, session.sparkContext.defaultParallelism)
+    rates = None if rate is None else _lane_rates(lanes, before, rate)
+    work = ResendTask(uuid.uuid4().hex, ledger.directory, target, rates)
     if messages.is_lake:  # whose files Spark has to put in order
         rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
         queues = session.createDataFrame(rows, _QUEUES)
-        sent = in_lanes(messages.frame(session, resend.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
+        sent = partition_by_lane(messages.frame(session, resend.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
     else:
         bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in dealt}) for dealt in lanes]
         tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
@@ -267,23 +267,25 @@ def _send(
         return sum(row.sent for row in sent.collect())
 
 
-def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tuple[int, int]:
+def _bounds(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> tuple[int, int]:
     """Return the physical offset that a queue has reached, and that of its last message."""
-    return before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset
+    return before.get(queue.queue, QueueProgress()).physical_offset, queue.last_physical_offset
 
 
-def _count(spark: Spark, messages: Messages) -> tuple[QueueToReplay, ...]:
+def _count_queues(spark: Spark, messages: MessageSource) -> tuple[QueuePlan, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
     if runs_in_spark(spark, messages.size):
         with plainly():
-            rows = queues_of(messages.frame(session_of(spark), names)).collect()
-        queues = [QueueToReplay(*row) for row in rows]
+            rows = count_by_queue(messages.frame(session_of(spark), names)).collect()
+        queues = [QueuePlan(*row) for row in rows]
     else:
-        queues = counted(messages.batches(names))
+        queues = count_batches(messages.batches(names))
     return tuple(sorted(queues, key=lambda each: each.queue))
 
 
-def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
+def _load_plan(
+    ledger: ReplayLedger, spark: Spark, messages: MessageSource, target: SinkOptions
+) -> tuple[QueuePlan, ...]:
     """Return what the ledger says is to be replayed; if it is new, after writing that down."""
     asked = {
         "source": str(messages.source),
@@ -291,10 +293,10 @@ def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptio
         "topic": target.topic,
         "selection": messages.selection.to_json(),
     }
-    settled = ledger.read()
+    settled = ledger.read_plan()
     if settled is None:
-        queues = _count(spark, messages)
-        ledger.settle({**asked, "queues": [asdict(queue) for queue in queues]})
+        queues = _count_queues(spark, messages)
+        ledger.write_plan({**asked, "queues": [asdict(queue) for queue in queues]})
         return queues
     for name, value in asked.items():
         if settled.get(name) != value:
@@ -302,30 +304,32 @@ def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptio
                 f"{ledger.directory} is the ledger of another replay, whose {name} is {settled.get(name)!r} and not "
                 f"{value!r}; give the options it was started with, or a new directory"
             )
-    return tuple(QueueToReplay(**queue) for queue in settled["queues"])
+    return tuple(QueuePlan(**queue) for queue in settled["queues"])
 
 
-def _rows_left(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> int:
-    reached = before.get(queue.queue, Reached())
+def _remaining_rows(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> int:
+    reached = before.get(queue.queue, QueueProgress())
     return 0 if reached.physical_offset >= queue.last_physical_offset else max(queue.rows - reached.count, 1)
 
 
-def deal(
-    queues: Sequence[QueueToReplay], before: Mapping[SourceQueue, Reached], count: int
-) -> list[list[QueueToReplay]]:
+def assign_lanes(
+    queues: Sequence[QueuePlan], before: Mapping[SourceQueue, QueueProgress], count: int
+) -> list[list[QueuePlan]]:
     """Deal out queues to at most `count` lanes with near-equal rows left, the largest first."""
-    lanes: list[list[QueueToReplay]] = [[] for _ in range(min(count, len(queues)))]
+    lanes: list[list[QueuePlan]] = [[] for _ in range(min(count, len(queues)))]
     filled = [0] * len(lanes)
-    for queue in sorted(queues, key=lambda each: (-_rows_left(each, before), each.queue)):
+    for queue in sorted(queues, key=lambda each: (-_remaining_rows(each, before), each.queue)):
         lane = filled.index(min(filled))
         lanes[lane].append(queue)
-        filled[lane] += _rows_left(queue, before)
+        filled[lane] += _remaining_rows(queue, before)
     return lanes
 
 
-def _rates(lanes: Sequence[Sequence[QueueToReplay]], before: Mapping[SourceQueue, Reached], rate: float) -> list[float]:
+def _lane_rates(
+    lanes: Sequence[Sequence[QueuePlan]], before: Mapping[SourceQueue, QueueProgress], rate: float
+) -> list[float]:
     """Return the share of the rate of each lane, by its rows, so that all end together."""
-    left = [sum(_rows_left(queue, before) for queue in lane) for lane in lanes]
+    left = [sum(_remaining_rows(queue, before) for queue in lane) for lane in lanes]
     return [rate * rows / sum(left) for rows in left]
 
 
@@ -337,16 +341,16 @@ async def _check_topics(topics: set[str], target: SinkOptions) -> None:
 
 
 @contextmanager
-def _watched(ledger: Ledger, total: int, progress: Progress | None) -> Iterator[None]:
+def _report_acks(ledger: ReplayLedger, total: int, progress: ProgressCallback | None) -> Iterator[None]:
     """Tell the progress by what is written into the ledger, while the block waits for Spark."""
     if progress is None:
         yield
         return
-    acks = ledger.acks()
+    acks = ledger.read_acks()
 
     def look() -> None:
         acks.refresh()
         progress(acks.count, total)
 
-    with looking(look):
+    with call_periodically(look):
         yield

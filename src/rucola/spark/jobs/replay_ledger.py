@@ -55,7 +55,7 @@ class Ack:
 
 
 @dataclass(frozen=True)
-class Reached:
+class QueueProgress:
     """How far a queue is: every message up to `physical_offset`, `count` in all."""
 
     physical_offset: int = -1
@@ -63,20 +63,20 @@ class Reached:
     unsafe: int = 0
 
 
-class Acks:
+class AckReader:
     """The acknowledgements in a ledger, read as they grow."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[Path, int] = {}
-        self.reached: dict[SourceQueue, Reached] = {}
+        self.reached: dict[SourceQueue, QueueProgress] = {}
 
     @property
     def count(self) -> int:
         """Messages acknowledged so far."""
         return sum(each.count for each in self.reached.values())
 
-    def refresh(self) -> Mapping[SourceQueue, Reached]:
+    def refresh(self) -> Mapping[SourceQueue, QueueProgress]:
         """Read what was added since, and return how far each queue is that has begun."""
         for path in sorted(self._directory.glob("*.acks")):
             begin = self._read.get(path, 0)
@@ -93,8 +93,8 @@ class Acks:
         try:
             entry = json.loads(line)
             queue = SourceQueue(entry["brokerName"], entry["topic"], entry["queueId"])
-            before = self.reached.get(queue, Reached())
-            self.reached[queue] = Reached(
+            before = self.reached.get(queue, QueueProgress())
+            self.reached[queue] = QueueProgress(
                 max(before.physical_offset, entry["commitLogOffset"]),
                 before.count + entry["count"],
                 before.unsafe + entry["unsafe"],
@@ -103,14 +103,14 @@ class Acks:
             raise StoreCorrupt(path, position, f"this is no acknowledgement of a replay: {line[:80]!r}") from error
 
 
-class Ledger:
+class ReplayLedger:
     """The ledger in one directory, for the run that replays. Made by `open_ledger`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._path = directory / "replay.json"
 
-    def read(self) -> dict[str, Any] | None:
+    def read_plan(self) -> dict[str, Any] | None:
         """Return what is replayed; None if that is not settled yet.
 
         Raises StoreCorrupt if the file is damaged, or missing although messages were acknowledged: another replay must
@@ -128,13 +128,13 @@ class Ledger:
             raise StoreCorrupt(self._path, 0, f"this is no JSON: {error}; {advice}") from error
         return content
 
-    def settle(self, replay: Mapping[str, Any]) -> None:
+    def write_plan(self, replay: Mapping[str, Any]) -> None:
         """Write down what is replayed, once and for all."""
         replace_file(self._path, json.dumps(replay, indent=1, ensure_ascii=False).encode())
 
-    def acks(self) -> Acks:
+    def read_acks(self) -> AckReader:
         """Return the acknowledgements so far."""
-        acks = Acks(self.directory)
+        acks = AckReader(self.directory)
         acks.refresh()
         return acks
 
@@ -149,7 +149,7 @@ class Ledger:
 
 
 @contextmanager
-def open_ledger(directory: str | Path) -> Iterator[Ledger]:
+def open_ledger(directory: str | Path) -> Iterator[ReplayLedger]:
     """Open the ledger in a directory, or make one in a new or empty directory.
 
     Raises ConfigError for a directory that holds other things, StoreError when another run has the ledger.
@@ -161,7 +161,7 @@ def open_ledger(directory: str | Path) -> Iterator[Ledger]:
     with _open(root / "lock") as lock:
         if not _try_lock(lock, fcntl.LOCK_EX):
             raise StoreError(f"another run replays by the ledger {root}; wait until it has ended")
-        ledger = Ledger(root)
+        ledger = ReplayLedger(root)
         ledger.wait_for_senders()
         yield ledger
 
@@ -197,11 +197,11 @@ class AckWriter:
 
 
 @contextmanager
-def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, Acks]]:
+def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, AckReader]]:
     """Open the ledger for an attempt of a task, with what others have acknowledged until now."""
     with _open(directory / "senders") as senders:
         fcntl.flock(senders, fcntl.LOCK_SH)
-        acks = Acks(directory)
+        acks = AckReader(directory)
         acks.refresh()
         with _open(directory / f"{attempt}.acks", os.O_EXCL) as file:
             yield AckWriter(file), acks

@@ -1,4 +1,4 @@
-"""Resending of a partition's rows: queue by queue in order, at a pace, with a ledger of what was acknowledged.
+"""ResendTask of a partition's rows: queue by queue in order, at a limiter, with a ledger of what was acknowledged.
 
 Rows come in the order of their log, of several queues in turn. A chunk of them is ordered by queue and encoded in
 columns (see `encoding`). The queues of a chunk are sent concurrently, the messages of each in requests one after the
@@ -31,30 +31,30 @@ from rucola.client import MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
-from rucola.spark.jobs.replay_ledger import Ack, AckWriter, Reached, SourceQueue, open_for_sending
+from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.source.arrays import Array, arrow, ints
 from rucola.spark.source.encoding import Encoded, encode
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.sink import message_of
 
 T = TypeVar("T")
-Sending: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
+SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
 """The rows of one queue in a chunk: what was acknowledged of them, and what ended them before the last one."""
 
 COLUMNS: Final = ("brokerName", "topic", "queueId", "commitLogOffset", "body", "properties", "flag", "msgId")
 """What is sent of a message, and where it was."""
 
 CHUNK_ROWS: Final = 4096
-MOST_CHUNKS: Final = 2
+MAX_CHUNKS_IN_FLIGHT: Final = 2
 """Chunks in flight, so that no queue waits for the end of the others. Alone, a chunk takes twice as long: it ends with
 one request at a time, of its last queue."""
-MESSAGES_A_REQUEST: Final = 128
+MAX_REQUEST_MESSAGES: Final = 128
 
 _TRIES: Final = 9
 _FIRST_PAUSE_S: Final = 0.1
 
 
-class Pace:
+class RateLimiter:
     """Limit of messages a second; without one, none wait."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Pace:
         """How many rows to send at once: a tenth of a second's."""
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
-    async def let(self, count: int) -> None:
+    async def acquire(self, count: int) -> None:
         """Wait until `count` more messages may go. Time in which nothing was sent is not made up for."""
         if self._per_second is None:
             return
@@ -84,7 +84,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Resending:
+class ResendTask:
     """The work of one run's partitions, pickled to Spark's tasks or done in this process.
 
     `rates` are the messages a second of each partition, if limited.
@@ -109,21 +109,21 @@ class Resending:
         Raises RemotingError if a message was not taken; what was acknowledged until then is in the ledger.
         """
         with open_for_sending(self.ledger, f"{self.run}-{partition:05d}-{attempt}") as (writer, acks):
-            pace = Pace(None if self.rates is None else self.rates[partition])
-            return asyncio.run(self._send(batches, partition, pace, writer, acks.reached))
+            limiter = RateLimiter(None if self.rates is None else self.rates[partition])
+            return asyncio.run(self._send(batches, partition, limiter, writer, acks.reached))
 
     async def _send(
         self,
         batches: Iterator[pa.RecordBatch],
         partition: int,
-        pace: Pace,
+        limiter: RateLimiter,
         writer: AckWriter,
-        reached: Mapping[SourceQueue, Reached],
+        reached: Mapping[SourceQueue, QueueProgress],
     ) -> int:
         sent, errors = 0, list[MQError]()
-        in_flight: deque[list[Sending]] = deque()
+        in_flight: deque[list[SendTask]] = deque()
 
-        async def settle(chunk: list[Sending]) -> int:
+        async def settle(chunk: list[SendTask]) -> int:
             """Wait for the end of a chunk and write its acknowledgements down; return how many these are."""
             done = await asyncio.gather(*chunk)
             acks = [ack for ack, _ in done if ack.count]
@@ -132,12 +132,15 @@ class Resending:
             return sum(ack.count for ack in acks)
 
         async with Producer(self.target.producer_group, self.target.name_server) as producer:
-            sender = _Sender(producer, self.target.topic, partition)
-            async with aclosing(_ahead(_chunks(batches, pace.chunk_rows, reached))) as chunks, _ended(in_flight):
+            sender = _ChunkSender(producer, self.target.topic, partition)
+            async with (
+                aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks,
+                _cancel_on_exit(in_flight),
+            ):
                 async for chunk in chunks:
-                    await pace.let(chunk.rows.num_rows)
+                    await limiter.acquire(chunk.rows.num_rows)
                     in_flight.append(sender.start(chunk))
-                    if len(in_flight) >= MOST_CHUNKS:
+                    if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
                         sent += await settle(in_flight.popleft())
                     if errors:
                         break
@@ -149,7 +152,7 @@ class Resending:
 
 
 @asynccontextmanager
-async def _ended(in_flight: Iterable[list[Sending]]) -> AsyncIterator[None]:
+async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[None]:
     """Cancel what is in flight when the block is left."""
     try:
         yield
@@ -169,10 +172,10 @@ class Chunk:
     bounds: Mapping[SourceQueue, tuple[int, int]]
 
 
-def chunk_of(rows: pa.RecordBatch, reached: Mapping[SourceQueue, Reached]) -> Chunk:
+def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress]) -> Chunk:
     """Return those rows as a chunk that no broker has acknowledged yet."""
-    queues, codes = queues_in(rows)
-    begins = np.array([reached.get(queue, Reached()).physical_offset for queue in queues], np.int64)
+    queues, codes = queue_codes(rows)
+    begins = np.array([reached.get(queue, QueueProgress()).physical_offset for queue in queues], np.int64)
     left = np.flatnonzero(ints(rows["commitLogOffset"]) > begins[codes])
     order = left[np.argsort(codes[left], kind="stable")]
     rows = rows.take(arrow(order))
@@ -181,7 +184,7 @@ def chunk_of(rows: pa.RecordBatch, reached: Mapping[SourceQueue, Reached]) -> Ch
     return Chunk(rows, encode(rows), bounds)
 
 
-def queues_in(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
+def queue_codes(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
     """Return the queues of these rows, and for each row the index of its queue there."""
     names, topics = rows["brokerName"].dictionary_encode(), rows["topic"].dictionary_encode()
     ids = ints(rows["queueId"]).astype(np.int64)
@@ -193,14 +196,14 @@ def queues_in(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
 
 
 def _chunks(
-    batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, Reached]
+    batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, QueueProgress]
 ) -> Iterator[Chunk]:
     for batch in batches:
         for begin in range(0, batch.num_rows, chunk_rows):
-            yield chunk_of(batch.slice(begin, chunk_rows), reached)
+            yield make_chunk(batch.slice(begin, chunk_rows), reached)
 
 
-async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
+async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
     """Yield items, of which the next is made in a thread meanwhile."""
     upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
     try:
@@ -211,22 +214,24 @@ async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
         await asyncio.wait([upcoming])  # its thread cannot be interrupted
 
 
-class _Sender:
+class _ChunkSender:
     """Sends chunks, the rows of each source queue in order."""
 
     def __init__(self, producer: Producer, topic: str | None, partition: int) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
-        self._last: dict[SourceQueue, Sending] = {}
+        self._last: dict[SourceQueue, SendTask] = {}
 
-    def start(self, chunk: Chunk) -> list[Sending]:
+    def start(self, chunk: Chunk) -> list[SendTask]:
         """Start to send a chunk: each queue when the rows of the chunk before are acknowledged."""
         for queue in chunk.bounds:
             self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
         return [self._last[queue] for queue in chunk.bounds]
 
-    async def _send_after(self, before: Sending | None, chunk: Chunk, queue: SourceQueue) -> tuple[Ack, MQError | None]:
+    async def _send_after(
+        self, before: SendTask | None, chunk: Chunk, queue: SourceQueue
+    ) -> tuple[Ack, MQError | None]:
         """Return what was acknowledged of a queue's rows, and what ended them before the last one."""
         if before is not None:
             _, error = await before
@@ -240,11 +245,11 @@ class _Sender:
         first, last = chunk.bounds[queue]
         offsets = chunk.rows["commitLogOffset"]
         try:
-            target = _target(queue, await self._producer.queues(topic))
+            target = _target_queue(queue, await self._producer.queues(topic))
             may_share = not topic.startswith(RETRY_PREFIX)
-            for begin, end, is_batched in _requests(chunk.encoded, first, last, may_share):
+            for begin, end, is_batched in _plan_requests(chunk.encoded, first, last, may_share):
                 send = self._batch if is_batched else self._alone
-                results = await _persist(partial(send, chunk, begin, end, target))
+                results = await _with_retries(partial(send, chunk, begin, end, target))
                 reached, count = offsets[end - 1].as_py(), end - first
                 unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
         except MQError as error:
@@ -261,7 +266,7 @@ class _Sender:
         return [await self._producer.send(message_of(row, target.topic, begin, self._partition), target)]
 
 
-async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
+async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
     """Make a request until it is answered well; RemotingError when it was not for half a minute."""
     for attempt in range(_TRIES - 1):
         try:
@@ -271,13 +276,13 @@ async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[S
     return await request()
 
 
-def _requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
+def _plan_requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
     """Cut the rows from `begin` to `end`, which are of one queue, into requests; say which of these are batches."""
     edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
         is_batched = may_share and bool(encoded.is_batched[first])
         while first < last:
-            upto = min(first + MESSAGES_A_REQUEST, last) if is_batched else first + 1
+            upto = min(first + MAX_REQUEST_MESSAGES, last) if is_batched else first + 1
             # Properties may be as large as bodies; one message always fits.
             while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
                 upto = (first + upto) // 2
@@ -285,7 +290,7 @@ def _requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterat
             first = upto
 
 
-def _target(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
+def _target_queue(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
     for target in targets:
         if (target.broker_name, target.queue_id) == (queue.broker_name, queue.queue_id):
             return target

@@ -42,28 +42,28 @@ from rucola.spark.lake.snapshot import RowFile, read_snapshot
 from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.spark.source.options import matching, parse_tags
 
-_MOST_OFFSETS: Final = 1000
+_MAX_PUSHED_OFFSETS: Final = 1000
 """Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""
 
 
 def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the rows of the lake that are asked for."""
-    chosen = selection.of(rows)
+    chosen = selection.filter(rows)
     return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
 
 
 @dataclass(frozen=True)
-class Parts:
+class Candidates:
     """Files of a lake that may hold what is asked for, and the physical offsets to look at there, None for all."""
 
     files: Sequence[RowFile]
     offsets: Sequence[int] | None = None
 
 
-def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Parts:
-    """Return the parts of a lake that a search reads. Raises what `run` does."""
+def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Candidates:
+    """Return the candidates of a lake that a search reads. Raises what `run` does."""
     snapshot = read_snapshot(lake)
-    files, offsets = selection.files_of(snapshot.rows), None
+    files, offsets = selection.prune_files(snapshot.rows), None
     if selection.keys is not None:
         where = places(lake, snapshot, selection.keys)
         files = files_at(files, where)
@@ -72,16 +72,16 @@ def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None)
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         files = [file for file in files if file.least <= physical_offset <= file.most]
         offsets = [physical_offset]
-    return Parts(files, offsets)
+    return Candidates(files, offsets)
 
 
 def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must."""
     root = Path(lake).absolute()
-    parts = parts_of(root, selection, offset_msg_id)
-    rows = read_lake(session_of(spark), root, parts.files)
-    if parts.offsets is not None and len(parts.offsets) <= _MOST_OFFSETS:
-        rows = rows.where(F.col("commitLogOffset").isin(*parts.offsets))
+    candidates = candidates_of(root, selection, offset_msg_id)
+    rows = read_lake(session_of(spark), root, candidates.files)
+    if candidates.offsets is not None and len(candidates.offsets) <= _MAX_PUSHED_OFFSETS:
+        rows = rows.where(F.col("commitLogOffset").isin(*candidates.offsets))
     return search(rows, selection, offset_msg_id)
 
 
@@ -100,7 +100,7 @@ def run(
     """
     root = Path(lake).absolute()
     if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
-        return _run_directly(root, selection, offset_msg_id, most)
+        return _run_in_process(root, selection, offset_msg_id, most)
     with plainly():
         rows = find(spark, root, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
         messages = messages_of(rows.limit(most + 1).toArrow())
@@ -111,22 +111,24 @@ def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int
     """Return about how many bytes are read; next to nothing of what the key index or the snapshot points at."""
     if offset_msg_id is not None or selection.keys is not None:
         return 0
-    return row_files.size_of(lake, selection.files_of(read_snapshot(lake).rows))
+    return row_files.size_of(lake, selection.prune_files(read_snapshot(lake).rows))
 
 
-def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> Found:
+def _run_in_process(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> Found:
     if offset_msg_id is not None:
         found = by_offset_msg_id(lake, offset_msg_id)
-        return Found([found] if found is not None and _takes(selection)(found.message) else [])
+        return Found([found] if found is not None and _message_filter(selection)(found.message) else [])
     if selection.keys is not None:
         keys, topics = selection.keys, selection.topics
-        return by_key(lake, keys, most=most, topics=topics, days=selection.days, matches=_takes(selection))
-    files = selection.files_of(read_snapshot(lake).rows)
+        return by_key(
+            lake, keys, most=most, topics=topics, days=selection.date_range, matches=_message_filter(selection)
+        )
+    files = selection.prune_files(read_snapshot(lake).rows)
     return newest(lake, files, selection.columns, selection.matches, most)
 
 
-def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
-    """Return what tells of a single message whether it is asked for, as `Selection.of` does of rows."""
+def _message_filter(selection: Selection) -> Callable[[MessageExt], bool]:
+    """Return what tells of a single message whether it is asked for, as `Selection.filter` does of rows."""
     tags = None if selection.tags is None else parse_tags(selection.tags)
     matches = None if selection.expression is None else matching(selection.expression)
     begin, end = selection.starting_timestamp, selection.ending_timestamp

@@ -1,8 +1,8 @@
 """Selection of the messages that a job takes, from a store or a lake.
 
-A `Selection` is a filter over the columns of `schema.COLUMNS`. It applies to a DataFrame (`of`), to a record batch
+A `Selection` is a filter over the columns of `schema.COLUMNS`. It applies to a DataFrame (`filter`), to a record batch
 (`matches`) and, before anything is read, to the options of the data source (`read_options`) and the files of a lake
-(`files_of`).
+(`prune_files`).
 
 Every condition that is given must be met; of several topics, tags or keys, one.
 """
@@ -48,11 +48,11 @@ class Selection:
         begin, end = self.starting_timestamp, self.ending_timestamp
         if begin is not None and end is not None and begin > end:
             raise ConfigError(f"messages stored from {begin} to {end} are asked for, but the first is the later time")
-        self._wanted_tags()
+        self._tag_set()
         if self.expression is not None:
             matching(self.expression)
 
-    def _wanted_tags(self) -> frozenset[str] | None:
+    def _tag_set(self) -> frozenset[str] | None:
         try:
             return None if self.tags is None else parse_tags(self.tags)
         except ValueError as error:
@@ -79,21 +79,21 @@ class Selection:
             if value is not None
         }
 
-    def of(self, messages: DataFrame) -> DataFrame:
+    def filter(self, messages: DataFrame) -> DataFrame:
         """Return the messages that are asked for, with the columns they came with."""
         for condition in self._conditions(by_date="date" in messages.columns):
             messages = messages.where(condition)
         return messages
 
-    def files_of(self, files: Iterable[RowFile]) -> list[RowFile]:
+    def prune_files(self, files: Iterable[RowFile]) -> list[RowFile]:
         """Return the files of a lake that may hold messages that are asked for: those of their topics and days."""
-        first, last = self.days
+        first, last = self.date_range
         return [
             file for file in files if first <= file.date <= last and (self.topics is None or file.topic in self.topics)
         ]
 
     @property
-    def days(self) -> tuple[str, str]:
+    def date_range(self) -> tuple[str, str]:
         """The first and the last day, as a lake has them, of the messages that are asked for."""
         begin, end = self.starting_timestamp, self.ending_timestamp
         return "" if begin is None else _day(begin).isoformat(), "9999" if end is None else _day(end).isoformat()
@@ -102,15 +102,15 @@ class Selection:
     def columns(self) -> tuple[str, ...]:
         """The columns that `matches` looks at."""
         given = {name for name, value in vars(self).items() if value is not None}
-        return tuple(name for name, conditions in _ASKED.items() if given & conditions)
+        return tuple(name for name, conditions in _COLUMN_CONDITIONS.items() if given & conditions)
 
     def matches(self, rows: pa.RecordBatch) -> Array:
-        """Tell of each row whether it is asked for, as `of` does, but for its topic."""
+        """Tell of each row whether it is asked for, as `filter` does, but for its topic."""
         found = np.ones(rows.num_rows, np.bool_)
-        if (tags := self._wanted_tags()) is not None:
+        if (tags := self._tag_set()) is not None:
             found &= _is_in(rows["tags"], tags)
         if self.keys is not None:
-            found &= _with_keys(rows, self.keys)
+            found &= _has_key(rows, self.keys)
         if self.expression is not None and found.any():
             is_wanted = matching(self.expression)
             maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
@@ -124,14 +124,14 @@ class Selection:
     def _conditions(self, *, by_date: bool) -> Iterator[Column]:
         if self.topics is not None:
             yield F.col("topic").isin(*self.topics)
-        if (tags := self._wanted_tags()) is not None:
+        if (tags := self._tag_set()) is not None:
             yield F.col("tags").isin(*tags)
         if self.keys is not None:
             unique = F.element_at("properties", properties.UNIQ_KEY)
             asked = F.array(*map(F.lit, self.keys))
             yield F.arrays_overlap("keys", asked) | unique.isin(*self.keys)
         if self.expression is not None:
-            yield _matches(matching(self.expression))(F.col("properties"))
+            yield _property_filter(matching(self.expression))(F.col("properties"))
         stored = F.unix_millis("storeTimestamp")
         if self.starting_timestamp is not None:
             yield stored >= self.starting_timestamp
@@ -143,7 +143,7 @@ class Selection:
                 yield F.col("date") <= _day(self.ending_timestamp)
 
 
-_ASKED: Final = {
+_COLUMN_CONDITIONS: Final = {
     "tags": {"tags"},
     "keys": {"keys"},
     "properties": {"keys", "expression"},
@@ -156,7 +156,7 @@ def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
     return bools(pc.is_in(values, strings([each.encode() for each in wanted])))
 
 
-def _with_keys(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
+def _has_key(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
     """Tell which rows have one of these as a key or as their unique key."""
     found = _is_in(values_of(rows["properties"], properties.UNIQ_KEY), wanted)
     hits = _is_in(rows["keys"].flatten(), wanted)
@@ -164,7 +164,7 @@ def _with_keys(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
     return found
 
 
-def _matches(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:
+def _property_filter(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:
     """Return the function of Spark that asks this about properties."""
 
     @arrow_udf("boolean")  # type: ignore[call-overload,untyped-decorator]  # its types know no plain functions
