@@ -1,11 +1,11 @@
-"""The compaction job: the many small files that archiving leaves become few large ones, rows and key index alike.
+"""Compaction job: merges the small row files and key index files of a lake into few large ones.
 
-    rows    the files below `SMALL_SIZE` of a topic and day are put together, in the order of brokers and logs, to
-            files of about `TARGET_SIZE`
-    keys    runs of like size become one (see `key_index.runs_to_merge`)
+    rows    files below `SMALL_SIZE` of one topic and day are merged, sorted by broker and physical offset, into files
+            of about `TARGET_SIZE`
+    keys    runs of similar size are merged into one run (see `key_index.runs_to_merge`)
 
-Both are one commit, so that a reader sees every message once, in its old file or in its new one (see
-`rucola.spark.lake.lake`). No message is changed, and no other file is read.
+Both merges are published by one commit, so a reader sees every message exactly once, in its old file or in its new
+one (see `rucola.spark.lake.lake`). Messages are not changed, and no other file is read.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
 from rucola.spark.session import Spark, runs_in_spark, session_of
 
 SMALL_SIZE: Final = 16 << 20
+"""Row files below this many bytes are candidates for a merge."""
+
 TARGET_SIZE: Final = 128 << 20
+"""Size in bytes at which a merged row file is completed and the next one begins."""
 
 _ENTRY_SIZE: Final = 64
-"""Bytes that an entry of the key index takes in memory, about."""
+"""Approximate bytes of memory for one entry of the key index."""
 
 MIN_FILES: Final = 8
-"""So many small files of a topic and day, or runs of a size, are merged when nobody asks for more."""
+"""Default for the number of small files of a topic and day, or runs of one size, that makes a merge worthwhile."""
 
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """What a compaction did: files of rows and of keys that it replaced, and files that it made of them."""
+    """Numbers of row files and key files that a compaction replaced and wrote, and the `rows` it merged."""
 
     lake: str
     rows: int = 0
@@ -48,7 +51,7 @@ class CompactionResult:
     key_files: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as values that JSON knows."""
+        """Return the result as a JSON-serializable dict."""
         return {
             "lake": self.lake,
             "rows": self.rows,
@@ -58,13 +61,13 @@ class CompactionResult:
 
 
 def compact(rows: DataFrame, partitions: int) -> DataFrame:
-    """Return rows of the lake such that each topic and day lies in one of the partitions, in the order of its logs."""
+    """Repartition rows by topic and day, each partition sorted by broker and physical offset."""
     order = *PARTITION_COLUMNS, "brokerName", "commitLogOffset"
     return rows.repartition(partitions, *PARTITION_COLUMNS).sortWithinPartitions(*order)
 
 
 def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
-    """Return the small files of every topic and day that has so many of them."""
+    """Return the files below `SMALL_SIZE` of every topic and day that has at least `min_files` of them."""
     by_place: dict[tuple[str, str], list[RowFile]] = {}
     for file in files:
         if file.size < SMALL_SIZE:
@@ -80,12 +83,13 @@ def run(
     min_files: int = MIN_FILES,
     keep_replaced_ms: int = KEEP_REPLACED_MS,
 ) -> CompactionResult:
-    """Compact a lake where there are `min_files` to put together, and return what that was.
+    """Merge small files of a lake, and return how many were replaced and written.
 
-    Files that an earlier compaction replaced more than `keep_replaced_ms` ago are removed. Raises StoreError where
-    there is no lake, or another run is writing to it.
+    A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Files that an
+    earlier compaction replaced more than `keep_replaced_ms` ago are deleted. Raises StoreError if there is no lake,
+    and LakeInUse if another run is writing to it.
     """
-    read_snapshot(lake)  # so that none is made where there is none
+    read_snapshot(lake)  # raises if there is no lake; open_lake would create one
     with open_lake(lake) as target:
         before = target.snapshot()
         rows = small_files(before.rows, min_files)
@@ -105,14 +109,15 @@ def run(
 
 
 def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
-    """Return about how many bytes are to be merged."""
+    """Estimate the bytes to be merged, which decides whether Spark is worth its start."""
     return row_files.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
 
 
 def _merge(session: SparkSession, lake: Lake, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
-    """Merge files of rows by topic and day, and files of keys into one run, in Spark."""
+    """Merge row files by topic and day, and key files into one run, with Spark."""
     if rows:
-        # As many rows to a file as make the target at the size that they have now.
+        # Spark limits files by rows, not bytes. The average row of the input tells how many rows make TARGET_SIZE:
+        # 1,000,000 rows in 256 MiB give files of 500,000 rows.
         most_rows = math.ceil(sum(file.rows for file in rows) / sum(file.size for file in rows) * TARGET_SIZE)
         places = {(file.topic, file.date) for file in rows}
         ordered = compact(

@@ -1,13 +1,19 @@
-"""ResendTask of a partition's rows: queue by queue in order, at a limiter, with a ledger of what was acknowledged.
+"""Sending side of a replay: rows of a partition, in order per queue, rate-limited and recorded in the ledger.
 
-Rows come in the order of their log, of several queues in turn. A chunk of them is ordered by queue and encoded in
-columns (see `encoding`). The queues of a chunk are sent concurrently, the messages of each in requests one after the
-other, so that a queue stays in order whatever fails. Two chunks are in flight, while the next rows are read and encoded
-in a thread. Small messages share a request (SEND_BATCH_MESSAGE), large ones go alone, compressed.
+Rows arrive in log order, with the queues interleaved, and pass through four steps:
 
-All messages of a source queue go to one queue of the target topic: to the one of the same broker and id if there is
-such a queue, else to the one its id leads to. A request that fails is tried again for half a minute, since replays are
-long and brokers are restarted meanwhile. A message may so be stored twice; its unique key tells.
+    1. slice    a batch of rows is cut into chunks of at most `CHUNK_ROWS`
+    2. encode   a chunk is sorted by queue and encoded column by column (see `encoding`), in a background thread
+    3. send     the queues of a chunk are sent concurrently; the requests of one queue are sequential, so that the
+                queue keeps its order whatever fails. Up to `MAX_CHUNKS_IN_FLIGHT` chunks are in flight
+    4. record   when a chunk has completed, its acknowledgements are written to the ledger
+
+Small messages share a request (SEND_BATCH_MESSAGE); large messages are sent singly and compressed.
+
+All messages of a source queue go to one queue of the target topic: the queue with the same broker name and id if
+there is one, else the queue at index `queue id mod number of queues`. A failed request is retried for about half a
+minute, because replays are long and brokers may restart meanwhile. A retry may store a message twice; both copies have
+the same unique key.
 """
 
 from __future__ import annotations
@@ -39,23 +45,28 @@ from rucola.spark.source.sink import message_of
 
 T = TypeVar("T")
 SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
-"""The rows of one queue in a chunk: what was acknowledged of them, and what ended them before the last one."""
+"""Task that sends the rows of one queue in a chunk; returns the acknowledged part and the error that ended it."""
 
 COLUMNS: Final = ("brokerName", "topic", "queueId", "commitLogOffset", "body", "properties", "flag", "msgId")
-"""What is sent of a message, and where it was."""
+"""Columns that a replay reads: the content to send, and the position of the message in the source."""
 
 CHUNK_ROWS: Final = 4096
-MAX_CHUNKS_IN_FLIGHT: Final = 2
-"""Chunks in flight, so that no queue waits for the end of the others. Alone, a chunk takes twice as long: it ends with
-one request at a time, of its last queue."""
-MAX_REQUEST_MESSAGES: Final = 128
+"""Largest number of rows that are sorted and encoded together."""
 
-_TRIES: Final = 9
+MAX_CHUNKS_IN_FLIGHT: Final = 2
+"""Chunks that are sent at the same time. With one, throughput halves: a chunk ends with single requests of its longest
+queue while all other queues are idle."""
+
+MAX_REQUEST_MESSAGES: Final = 128
+"""Largest number of messages in one SEND_BATCH_MESSAGE request."""
+
+# Pauses of 0.1, 0.2, 0.4 ... 12.8 seconds between nine attempts add up to 25.5 seconds.
+_ATTEMPTS: Final = 9
 _FIRST_PAUSE_S: Final = 0.1
 
 
 class RateLimiter:
-    """Limit of messages a second; without one, none wait."""
+    """Limiter of messages per second; unlimited if `per_second` is None."""
 
     def __init__(
         self,
@@ -66,15 +77,16 @@ class RateLimiter:
         self._per_second = per_second
         self._clock = clock
         self._sleep = sleep
+        # Time at which the next messages may be sent.
         self._due = clock()
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows to send at once: a tenth of a second's."""
+        """Rows per chunk: at most a tenth of a second's worth, so that a low rate is smooth."""
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
     async def acquire(self, count: int) -> None:
-        """Wait until `count` more messages may go. Time in which nothing was sent is not made up for."""
+        """Wait until `count` more messages may be sent. Idle time earns no credit for a later burst."""
         if self._per_second is None:
             return
         now = self._clock()
@@ -85,9 +97,10 @@ class RateLimiter:
 
 @dataclass(frozen=True)
 class ResendTask:
-    """The work of one run's partitions, pickled to Spark's tasks or done in this process.
+    """Sender of the partitions of one run, pickled to Spark tasks or called in this process.
 
-    `rates` are the messages a second of each partition, if limited.
+    `run` identifies the run in the names of its files in the ledger; `rates` are the messages per second of each
+    partition, or None without a limit.
     """
 
     run: str
@@ -96,17 +109,18 @@ class ResendTask:
     rates: Sequence[float] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send the rows of a partition in a task of Spark. Yields how many were sent."""
+        """Send the rows of a partition in a Spark task; yields one row with the number of messages sent."""
         task = TaskContext.get()
-        assert task is not None, "this runs in a task"
-        # Attempts are counted anew if Spark repeats a stage, these numbers are not.
+        assert task is not None, "must be called in a Spark task"
+        # attemptNumber() restarts at 0 when Spark repeats a stage; taskAttemptId() is unique in the session, and with
+        # it the name of the .acks file, which is created exclusively.
         sent = self.send(batches, task.partitionId(), task.taskAttemptId())
         yield pa.RecordBatch.from_pydict({"sent": [sent]})
 
     def send(self, batches: Iterator[pa.RecordBatch], partition: int = 0, attempt: int = 0) -> int:
-        """Send the rows of a partition that were not acknowledged before, and return how many these are.
+        """Send the rows of a partition that no earlier attempt has acknowledged, and return their number.
 
-        Raises RemotingError if a message was not taken; what was acknowledged until then is in the ledger.
+        Raises RemotingError if a message was rejected; acknowledgements up to then are in the ledger.
         """
         with open_for_sending(self.ledger, f"{self.run}-{partition:05d}-{attempt}") as (writer, acks):
             limiter = RateLimiter(None if self.rates is None else self.rates[partition])
@@ -123,8 +137,8 @@ class ResendTask:
         sent, errors = 0, list[MQError]()
         in_flight: deque[list[SendTask]] = deque()
 
-        async def settle(chunk: list[SendTask]) -> int:
-            """Wait for the end of a chunk and write its acknowledgements down; return how many these are."""
+        async def complete(chunk: list[SendTask]) -> int:
+            """Wait for a chunk, record its acknowledgements, and return the number of messages."""
             done = await asyncio.gather(*chunk)
             acks = [ack for ack, _ in done if ack.count]
             errors.extend(error for _, error in done if error is not None)
@@ -141,19 +155,19 @@ class ResendTask:
                     await limiter.acquire(chunk.rows.num_rows)
                     in_flight.append(sender.start(chunk))
                     if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
-                        sent += await settle(in_flight.popleft())
+                        sent += await complete(in_flight.popleft())
                     if errors:
                         break
                 while in_flight:
-                    sent += await settle(in_flight.popleft())
+                    sent += await complete(in_flight.popleft())
         if errors:
-            raise RemotingError(f"{errors[0]}. What was acknowledged stands in {self.ledger}")
+            raise RemotingError(f"{errors[0]}. Acknowledged messages are recorded in {self.ledger}")
         return sent
 
 
 @asynccontextmanager
 async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[None]:
-    """Cancel what is in flight when the block is left."""
+    """Cancel the chunks that are still in flight when the block is left."""
     try:
         yield
     finally:
@@ -165,7 +179,7 @@ async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are sent together, ordered by queue and then as they came, with the bounds of each queue."""
+    """Rows that are sent together, sorted by queue and then by log order; `bounds` is the row range of each queue."""
 
     rows: pa.RecordBatch
     encoded: Encoded
@@ -173,9 +187,10 @@ class Chunk:
 
 
 def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress]) -> Chunk:
-    """Return those rows as a chunk that no broker has acknowledged yet."""
+    """Sort and encode the rows that no broker has acknowledged yet."""
     queues, codes = queue_codes(rows)
     begins = np.array([reached.get(queue, QueueProgress()).physical_offset for queue in queues], np.int64)
+    # A stable sort by queue keeps the log order within each queue.
     left = np.flatnonzero(ints(rows["commitLogOffset"]) > begins[codes])
     order = left[np.argsort(codes[left], kind="stable")]
     rows = rows.take(arrow(order))
@@ -185,9 +200,10 @@ def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress
 
 
 def queue_codes(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
-    """Return the queues of these rows, and for each row the index of its queue there."""
+    """Return the distinct queues of these rows, and for each row the index of its queue in that list."""
     names, topics = rows["brokerName"].dictionary_encode(), rows["topic"].dictionary_encode()
     ids = ints(rows["queueId"]).astype(np.int64)
+    # One int64 identifies a queue: (broker, topic) as a pair of dictionary codes above bit 32, the queue id below it.
     both = ints(names.indices).astype(np.int64) * max(len(topics.dictionary), 1) + ints(topics.indices)
     found, first, codes = np.unique(both << 32 | ids, return_index=True, return_inverse=True)
     del found
@@ -204,7 +220,7 @@ def _chunks(
 
 
 async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
-    """Yield items, of which the next is made in a thread meanwhile."""
+    """Yield items while a thread computes the next one."""
     upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
     try:
         while (item := await upcoming) is not None:
@@ -215,27 +231,29 @@ async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
 
 
 class _ChunkSender:
-    """Sends chunks, the rows of each source queue in order."""
+    """Sender of chunks that keeps each source queue in order; used by one event loop."""
 
     def __init__(self, producer: Producer, topic: str | None, partition: int) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
+        # The newest task of each queue, which the next chunk has to wait for.
         self._last: dict[SourceQueue, SendTask] = {}
 
     def start(self, chunk: Chunk) -> list[SendTask]:
-        """Start to send a chunk: each queue when the rows of the chunk before are acknowledged."""
+        """Start one task per queue; each waits until the rows of its queue in the previous chunk are acknowledged."""
         for queue in chunk.bounds:
             self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
         return [self._last[queue] for queue in chunk.bounds]
 
     async def _send_after(
-        self, before: SendTask | None, chunk: Chunk, queue: SourceQueue
+        self, previous: SendTask | None, chunk: Chunk, queue: SourceQueue
     ) -> tuple[Ack, MQError | None]:
-        """Return what was acknowledged of a queue's rows, and what ended them before the last one."""
-        if before is not None:
-            _, error = await before
+        """Send the rows of a queue after the previous chunk; return the acknowledged part and any error."""
+        if previous is not None:
+            _, error = await previous
             if error is not None:
+                # Sending later rows would break the order of the queue, so the error stops all chunks behind it.
                 return Ack(queue, -1, 0), error
         return await self._send_in_order(chunk, queue)
 
@@ -267,8 +285,8 @@ class _ChunkSender:
 
 
 async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
-    """Make a request until it is answered well; RemotingError when it was not for half a minute."""
-    for attempt in range(_TRIES - 1):
+    """Repeat a request until it succeeds; the RemotingError of the last attempt is raised."""
+    for attempt in range(_ATTEMPTS - 1):
         try:
             return await request()
         except RemotingError:
@@ -277,13 +295,19 @@ async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> l
 
 
 def _plan_requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
-    """Cut the rows from `begin` to `end`, which are of one queue, into requests; say which of these are batches."""
+    """Split the rows [begin, end) of one queue into requests (first, end, is_batched).
+
+    Rows alternate between runs that may share a request and runs that may not: with `is_batched` [1, 1, 0, 1] the
+    requests are (0, 2, batched), (2, 3, single), (3, 4, batched). A batch has at most `MAX_REQUEST_MESSAGES` messages
+    and MAX_MESSAGE_SIZE bytes.
+    """
     edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
         is_batched = may_share and bool(encoded.is_batched[first])
         while first < last:
             upto = min(first + MAX_REQUEST_MESSAGES, last) if is_batched else first + 1
-            # Properties may be as large as bodies; one message always fits.
+            # Batched bodies are small, but properties may be large. Halving finds a size that fits in at most seven
+            # steps, since a single message always does.
             while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
                 upto = (first + upto) // 2
             yield first, upto, is_batched
@@ -291,6 +315,7 @@ def _plan_requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> I
 
 
 def _target_queue(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
+    """Return the queue of the target topic that receives all messages of a source queue."""
     for target in targets:
         if (target.broker_name, target.queue_id) == (queue.broker_name, queue.queue_id):
             return target
