@@ -50,7 +50,7 @@ def measure(options: Options) -> list[Figure]:
                 def replay_by(spark: Spark, rates: list[float]) -> Callable[[str], None]:
                     def send(target: str) -> None:
                         source, ledger = folder / "store", folder / target
-                        done = replay.run(spark, source, name_server=broker.namesrv, ledger=ledger, topic=target)
+                        done = replay.run(spark, source, replay.ReplayOptions(broker.namesrv, ledger, target))
                         if done.acknowledged != count:
                             raise RuntimeError(f"of {count} messages {done.acknowledged} were acknowledged")
                         rates.append(_rate(ledger))

@@ -183,11 +183,11 @@ def test_many_rows_are_written_in_several_files(
     ordered = sorted(snapshot.keys, key=lambda file: file.least)
     assert all(one.most < other.least for one, other in pairwise(ordered))
     assert first.key_count == sum(file.entries for file in snapshot.keys)
-    found = search.run(HERE, tmp_path / "lake", Selection(keys=("k1",)), most=1000)
+    found = search.run(HERE, tmp_path / "lake", Selection(keys=("k1",)), limit=1000)
     assert len(found.messages) == len(
         [
             each
-            for each in search.run(HERE, tmp_path / "lake", Selection(), most=1000).messages
+            for each in search.run(HERE, tmp_path / "lake", Selection(), limit=1000).messages
             if "k1" in (each.message.keys or "").split()
         ]
     )

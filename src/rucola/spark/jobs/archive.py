@@ -1,18 +1,17 @@
-"""The archive job: what is new in a store, or on live brokers, goes into the lake, and its keys into the key index.
+"""Archive job: appends new messages of a store or of live brokers to the lake, and their keys to the key index.
 
-**A store.** The log is one sequence, so one number says how far it is archived: the physical offset behind its last
-archived record. A run takes the whole records from there to where the log ends when it starts, so the store may be in
-use meanwhile. A store is known by its name, by default the path of its directory. That the store in that place is the
-one that was archived before is checked by the last archived record while the log still has it.
+**Stores.** The log is one sequence, so its archive progress is one number: the physical offset after the last archived
+record. A run archives the complete records from there to the end of the log at its start; the store may be in use. A
+store is identified by its name, by default the path of its directory. To detect a different store under the same name,
+a run compares the last archived record with the log, as long as the log still has it.
 
-**Live brokers.** Every queue is a sequence, and a run takes each from the next queue offset to its end when the run
-starts. A broker is known by its brokerName. Nothing follows from that about the broker's log, so such an archive is
-none that deleteOnlyArchived can go by. A broker that was archived before, or that is required, and is missing now ends
-the run, unless that is allowed; a later run goes on where the broker's queues were.
+**Live brokers.** Each queue is a sequence, and a run archives it from its next queue offset to its end at the start of
+the run. A broker is identified by its brokerName. Queue offsets say nothing about the broker's log, so
+deleteOnlyArchived cannot rely on such an archive. If a broker that is required, or was archived before, is
+unreachable, the run fails unless that is allowed; a later run continues at the offsets the broker's queues had.
 
-A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake.lake`, which also says
-why a run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is
-no other state than the lake's own.
+A run writes rows and keys to staging and publishes both in one commit (see `rucola.spark.lake.lake`, which also
+explains why a killed run archives nothing twice). The lake holds all state: to continue, call the job again.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ _REMEDY = "allow missing brokers"
 
 _MICROSECONDS_A_DAY = 86_400_000_000
 _MESSAGE_SIZE = 1024
-"""What a message of a live broker is taken for, whose size only its broker knows."""
+"""Assumed bytes of a message of a live broker, whose size is unknown before it is pulled."""
 
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """What a run archived of one queue; queue offsets are half-open, `size` is bytes of records in the log."""
+    """Messages of one queue that a run archived; queue offsets are half-open, `size` is bytes of records in the log."""
 
     broker_name: str
     topic: str
@@ -70,11 +69,14 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class ArchiveResult:
-    """What a run archived of `source`, a store directory or name servers.
+    """Messages and files that a run added to the lake.
 
-    Of a store it is what lies between two physical offsets; of live brokers these are None. `size` counts bytes of
-    records in the log, `file_size` bytes of the `file_count` Parquet files made of them, `key_count` their entries in
-    the key index and `key_size` its bytes. `missing` has a sentence for each broker that was left out.
+    Attributes:
+        source: the store directory, or the name servers.
+        begin_physical_offset, end_physical_offset: the archived range of a store's log; None for live brokers.
+        file_count, file_size: number and bytes of the new row files.
+        key_count, key_size: entries and bytes of the new key index files.
+        missing: a sentence for each live broker that was left out.
     """
 
     source: str
@@ -107,7 +109,7 @@ class ArchiveResult:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as values that JSON knows."""
+        """Return the result as a JSON-serializable dict."""
         return {
             "source": self.source,
             "lake": self.lake,
@@ -137,13 +139,13 @@ class ArchiveResult:
 
 
 def archive(messages: DataFrame) -> DataFrame:
-    """Return the rows of the lake for these messages: the same with `date`, the UTC date of storeTimestamp."""
+    """Add the partition column `date`, the UTC date of storeTimestamp, which makes messages rows of the lake."""
     days = F.floor(F.unix_micros("storeTimestamp") / _MICROSECONDS_A_DAY).cast("int")
     return messages.withColumn("date", F.date_from_unix_date(days))
 
 
 def check_store(store: str | Path) -> None:
-    """Raise StoreError where this is no store directory."""
+    """Raise StoreError unless this is a store directory."""
     directory = Path(store).absolute()
     if not is_store(directory):
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
@@ -160,12 +162,12 @@ def run(
     corrupt_records: str = "fail",
     fail_on_data_loss: bool = True,
 ) -> ArchiveResult:
-    """Archive what is new in a store directory and return what that was. Running again over the same adds nothing.
+    """Archive the new messages of a store directory; a second run over the same log adds nothing.
 
-    The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss` messages
-    that were deleted before they were archived are warned of and passed over. Raises StoreError when `store` is no
-    store directory, is damaged, or is not the one that was archived under this name before; ConfigError when the lake
-    cannot be used. Nothing is archived then.
+    The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss`, messages
+    that were deleted before they were archived only cause a warning. Raises StoreError if `store` is not a store
+    directory, is damaged, or is not the store that was archived under this name before; ConfigError if the lake cannot
+    be used. Nothing is archived on an error.
     """
     check_store(store)
     directory = Path(store).absolute()
@@ -205,13 +207,13 @@ def run_live(
     fail_on_missing_broker: bool = True,
     required_brokers: Collection[str] = (),
 ) -> ArchiveResult:
-    """Archive what is new on all brokers that these name servers know, and return what that was.
+    """Archive the new messages of all brokers that are registered at these name servers.
 
-    Raises StoreError if messages were deleted before they were archived, or a queue was made anew, and RemotingError
-    if no name server answers, or if a broker is missing that is required or has been archived before; without
-    `fail_on_missing_broker` the result names it. Nothing is archived after an error.
+    Raises StoreError if messages were deleted before they were archived, or if a queue was recreated; RemotingError if
+    no name server answers, or if a required or previously archived broker is missing. Without
+    `fail_on_missing_broker`, the result names missing brokers instead. Nothing is archived on an error.
     """
-    from rucola.spark.source.live_source import LiveSource  # here, since an archive of a store needs no client
+    from rucola.spark.source.live_source import LiveSource  # imported here: archiving a store needs no client
 
     chosen = {
         "nameServer": name_server,
@@ -222,9 +224,10 @@ def run_live(
     }
     parsed = parse(chosen)
     source = LiveSource(parsed)
-    refuse_missing(parsed, source.bounds(), _REMEDY)  # so that no lake is made if nothing can be archived
+    refuse_missing(parsed, source.bounds(), _REMEDY)  # before open_lake, which would create a lake
     with open_lake(lake) as target:
-        # Asked again, since another run may have archived since, and with the queues that the lake knows.
+        # Ask again under the lock: another run may have archived since, and the queues that the lake has have to be
+        # looked up even if their brokers are no longer registered.
         found = source.bounds([queue for queue in _archived_queues(target) if is_chosen(parsed, queue)])
         refuse_missing(parsed, found, _REMEDY)
         result = ArchiveResult(name_server, str(target.root), missing=tuple(found.missing_sentences()))
@@ -245,7 +248,7 @@ def run_live(
 
 
 def _archived_queues(lake: Lake) -> list[Queue]:
-    """Return every queue of live brokers of which the lake has something."""
+    """Return the queues of live brokers in the lake."""
     return [
         Queue(topic, name, int(queue_id))
         for name, progress in lake.progress().items()
@@ -256,7 +259,7 @@ def _archived_queues(lake: Lake) -> list[Queue]:
 
 
 def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> dict[str, str]:
-    """Return the options of a read of just these ranges of live queues."""
+    """Return data source options that read exactly these ranges of live queues."""
     begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
     ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
     assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
@@ -271,14 +274,18 @@ def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> d
 
 @dataclass(frozen=True)
 class StagedMessages:
-    """What a run has put into staging."""
+    """Staged messages by queue, and the largest physical offset among them; None if nothing was staged."""
 
     queues: tuple[ArchivedQueue, ...] = ()
     last_physical_offset: int | None = None
 
 
 def stage_in_spark(lake: Lake, messages: DataFrame) -> StagedMessages:
-    """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
+    """Write messages and their keys to staging with Spark.
+
+    Keys and counts are computed from the staged files instead of the messages: it is one pass over compressed columns
+    rather than a second read of the source, and the result describes what is really in the files.
+    """
     rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
     rows.parquet(str(lake.staged_rows))
     paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
@@ -353,12 +360,12 @@ def _publish(
 
 
 def _archived_progress(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
-    """Return how far a store or a live broker is archived. Raises StoreError where it was archived as the other."""
+    """Return the archive progress of a store or live broker; StoreError if it was archived in the other way."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
         kinds = ("live", "from its store directory") if known.is_live else ("from its store directory", "live")
         raise StoreError(
-            f"{name} was archived {kinds[0]} into {lake.root} and cannot be gone on with {kinds[1]}; "
+            f"{name} was archived {kinds[0]} into {lake.root} and cannot be continued {kinds[1]}; "
             f"archive into another lake, or give the store a name of its own"
         )
     return known
@@ -367,7 +374,7 @@ def _archived_progress(lake: Lake, name: str, *, is_live: bool) -> Progress | No
 def _live_ranges(
     bounds: Ranges, known: Mapping[str, Progress | None], lake: Lake, fail_on_data_loss: bool
 ) -> dict[Queue, tuple[int, int]]:
-    """Return what there is to archive of each queue."""
+    """Return the half-open range of queue offsets to archive, by queue; queues without new messages are omitted."""
     ranges = {}
     for place, (least, most) in bounds.items():
         assert isinstance(place, Queue)
@@ -375,11 +382,11 @@ def _live_ranges(
         begin = archived.queues.get(place.topic, {}).get(str(place.queue_id), least) if archived else least
         if begin > most:
             raise StoreError(
-                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was made anew. "
-                f"Archive into another lake to go on"
+                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was recreated. "
+                f"Archive into another lake to continue"
             )
         if begin < least:
-            _report_loss(f"{place} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
+            _report_loss(f"{place} begins at offset {least}", f"its part before {begin}", lake, fail_on_data_loss)
             begin = least
         if begin < most:
             ranges[place] = begin, most
@@ -387,13 +394,13 @@ def _live_ranges(
 
 
 def _resume_offset(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
-    """Return where to go on, having made sure that this is the store that was archived up to there."""
+    """Return the physical offset to continue at; StoreError if this is not the store that was archived before."""
     begin = reader.min_physical_offset
     if known is None:
         return begin
     if known.physical_offset < begin:
         what = f"{reader.path} begins at physical offset {begin}"
-        _report_loss(what, f"what is before {known.physical_offset}", lake, fail_on_data_loss)
+        _report_loss(what, f"its part before {known.physical_offset}", lake, fail_on_data_loss)
         return begin
     other = (
         f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
@@ -413,15 +420,15 @@ def _resume_offset(reader: StoreReader, known: Progress | None, name: str, lake:
 
 
 def _report_loss(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
-    """Raise StoreError for messages that were deleted before they were archived, or warn of them."""
+    """Raise StoreError, or log a warning, for messages that were deleted before they were archived."""
     sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
     if fail_on_data_loss:
-        raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to go on")
+        raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to continue")
     _log.warning("%s", sentence)
 
 
 def _advance(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
-    """Return progress with the next queue offsets of these queues, by topic and queue id."""
+    """Return `known` with the next queue offsets of these queues, keyed by (topic, queue id)."""
     queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
     for (topic, queue_id), end in ends.items():
         queues.setdefault(topic, {})[str(queue_id)] = end
