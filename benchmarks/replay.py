@@ -16,7 +16,7 @@ from load import answer_to
 from processes import Spent, spent_in_turns
 from rucola.client import Message, MessageQueue, Producer
 from rucola.spark.jobs import replay
-from rucola.spark.jobs.resend import MESSAGES_A_REQUEST
+from rucola.spark.jobs.resend import MAX_REQUEST_MESSAGES
 from rucola.spark.session import LaterSession, Spark, local_session
 from rucola.store.reader import StoreReader
 from servers import Server, standalone
@@ -50,7 +50,7 @@ def measure(options: Options) -> list[Figure]:
                 def replay_by(spark: Spark, rates: list[float]) -> Callable[[str], None]:
                     def send(target: str) -> None:
                         source, ledger = folder / "store", folder / target
-                        done = replay.run(spark, source, name_server=broker.namesrv, ledger=ledger, topic=target)
+                        done = replay.run(spark, source, replay.ReplayOptions(broker.namesrv, ledger, target))
                         if done.acknowledged != count:
                             raise RuntimeError(f"of {count} messages {done.acknowledged} were acknowledged")
                         rates.append(_rate(ledger))
@@ -122,8 +122,8 @@ async def _send(broker: Server, topic: str, queues: dict[int, list[tuple[bytes, 
         targets = {queue.queue_id: queue for queue in await producer.queues(topic)}
 
         async def send_in_order(target: MessageQueue, messages: list[tuple[bytes, dict[str, str]]]) -> None:
-            for begin in range(0, len(messages), MESSAGES_A_REQUEST):
-                some = messages[begin : begin + MESSAGES_A_REQUEST]
+            for begin in range(0, len(messages), MAX_REQUEST_MESSAGES):
+                some = messages[begin : begin + MAX_REQUEST_MESSAGES]
                 await producer.send_batch([Message(topic, body, properties=dict(own)) for body, own in some], target)
 
         await asyncio.gather(*(send_in_order(targets[queue_id], messages) for queue_id, messages in queues.items()))

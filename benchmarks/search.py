@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from figures import Aim, Figure, median
 from floors import Options
 from rucola.spark.jobs import search
-from rucola.spark.jobs.archive import stage
+from rucola.spark.jobs.archive import stage_in_spark
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake.lake import open_lake
 from rucola.spark.lake.lookup import Found, by_key
@@ -42,7 +42,8 @@ def measure(options: Options) -> list[Figure]:
             begin = time.perf_counter()
             for number in range(COMMITS):
                 with open_lake(lake) as opened:
-                    stage(opened, messages(session, rows * number // COMMITS, rows * (number + 1) // COMMITS, rows))
+                    begin_row, end_row = rows * number // COMMITS, rows * (number + 1) // COMMITS
+                    stage_in_spark(opened, messages(session, begin_row, end_row, rows))
                     opened.publish()
             fill_s = time.perf_counter() - begin
             snapshot = read_snapshot(lake)

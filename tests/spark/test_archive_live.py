@@ -30,7 +30,7 @@ async def archived_cluster(path: Path, spark: SparkSession) -> AsyncIterator[tup
 
     async with cluster(path) as running:
 
-        async def archiving(**given: Any) -> archive.Summary:
+        async def archiving(**given: Any) -> archive.ArchiveResult:
             return await asyncio.to_thread(archive.run_live, spark, running.namesrv, path / "lake", **given)
 
         yield running, archiving
@@ -165,7 +165,7 @@ async def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
         def stage_later(*arguments: Any) -> Any:
             monkeypatch.undo()
             asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
-            return archive._stage(*arguments)
+            return archive.stage_messages(*arguments)
 
         monkeypatch.setattr(archive, "_stage", stage_later)
         with pytest.raises(RemotingError, match="broker-b is not registered at the name servers: queues 0 to 3"):

@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
 
-def rows(audited: audit.Audit, table: str, *columns: str) -> list[Any]:
+def rows(audited: audit.AuditResult, table: str, *columns: str) -> list[Any]:
     """Some columns of a table, in its order."""
     found = [tuple(row[name] for name in columns) for row in audited.tables[table].to_pylist()]
     return [each[0] for each in found] if len(columns) == 1 else found

@@ -23,7 +23,7 @@ from rucola.client.sync import Producer
 from rucola.errors import ConfigError
 from rucola.spark import session
 from rucola.spark.jobs import archive
-from rucola.spark.jobs.replay_ledger import Acks
+from rucola.spark.jobs.replay_ledger import AckReader
 from rucola.spark.lake.lake import LakeInUse, open_lake
 from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.session import LaterSession, local_session
@@ -265,7 +265,7 @@ def test_an_archive_outlives_its_brokers_and_ends_when_it_is_told(tmp_path: Path
 def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_path: Path, option: str) -> None:
     for n in range(40):
         small_store.put("T", n % 2, UNIQ_KEY=f"U{n}")
-    acks = Acks(tmp_path / "ledger")
+    acks = AckReader(tmp_path / "ledger")
 
     def is_sending() -> bool:
         acks.refresh()

@@ -39,8 +39,8 @@ def test_small_files_become_one_and_nothing_else_changes(
     before = read_lake(spark, lake).orderBy("commitLogOffset")
     rows = before.collect()
     assert len(rows) == 9
-    assert compact.run(spark, lake) == compact.Summary(str(lake))  # there is too little of everything
-    summary = compact.run(spark, lake, least_files=2)
+    assert compact.run(spark, lake) == compact.CompactionResult(str(lake))  # there is too little of everything
+    summary = compact.run(spark, lake, min_files=2)
     assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
     assert (summary.replaced_key_files, summary.key_files) == (3, 1)
     snapshot = read_snapshot(lake)

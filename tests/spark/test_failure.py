@@ -124,7 +124,7 @@ def test_jobs_raise_our_errors_alone(spark: SparkSession, small_store: SmallStor
             "option corruptRecords is 'nope': it must be fail, skip or column",
         ),
         (
-            lambda: replay.run(spark, small_store.path, corrupt_records="nope"),
+            lambda: replay.run(spark, small_store.path, replay.ReplayOptions(corrupt_records="nope")),
             ConfigError,
             "option corruptRecords is 'nope': it must be fail, skip or column",
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.spark.jobs.progress import tasks_told
+from rucola.spark.jobs.progress import report_tasks
 from rucola.spark.session import LaterSession
 
 
@@ -32,7 +32,7 @@ def test_tasks_are_counted_while_they_run(spark: SparkSession, tmp_path: Path) -
 
     session = LaterSession("tests")
     session.get()
-    with tasks_told(session, progress):
+    with report_tasks(session, progress):
         assert spark.sparkContext.parallelize(range(2), 2).mapPartitions(work).count() == 2
     assert (1, 2) in told
     assert all(done <= total for done, total in told)

@@ -58,7 +58,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Filled:
         filled.archived += put(filled.store, 10)
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
         if step == 1:
-            compact.run(spark, filled.path, least_files=2)
+            compact.run(spark, filled.path, min_files=2)
     filled.later = put(filled.store, 3)
     return filled
 
@@ -200,7 +200,7 @@ def own(filled: Filled, *names: str) -> list[Path]:
     return [filled.path / "_rucola" / name for name in names]
 
 
-def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> repair.Summary:
+def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> repair.RepairResult:
     """Repair, and hold that everything is there once, by scan and by key, and that archiving goes on after it."""
     done = repair.run(spark, filled.path, **more)
     assert not done.is_sound

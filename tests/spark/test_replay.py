@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from pyspark.sql import SparkSession
 from rucola.cli.main import main
 from rucola.errors import ConfigError, InvalidExpression, RemotingError, StoreCorrupt, StoreError
 from rucola.spark.jobs import archive, replay, resend
-from rucola.spark.jobs.replay_ledger import Ack, Acks, SourceQueue, open_for_sending, open_ledger
-from rucola.spark.jobs.resend import Pace
+from rucola.spark.jobs.replay import ReplayOptions
+from rucola.spark.jobs.replay_ledger import Ack, AckReader, SourceQueue, open_for_sending, open_ledger
+from rucola.spark.jobs.resend import RateLimiter
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import LaterSession, Spark
 from support.broker_thread import broker_thread
@@ -69,7 +71,7 @@ def test_a_store_and_its_lake_are_replayed_alike(
     }
     for selection, wanted in ((Selection(("T",)), 30), (Selection(("T",), **everything), 2)):
         for source in (small_store.path, lake):
-            summary = replay.run(jobs, source, selection=selection, topic="Copy")
+            summary = replay.run(jobs, source, ReplayOptions(topic="Copy"), selection=selection)
             assert summary.is_dry
             assert (summary.rows, summary.sent, summary.missing) == (wanted, 0, 0)
             assert {queue.topic for queue in summary.queues} == {"T"}
@@ -79,9 +81,7 @@ def test_a_store_and_its_lake_are_replayed_alike(
             summary = replay.run(
                 jobs,
                 source,
-                name_server=namesrv,
-                ledger=tmp_path / f"ledger-{number}",
-                topic="Copy",
+                ReplayOptions(namesrv, tmp_path / f"ledger-{number}", "Copy"),
                 selection=Selection(("T",)),
                 progress=lambda done, total: told.append((done, total)),
             )
@@ -95,10 +95,10 @@ def test_a_store_and_its_lake_are_replayed_alike(
         (row,) = (row for row in rows[:30] if row["msgId"] == "T-00000004")
         assert (row["tags"], row["keys"]) == ("A", ["k4", "é4"])
         # Without a topic each message goes to its own; once all is acknowledged, nothing is sent again.
-        given = {"name_server": namesrv, "ledger": tmp_path / "own", "selection": Selection(topics=("Other",))}
-        assert replay.run(jobs, small_store.path, **given).sent == 10
-        fill(small_store, 5, "Other")  # no part of it, since its end was settled
-        again = replay.run(jobs, small_store.path, **given)
+        others = ReplayOptions(namesrv, tmp_path / "own"), Selection(topics=("Other",))
+        assert replay.run(jobs, small_store.path, others[0], selection=others[1]).sent == 10
+        fill(small_store, 5, "Other")  # not part of the replay, since its plan is written
+        again = replay.run(jobs, small_store.path, others[0], selection=others[1])
         assert (again.sent, again.rows, again.acknowledged) == (0, 10, 10)
         assert sorted(numbers(read(namesrv, subscribe="Other"))) == list(range(10))
     assert all(0 <= done <= total == 30 for done, total in told)
@@ -113,8 +113,8 @@ def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: S
     with broker_thread(tmp_path / "broker", "T") as namesrv:
         for _ in range(2):
             with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
-                replay.run(jobs, small_store.path, name_server=namesrv, ledger=ledger)
-            reached = Acks(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
+                replay.run(jobs, small_store.path, ReplayOptions(namesrv, ledger))
+            reached = AckReader(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
             assert reached.count == len(read(namesrv, subscribe="T")) == 400
 
 
@@ -129,8 +129,8 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     ledger = tmp_path / "ledger"
     with broker_thread(tmp_path / "broker", "T") as namesrv:
         with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
-            replay.run(LaterSession("tests", is_wanted=False), small_store.path, name_server=namesrv, ledger=ledger)
-        reached = {queue.queue_id: each.count for queue, each in Acks(ledger).refresh().items()}
+            replay.run(LaterSession("tests", is_wanted=False), small_store.path, ReplayOptions(namesrv, ledger))
+        reached = {queue.queue_id: each.count for queue, each in AckReader(ledger).refresh().items()}
         first, second = by_queue(read(namesrv, subscribe="T"))
     assert numbers(first) == list(range(0, 60, 2))
     assert numbers(second)[:30] == list(range(1, 60, 2))
@@ -144,23 +144,23 @@ def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, t
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="neither a store directory nor a lake"):
         replay.run(jobs, tmp_path / "empty")
-    with pytest.raises(ConfigError, match="needs both a name server and the directory of its ledger"):
-        replay.run(jobs, small_store.path, ledger=tmp_path / "ledger")
+    with pytest.raises(ConfigError, match="needs both a name server and a ledger directory"):
+        replay.run(jobs, small_store.path, ReplayOptions(ledger=tmp_path / "ledger"))
     with pytest.raises(ConfigError, match="topic 'Nope' is not in"):
         replay.run(jobs, small_store.path, selection=Selection(topics=("Nope",)))
     with pytest.raises(InvalidExpression, match="price >"):
         Selection(expression="price >")
     with pytest.raises(ConfigError, match=r"no tag; write TagA"):
         Selection(tags="a b")
-    with pytest.raises(ConfigError, match="the first is the later time"):
+    with pytest.raises(ConfigError, match="the selection begins at 2, after its end at 1"):
         Selection(starting_timestamp=2, ending_timestamp=1)
     with broker_thread(tmp_path / "broker", "T") as namesrv:
-        given: dict[str, Any] = {"name_server": namesrv, "ledger": tmp_path / "ledger"}
-        assert replay.run(jobs, small_store.path, **given).sent == 1
+        options = ReplayOptions(namesrv, tmp_path / "ledger")
+        assert replay.run(jobs, small_store.path, options).sent == 1
         with pytest.raises(ConfigError, match="ledger of another replay, whose topic is None and not 'U'"):
-            replay.run(jobs, small_store.path, topic="U", **given)
+            replay.run(jobs, small_store.path, replace(options, topic="U"))
         with pytest.raises(ConfigError, match="holds other things than the ledger"):
-            replay.run(jobs, small_store.path, name_server=namesrv, ledger=small_store.path)
+            replay.run(jobs, small_store.path, ReplayOptions(namesrv, small_store.path))
 
 
 @pytest.mark.spark
@@ -178,7 +178,7 @@ def test_a_replay_that_was_killed_goes_on(
         arguments += ["-n", namesrv, "--ledger", str(ledger), option]
         first = subprocess.Popen([*RUCOLA, *arguments, "--rate", "40"], stdout=subprocess.PIPE)
         try:
-            acks = Acks(ledger)
+            acks = AckReader(ledger)
             deadline = time.monotonic() + 600
             while sum(reached.count for reached in acks.refresh().values()) < 50:
                 assert first.poll() is None, "the replay ended by itself"
@@ -223,10 +223,10 @@ def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store
                 os.kill(worker, signal.SIGKILL)
 
     with broker_thread(tmp_path / "broker", "T") as namesrv:
-        given = {"name_server": namesrv, "ledger": ledger}
+        options = ReplayOptions(namesrv, ledger)
         with pytest.raises(StoreError, match="Python worker exited unexpectedly"):
-            replay.run(spark, small_store.path, **given, rate=20, progress=kill)
-        summary = replay.run(spark, small_store.path, **given)
+            replay.run(spark, small_store.path, replace(options, rate=20), progress=kill)
+        summary = replay.run(spark, small_store.path, options)
         assert killed
         assert summary.sent < 300
         assert summary.acknowledged == 300
@@ -237,15 +237,15 @@ def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store
             assert first_seen == sorted(first_seen)
 
 
-# -- the ledger and the pace alone --------------------------------------------------------------------------------
+# -- the ledger and the limiter alone --------------------------------------------------------------------------------
 
 
-def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
+def test_a_ledger_counts_complete_lines_and_refuses_damage(tmp_path: Path) -> None:
     one, other = SourceQueue("broker-a", "Tä", 0), SourceQueue("broker-b", "Tä", 0)
     with open_ledger(tmp_path / "ledger") as ledger:
-        assert ledger.read() is None
-        ledger.settle({"source": "é"})
-        growing = ledger.acks()
+        assert ledger.read_plan() is None
+        ledger.write_plan({"source": "é"})
+        growing = ledger.read_acks()
         with open_for_sending(ledger.directory, "a") as (writer, before):
             assert before.count == 0
             writer.write([Ack(one, 100, 3), Ack(other, 50, 2, 1, "q")])
@@ -256,7 +256,7 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
             torn.write('{"brokerName": "broker-a", "topic": "Tä", "queueId": 0, "commitLogOff')
         reached = growing.refresh()
         assert (reached[one].count, reached[other].count, reached[other].unsafe, growing.count) == (4, 2, 1, 6)
-        with pytest.raises(StoreError, match="another run replays by the ledger"), open_ledger(tmp_path / "ledger"):
+        with pytest.raises(StoreError, match="another run is using the ledger"), open_ledger(tmp_path / "ledger"):
             pass
         with (
             open_for_sending(ledger.directory, "c"),
@@ -264,46 +264,46 @@ def test_a_ledger_tells_how_far_each_queue_is(tmp_path: Path) -> None:
         ):
             ledger.wait_for_senders(timeout_s=0)
     with open_ledger(tmp_path / "ledger") as ledger:
-        assert ledger.read() == {"source": "é"}
+        assert ledger.read_plan() == {"source": "é"}
         # Acknowledgements without what they are of: another replay would leave out messages that it never sent.
         (ledger.directory / "replay.json").write_text('{"source": ')
-        with pytest.raises(StoreCorrupt, match=r"replay\.json at byte 0: this is no JSON: .*; put the file back"):
-            ledger.read()
+        with pytest.raises(StoreCorrupt, match=r"replay\.json at byte 0: this is no JSON: .*; restore the file"):
+            ledger.read_plan()
         (ledger.directory / "replay.json").unlink()
-        with pytest.raises(StoreCorrupt, match=r"is missing, but messages were acknowledged; put the file back"):
-            ledger.read()
+        with pytest.raises(StoreCorrupt, match=r"is missing, but messages were acknowledged; restore the file"):
+            ledger.read_plan()
     (tmp_path / "ledger" / "d.acks").write_text("no acknowledgement\n")
     with pytest.raises(StoreCorrupt, match="no acknowledgement of a replay"):
-        Acks(tmp_path / "ledger").refresh()
+        AckReader(tmp_path / "ledger").refresh()
 
 
-async def test_a_pace_is_never_made_up_for() -> None:
+async def test_idle_time_earns_no_credit_for_a_burst() -> None:
     now, waited = [0.0], []
 
     async def sleep(seconds: float) -> None:
         waited.append(round(seconds, 6))
         now[0] += seconds
 
-    pace = Pace(50, clock=lambda: now[0], sleep=sleep)
-    assert pace.chunk_rows == 5
+    limiter = RateLimiter(50, clock=lambda: now[0], sleep=sleep)
+    assert limiter.chunk_rows == 5
     for _ in range(3):
-        await pace.let(5)
+        await limiter.acquire(5)
     assert waited == [0.1, 0.1]
     now[0] += 10  # brokers were slow
-    await pace.let(5)
-    await pace.let(5)
+    await limiter.acquire(5)
+    await limiter.acquire(5)
     assert waited == [0.1, 0.1, 0.1]
-    unlimited = Pace(None, sleep=sleep)
-    await unlimited.let(1_000_000)
+    unlimited = RateLimiter(None, sleep=sleep)
+    await unlimited.acquire(1_000_000)
     assert waited == [0.1, 0.1, 0.1]
-    assert Pace(0.5).chunk_rows == 1
+    assert RateLimiter(0.5).chunk_rows == 1
 
 
 def test_queues_are_dealt_out_evenly() -> None:
-    queues = [replay.QueueToReplay("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
-    lanes = replay.deal(queues, {}, 2)
+    queues = [replay.QueuePlan("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
+    lanes = replay.assign_lanes(queues, {}, 2)
     assert [[queue.rows for queue in lane] for lane in lanes] == [[50, 20], [30, 20]]
-    assert len(replay.deal(queues, {}, 16)) == 4
+    assert len(replay.assign_lanes(queues, {}, 16)) == 4
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

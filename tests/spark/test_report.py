@@ -114,7 +114,7 @@ def test_what_is_drawn_is_what_was_counted() -> None:
     [(0, "0"), (950, "950"), (9500, "9,500"), (12_345, "12.3k"), (1_250_000, "1.25M"), (2e9, "2G"), (0.25, "0.25")],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert charts.short(value) == text
+    assert charts.number_text(value) == text
 
 
 def test_sizes_and_durations_have_units() -> None:

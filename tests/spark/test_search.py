@@ -51,7 +51,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
         for store in stores:
             archive.run(spark, store.path, path / "lake", broker_name=store.path.name)
         if round_number == 0:
-            compact.run(spark, path / "lake", least_files=2)
+            compact.run(spark, path / "lake", min_files=2)
     messages = []
     for store in stores:
         with StoreReader(store.path) as reader:
@@ -106,15 +106,15 @@ def expected(searched: Searched, selection: Selection) -> list[str]:
 @pytest.mark.parametrize("name", [*SELECTIONS, *SCANS])
 def test_all_ways_find_the_same(spark: SparkSession, searched: Searched, name: str) -> None:
     selection = (SELECTIONS | SCANS)[name]
-    found = search.run(spark, searched.lake, selection, most=1000)
+    found = search.run(spark, searched.lake, selection, limit=1000)
     assert sorted(id for _, id in ids(found)) == expected(searched, selection)
     assert not found.is_cut
     times = [each.message.store_timestamp for each in found.messages]
     assert times == sorted(times, reverse=True)
     without_spark = LaterSession("tests", is_wanted=False)
-    assert search.run(without_spark, searched.lake, selection, most=1000) == found
-    few = search.run(without_spark, searched.lake, selection, most=3)
-    assert few == search.run(spark, searched.lake, selection, most=3)
+    assert search.run(without_spark, searched.lake, selection, limit=1000) == found
+    few = search.run(without_spark, searched.lake, selection, limit=3)
+    assert few == search.run(spark, searched.lake, selection, limit=3)
     assert [each.message.store_timestamp for each in few.messages] == times[:3]
     assert few.is_cut == (len(times) > 3)
 

@@ -19,7 +19,7 @@ from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
-from rucola.spark.jobs.messages import Messages
+from rucola.spark.jobs.message_source import MessageSource
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake.key_index import read_keys
 from rucola.spark.lake.lake import read_lake
@@ -97,7 +97,7 @@ def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store
     }
     # Each way compacts what the other one has written.
     for jobs, lake in ((HERE, in_spark), (spark, here)):
-        summary = compact.run(jobs, lake, least_files=2)
+        summary = compact.run(jobs, lake, min_files=2)
         assert (summary.rows, summary.replaced_key_files, summary.key_files) == (len(rows), 3, 1)
         assert rows_of(spark, lake) == rows
         assert entries_of(spark, lake) == entries
@@ -139,7 +139,7 @@ def test_both_ways_count_and_read_the_same(spark: SparkSession, small_store: Sma
     )
     for source in (small_store.path, tmp_path / "lake"):
         for selection in selections:
-            messages = Messages(source, selection)
+            messages = MessageSource(source, selection)
             names = tuple(COLUMNS)
             here = [row for batch in messages.batches(names) for row in batch.to_pylist(maps_as_pydicts="strict")]
             there = messages.frame(spark, names).select(*names).toArrow().to_pylist(maps_as_pydicts="strict")
@@ -183,11 +183,11 @@ def test_many_rows_are_written_in_several_files(
     ordered = sorted(snapshot.keys, key=lambda file: file.least)
     assert all(one.most < other.least for one, other in pairwise(ordered))
     assert first.key_count == sum(file.entries for file in snapshot.keys)
-    found = search.run(HERE, tmp_path / "lake", Selection(keys=("k1",)), most=1000)
+    found = search.run(HERE, tmp_path / "lake", Selection(keys=("k1",)), limit=1000)
     assert len(found.messages) == len(
         [
             each
-            for each in search.run(HERE, tmp_path / "lake", Selection(), most=1000).messages
+            for each in search.run(HERE, tmp_path / "lake", Selection(), limit=1000).messages
             if "k1" in (each.message.keys or "").split()
         ]
     )

@@ -47,7 +47,7 @@ def time_text(timestamp_ms: int) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
 
 
-def time_given(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+def parse_time_option(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """Read an option that is a time: milliseconds since 1970, or a local time as ISO 8601 has it."""
     if text is None:
         return None

@@ -30,12 +30,12 @@ def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tupl
     right.set_xlabel("hour of day")
     right.set_xticks(range(0, 24, 3))
     for axes in (left, right):
-        _calm(axes)
+        _style_axes(axes)
     figure.suptitle("Flights from New York, 2013: read back from the archive")
     figure.savefig(path)
 
 
-def _calm(axes: Any) -> None:
+def _style_axes(axes: Any) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=GREY)

@@ -43,7 +43,7 @@ from rucola.store.tools.check import check
 
 GROUP = "flight-readers"
 FAILING_GROUP = "flight-auditors"
-MENDED = 3
+DEAD_LETTERS = 3
 """How many messages the failing group gives up."""
 QUEUES = 4
 IDLE_TIMEOUT_MS = 20_000
@@ -61,7 +61,7 @@ FLIGHT_SCHEMA = "dep_delay INT, hour INT"
 
 
 @dataclass(slots=True)
-class Ledger:
+class Totals:
     """What each station counted; `problems` is empty when all agree."""
 
     sent: int = 0
@@ -79,24 +79,24 @@ class Ledger:
 def run(count: int, out: Path, console: Console) -> bool:
     """The whole story with the first `count` flights, under the directory `out`; whether everything agrees."""
     begin = time.monotonic()
-    _make_room(out)
-    ledger = asyncio.run(_with_broker(count, out, console))
-    if ledger.archived:
-        _settle(out / "store", ledger)
+    _prepare_directory(out)
+    totals = asyncio.run(_run_steps(count, out, console))
+    if totals.archived:
+        _compare_totals(out / "store", totals)
     took_s = time.monotonic() - begin
     console.rule()
     console.print(
-        f"sent {ledger.sent:,} = stored {ledger.stored:,} = consumed {ledger.consumed:,} = archived {ledger.archived:,}"
-        + (f" ({ledger.repeated:,} came twice)" if ledger.repeated else "")
+        f"sent {totals.sent:,} = stored {totals.stored:,} = consumed {totals.consumed:,} = archived {totals.archived:,}"
+        + (f" ({totals.repeated:,} came twice)" if totals.repeated else "")
     )
-    for problem in ledger.problems:
+    for problem in totals.problems:
         console.print(f"[bold red]wrong[/] {problem}")
-    if not ledger.problems:
+    if not totals.problems:
         console.print(f"[bold green]All agree, and the store is sound.[/] {took_s:.0f} s. Look around in {out}/")
-    return not ledger.problems
+    return not totals.problems
 
 
-def _make_room(out: Path) -> None:
+def _prepare_directory(out: Path) -> None:
     """Empty the directory, where an earlier demonstration made it; MQError where somebody else's files are in it."""
     if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
         raise MQError(f"{out} is not empty and no earlier demonstration made it; choose another directory with --out")
@@ -105,9 +105,9 @@ def _make_room(out: Path) -> None:
     (out / MARKER).touch()
 
 
-async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
+async def _run_steps(count: int, out: Path, console: Console) -> Totals:
     """Every step that needs the broker, the archive among them: the store is read while it is served."""
-    ledger = Ledger()
+    totals = Totals()
     # It starts while messages flow.
     spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo", is_short=True))
     async with _standalone(out) as (namesrv, ready_s):
@@ -116,14 +116,14 @@ async def _with_broker(count: int, out: Path, console: Console) -> Ledger:
             address = (await admin.examine_cluster_info()).broker_addr_table.popitem()[1].broker_addrs[0]
             topic = TopicConfig(topic_name=flights.TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
             await admin.create_and_update_topic_config(address, topic)
-            sample = await _send(count, namesrv, ledger, console)
-            ledger.stored = sum(end.max_offset for end in (await admin.examine_topic_stats(flights.TOPIC)).values())
-            await _consume(sample.carriers, namesrv, ledger, console)
-            await _show_progress(admin, ledger, console)
-            await _query(admin, sample, ledger, console)
-            await _mend(admin, namesrv, min(count, MENDED), ledger, console)
-        await asyncio.to_thread(_archive_and_ask, await spark, out, ledger, console)
-    return ledger
+            sample = await _send(count, namesrv, totals, console)
+            totals.stored = sum(end.max_offset for end in (await admin.examine_topic_stats(flights.TOPIC)).values())
+            await _consume(sample.carriers, namesrv, totals, console)
+            await _show_backlog(admin, totals, console)
+            await _query(admin, sample, totals, console)
+            await _redrive(admin, namesrv, min(count, DEAD_LETTERS), totals, console)
+        await asyncio.to_thread(_archive_and_query, await spark, out, totals, console)
+    return totals
 
 
 @asynccontextmanager
@@ -165,7 +165,7 @@ class Sample:
     offset_msg_id: str
 
 
-async def _send(count: int, namesrv: str, ledger: Ledger, console: Console) -> Sample:
+async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> Sample:
     """Send the flights and take a sample: all of one tail number, and the ids of the message in the middle."""
     rows = flights.rows(count)
     sample = Sample({}, "", 0, "", "")
@@ -183,18 +183,18 @@ async def _send(count: int, namesrv: str, ledger: Ledger, console: Console) -> S
         with _progress(console) as progress:
             task = progress.add_task("2. Send   ", total=count)
             async for result in producer.send_many(messages()):
-                ledger.sent += 1
-                if ledger.sent == count // 2 + 1:
+                totals.sent += 1
+                if totals.sent == count // 2 + 1:
                     sample.unique_key, sample.offset_msg_id = result.msg_id, result.offset_msg_id
-                if ledger.sent % 1000 == 0:
-                    progress.update(task, completed=ledger.sent)
-            progress.update(task, completed=ledger.sent)
-    console.print(f"           {ledger.sent / (time.monotonic() - begin):,.0f} messages/s, each acknowledged")
-    ledger.expect("flights sent", ledger.sent, count)
+                if totals.sent % 1000 == 0:
+                    progress.update(task, completed=totals.sent)
+            progress.update(task, completed=totals.sent)
+    console.print(f"           {totals.sent / (time.monotonic() - begin):,.0f} messages/s, each acknowledged")
+    totals.expect("flights sent", totals.sent, count)
     return sample
 
 
-async def _consume(carriers: dict[str, int], namesrv: str, ledger: Ledger, console: Console) -> None:
+async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, console: Console) -> None:
     """Read everything back by tag, and count what comes by carrier."""
     counts: dict[str, int] = {}
     seen: set[str] = set()
@@ -203,28 +203,28 @@ async def _consume(carriers: dict[str, int], namesrv: str, ledger: Ledger, conso
     begin = time.monotonic()
     async with consumer:
         with _progress(console) as progress:
-            task = progress.add_task("3. Consume", total=ledger.sent)
+            task = progress.add_task("3. Consume", total=totals.sent)
             async for message in consumer.messages(IDLE_TIMEOUT_MS):
                 if message.msg_id in seen:
-                    ledger.repeated += 1
+                    totals.repeated += 1
                 else:
                     seen.add(message.msg_id)
                     counts[message.tags or ""] = counts.get(message.tags or "", 0) + 1
                 if len(seen) % 1000 == 0:
                     progress.update(task, completed=len(seen))
-                if len(seen) == ledger.sent:
+                if len(seen) == totals.sent:
                     consumer.ack(message)
                     break
             progress.update(task, completed=len(seen))
-    ledger.consumed = len(seen)
+    totals.consumed = len(seen)
     console.print(
         f"           {len(seen) / (time.monotonic() - begin):,.0f} messages/s by {len(carriers)} tags, most from "
         + ", ".join(f"{carrier} {counts[carrier]:,}" for carrier in sorted(counts, key=counts.__getitem__)[:-4:-1])
     )
-    ledger.expect("messages by carrier", counts, carriers)
+    totals.expect("messages by carrier", counts, carriers)
 
 
-async def _show_progress(admin: AdminClient, ledger: Ledger, console: Console) -> None:
+async def _show_backlog(admin: AdminClient, totals: Totals, console: Console) -> None:
     stats = await admin.examine_consume_stats(GROUP, flights.TOPIC)
     rows = [
         (queue.broker_name, queue.queue_id, place.broker_offset, place.consumer_offset)
@@ -236,10 +236,10 @@ async def _show_progress(admin: AdminClient, ledger: Ledger, console: Console) -
         ("broker", "queue", "broker offset", "consumer offset", "lag"),
         [(*row, row[2] - row[3]) for row in rows],
     )
-    ledger.expect("messages that the group has not consumed", sum(row[2] - row[3] for row in rows), 0)
+    totals.expect("messages that the group has not consumed", sum(row[2] - row[3] for row in rows), 0)
 
 
-async def _query(admin: AdminClient, sample: Sample, ledger: Ledger, console: Console) -> None:
+async def _query(admin: AdminClient, sample: Sample, totals: Totals, console: Console) -> None:
     """Find messages in the three ways that operators know."""
     begin = time.perf_counter()
     by_key = await admin.query_message_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
@@ -254,12 +254,12 @@ async def _query(admin: AdminClient, sample: Sample, ledger: Ledger, console: Co
     rows = [*keyed, *by_unique_key.messages, by_id]
     how = ["key"] * len(keyed) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
     _table(console, "", ("found by", "keys", "tag", "offsetMsgId", "body"), list(zip(how, *_cells(rows), strict=True)))
-    ledger.expect(f"messages with the key {sample.tail_number}", len(by_key.messages), sample.tail_count)
-    ledger.expect("unique keys found", [m.unique_key for m in by_unique_key.messages], [sample.unique_key])
-    ledger.expect("the message by offsetMsgId", by_id.unique_key, sample.unique_key)
+    totals.expect(f"messages with the key {sample.tail_number}", len(by_key.messages), sample.tail_count)
+    totals.expect("unique keys found", [m.unique_key for m in by_unique_key.messages], [sample.unique_key])
+    totals.expect("the message by offsetMsgId", by_id.unique_key, sample.unique_key)
 
 
-async def _mend(admin: AdminClient, namesrv: str, count: int, ledger: Ledger, console: Console) -> None:
+async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals, console: Console) -> None:
     """Let a group give messages up, follow one of them, and send all to the group once more: once, not twice."""
     consumer = PushConsumer(FAILING_GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(flights.TOPIC)
@@ -279,10 +279,10 @@ async def _mend(admin: AdminClient, namesrv: str, count: int, ledger: Ledger, co
         + ", ".join(f"{kind} for {group}" for group, kind in sorted(tracks.items()))
         + f"; {len(redriven)} re-driven, {len(again)} by a second run"
     )
-    ledger.expect("dead letters", letters.count, count)
-    ledger.expect("state of a dead letter", tracks[FAILING_GROUP], TrackType.IN_DLQ.name)
-    ledger.expect("re-driven dead letters", redriven, count * [RedriveStatus.SENT])
-    ledger.expect("dead letters re-driven twice", again, [])
+    totals.expect("dead letters", letters.count, count)
+    totals.expect("state of a dead letter", tracks[FAILING_GROUP], TrackType.IN_DLQ.name)
+    totals.expect("re-driven dead letters", redriven, count * [RedriveStatus.SENT])
+    totals.expect("dead letters re-driven twice", again, [])
 
 
 def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
@@ -291,14 +291,14 @@ def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
     return [list(column) for column in zip(*cells, strict=True)]
 
 
-def _archive_and_ask(spark: SparkSession, out: Path, ledger: Ledger, console: Console) -> None:
+def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, console: Console) -> None:
     """Archive with Spark, ask the archive, draw the answers."""
     store, lake, chart = out / "store", out / "lake", out / "flights.svg"
     begin = time.monotonic()
     try:
         summary = archive.run(spark, str(store), str(lake))
         console.print(f"[bold]6. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin:.1f} s")
-        carriers, hours = _ask(spark, lake, ledger)
+        carriers, hours = _query_lake(spark, lake, totals)
     finally:
         spark.stop()
     _table(console, "worst carriers by mean departure delay", ("carrier", "mean delay, min", "flights"), carriers)
@@ -308,9 +308,9 @@ def _archive_and_ask(spark: SparkSession, out: Path, ledger: Ledger, console: Co
     console.print(f"           drawn: {chart}")
 
 
-def _ask(spark: SparkSession, lake: Path, ledger: Ledger) -> tuple[list[Any], list[Any]]:
+def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[Any], list[Any]]:
     archived = read_lake(spark, str(lake)).where(f"topic = '{flights.TOPIC}'")
-    ledger.archived = archived.count()
+    totals.archived = archived.count()
     archived.selectExpr(
         "tags", f"from_json(cast(body AS string), '{FLIGHT_SCHEMA}') AS flight"
     ).createOrReplaceTempView("flights")
@@ -318,12 +318,12 @@ def _ask(spark: SparkSession, lake: Path, ledger: Ledger) -> tuple[list[Any], li
     return answers[0], answers[1]
 
 
-def _settle(store: Path, ledger: Ledger) -> None:
+def _compare_totals(store: Path, totals: Totals) -> None:
     """The last comparison, on the store that the broker has left."""
-    ledger.expect("messages stored", ledger.stored, ledger.sent)
-    ledger.expect("messages consumed", ledger.consumed, ledger.sent)
-    ledger.expect("messages archived", ledger.archived, ledger.sent)
-    ledger.problems += [str(finding) for finding in check(store)]
+    totals.expect("messages stored", totals.stored, totals.sent)
+    totals.expect("messages consumed", totals.consumed, totals.sent)
+    totals.expect("messages archived", totals.archived, totals.sent)
+    totals.problems += [str(finding) for finding in check(store)]
 
 
 def _progress(console: Console) -> Progress:

@@ -1,8 +1,7 @@
-"""`rucola pipeline`: the jobs of `rucola.spark.jobs`, started on this machine.
+"""`rucola pipeline`: commands that run the jobs of `rucola.spark.jobs`.
 
-`archiving` holds the commands that write to the archive lake, `searching` what finds messages in it, `auditing` what
-counts messages, `replaying` what sends them again, `rebuilding` what makes queues and index of a store, `repairing`
-what restores a damaged lake; `command` and `selecting` what they have in common.
+Each module holds the command of its name; `archive` also holds `compact`. `command` has the options and the progress
+display that the commands share, `selection_options` the options that select messages.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import Any
 import click
 
 COMMANDS = {
-    "archive": "archiving",
-    "compact": "archiving",
-    "repair": "repairing",
-    "search": "searching",
-    "audit": "auditing",
-    "replay": "replaying",
-    "rebuild": "rebuilding",
+    "archive": "archive",
+    "compact": "archive",
+    "repair": "repair",
+    "search": "search",
+    "audit": "audit",
+    "replay": "replay",
+    "rebuild": "rebuild",
 }
-"""The module of each command."""
+"""The module of each command, in the order of `--help`."""
 
 
 class Jobs(click.Group):
-    """Commands that are imported when they are asked for, and that an interrupt ends silently."""
+    """Command group that imports a command on first use, and exits silently when a job is interrupted."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -40,10 +39,18 @@ class Jobs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # what a job has completed stays
+        except KeyboardInterrupt:
+            # Every job is either complete or can be continued, so there is nothing to report.
             ctx.exit(128 + signal.SIGINT)
 
 
 @click.group(cls=Jobs)
 def pipeline() -> None:
-    """Jobs over store directories, live brokers and the archive lake, in Spark if there is much to read."""
+    """Run jobs over store directories, live brokers and the archive lake; large inputs run in Spark.
+
+    \b
+    Examples:
+      rucola pipeline archive --store data --out lake
+      rucola pipeline search --lake lake -k order-4711
+      rucola pipeline audit --from lake --out audit
+    """

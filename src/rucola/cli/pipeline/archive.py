@@ -1,4 +1,4 @@
-"""`rucola pipeline archive` and `compact`: messages into the lake, and its many files into few."""
+"""`rucola pipeline archive` and `compact`: write messages to a lake, and merge its small files."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rucola.cli.output import print_json, print_table
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
+from rucola.cli.pipeline.command import (
+    json_option,
+    master_option,
+    show_tasks,
+    skip_corrupt_option,
+    spark_needed,
+    spark_option,
+)
 from rucola.errors import RemotingError
 
 if TYPE_CHECKING:
-    from rucola.spark.jobs.archive import Summary
+    from rucola.spark.jobs.archive import ArchiveResult
+    from rucola.spark.session import LaterSession
 
 lake_option = click.option(
     "--lake",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
-    help="A directory into which messages were archived.",
+    help="Directory of the lake, as given to `archive --out`.",
 )
 
 
@@ -33,21 +41,31 @@ lake_option = click.option(
     "stores",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     multiple=True,
-    help="A store directory; may be given several times.",
+    help="Store directory to archive. Can be repeated.",
 )
 @click.option(
-    "--brokerName", "names", multiple=True, help="The name of each store, in the same order; by default its path."
+    "--brokerName",
+    "names",
+    multiple=True,
+    help="Name of a store in the lake, one for each --store in the same order; by default its path.",
 )
-@click.option("-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Live brokers instead of stores.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The lake's directory.")
-@click.option("--system-topics", is_flag=True, help="Archive the system's own topics, too.")
-@click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
-@click.option("--allow-loss", is_flag=True, help="Go on where messages were deleted before they were archived.")
-@click.option("--allow-missing", is_flag=True, help="Go on without live brokers that are missing, and name them.")
 @click.option(
-    "--require-broker", "required", multiple=True, help="The name of a live broker that must be there; the like."
+    "-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Archive the live brokers of a name server."
 )
-@click.option("--every", "interval_s", type=click.FloatRange(0), help="Go on for ever, so many seconds apart.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory of the lake to write."
+)
+@click.option("--system-topics", is_flag=True, help="Archive system topics, too.")
+@skip_corrupt_option
+@click.option("--allow-loss", is_flag=True, help="Continue if messages were deleted before they were archived.")
+@click.option("--allow-missing", is_flag=True, help="Continue without unreachable live brokers, and name them.")
+@click.option(
+    "--require-broker",
+    "required",
+    multiple=True,
+    help="Fail unless the live broker with this name is reachable. Can be repeated.",
+)
+@click.option("--every", "interval_s", type=click.FloatRange(0), help="Repeat after this many seconds, until stopped.")
 @master_option
 @spark_option
 @json_option
@@ -66,12 +84,12 @@ def archive(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Write what is new in stores, or on live brokers, to Parquet, by topic and date, with an index of all keys.
+    """Archive new messages of stores or live brokers as Parquet, by topic and date, with an index of all keys.
 
-    They may be in use. A second run adds what has come since; nothing is ever archived twice, nor missed, whenever a
-    run is killed. Where many small files have come together they are made into few (see `compact`). With --every
-    the command tells only of runs that found something, waits for brokers that are away and for other runs, and ends
-    after the run during which it is interrupted.
+    Stores and brokers may be in use. Each run adds the messages stored since the last one: none is archived twice or
+    skipped, even if a run is killed. Afterwards, small files of the lake are merged (see `compact`). With --every the
+    command prints only runs that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or
+    SIGTERM ends after the current run.
 
     \b
     Examples:
@@ -82,124 +100,153 @@ def archive(
     if bool(stores) == (name_server is not None):
         raise click.UsageError("give either --store or --namesrvAddr")
     if name_server is not None and (names or skip_corrupt):
-        raise click.UsageError("--brokerName and --skip-corrupt are about stores; live brokers have names of their own")
+        raise click.UsageError("--brokerName and --skip-corrupt apply to --store; live brokers have names of their own")
     if name_server is None and (allow_missing or required):
-        raise click.UsageError("--allow-missing and --require-broker are about live brokers, which --namesrvAddr finds")
+        raise click.UsageError("--allow-missing and --require-broker apply to live brokers (--namesrvAddr)")
     if names and (len(names) != len(stores) or len(set(names)) != len(names)):
-        raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; each needs one of its own")
+        raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; name each store once")
     with spark_needed():
-        from rucola.spark.jobs import archive as job
-        from rucola.spark.jobs import compact as compaction
-        from rucola.spark.lake.lake import LakeInUse
+        from rucola.spark.jobs.archive import check_store
         from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline archive", master, is_wanted=use_spark)
-    said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
-    missing = _MissingBrokers()
     for store in stores:
-        job.check_store(store)
+        check_store(store)
+    session = LaterSession("rucola pipeline archive", master, is_wanted=use_spark)
+    common = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
 
-    def archive_once() -> Iterator[Summary]:
+    def archive_once() -> Iterator[ArchiveResult]:
         if name_server is not None:
-            with tasks_shown(session, f"archive {name_server}"):
-                summary = job.run_live(
-                    session,
-                    name_server,
-                    out,
-                    fail_on_missing_broker=not allow_missing,
-                    required_brokers=required,
-                    **said,
-                )
-            missing.name(summary)
-            yield summary
+            missing = {"fail_on_missing_broker": not allow_missing, "required_brokers": required}
+            yield _archive_live(session, name_server, out, **common, **missing)
         corrupt = "skip" if skip_corrupt else "fail"
         for store, name in zip_longest(stores, names):
-            with tasks_shown(session, f"archive {store}"):
-                summary = job.run(session, store, out, broker_name=name, corrupt_records=corrupt, **said)
-            yield summary
-        # If another run has taken the lake meanwhile, compaction is left to it or to the next run.
-        with suppress(LakeInUse), tasks_shown(session, "compact"):
-            compaction.run(session, out)
+            yield _archive_store(session, store, out, broker_name=name, corrupt_records=corrupt, **common)
+        _compact_after(session, out)
 
-    with _interrupted(interval_s is not None) as wait:
-        for summary in archive_once():
-            _show(summary, as_json, by_topic=interval_s is None)
+    _run_rounds(archive_once, interval_s, as_json)
+
+
+def _archive_live(session: LaterSession, name_server: str, out: Path, **options: Any) -> ArchiveResult:
+    from rucola.spark.jobs.archive import run_live
+
+    with show_tasks(session, f"archive {name_server}"):
+        return run_live(session, name_server, out, **options)
+
+
+def _archive_store(session: LaterSession, store: Path, out: Path, **options: Any) -> ArchiveResult:
+    from rucola.spark.jobs.archive import run
+
+    with show_tasks(session, f"archive {store}"):
+        return run(session, store, out, **options)
+
+
+def _compact_after(session: LaterSession, lake: Path) -> None:
+    """Compact the lake after an archive run, unless another run has locked it since; its own end will do it then."""
+    from rucola.spark.jobs.compact import run
+    from rucola.spark.lake.lake import LakeInUse
+
+    with suppress(LakeInUse), show_tasks(session, "compact"):
+        run(session, lake)
+
+
+def _run_rounds(archive_once: Callable[[], Iterator[ArchiveResult]], interval_s: float | None, as_json: bool) -> None:
+    """Run `archive_once`, and with an interval repeat it until SIGINT or SIGTERM.
+
+    The first round raises its errors, so that a wrong command fails at once. Later rounds report temporary errors and
+    try again: messages that were not archived are still in the log at the next round.
+    """
+    from rucola.spark.lake.lake import LakeInUse
+
+    missing = _MissingBrokers()
+    with _stop_signals(interval_s is not None) as wait:
+        for result in archive_once():
+            missing.report(result)
+            _print_result(result, as_json, by_topic=interval_s is None)
         while interval_s is not None and not wait(interval_s):
             try:
-                for summary in archive_once():
-                    if summary.rows or as_json:
-                        _show(summary, as_json, by_topic=False)
+                for result in archive_once():
+                    missing.report(result)
+                    if result.rows or as_json:
+                        _print_result(result, as_json, by_topic=False)
             except (RemotingError, LakeInUse) as error:
-                # Brokers are restarted, and other runs end; what is not archived stays where it is until then.
                 click.echo(f"{error}; trying again in {interval_s:g} s", err=True)
 
 
 class _MissingBrokers:
-    """Names on stderr the brokers that a run left out, if they are not those of the run before."""
+    """Reporter of brokers that a run left out; prints them on stderr when they change."""
 
     def __init__(self) -> None:
-        self._named: tuple[str, ...] = ()
+        self._reported: tuple[str, ...] = ()
 
-    def name(self, summary: Summary) -> None:
-        if summary.missing != self._named:
-            self._named = summary.missing
-            for sentence in summary.missing:
+    def report(self, result: ArchiveResult) -> None:
+        if result.missing != self._reported:
+            self._reported = result.missing
+            for sentence in result.missing:
                 click.echo(f"left out: {sentence}", err=True)
 
 
 @contextmanager
-def _interrupted(is_awaited: bool) -> Iterator[Callable[[float], bool]]:
-    """Give a function that waits so many seconds, and says whether SIGINT or SIGTERM came meanwhile or before.
+def _stop_signals(is_enabled: bool) -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits up to some seconds, and returns whether SIGINT or SIGTERM has arrived.
 
-    Where that `is_awaited`, the signals do nothing else.
+    If `is_enabled`, the signals have no other effect inside the block, so that a run is never interrupted; otherwise
+    they keep their handlers.
     """
-    told = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_awaited else ()
-    before = [signal.signal(number, lambda *_: told.set()) for number in numbers]
+    stopped = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_enabled else ()
+    handlers = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
     try:
-        yield told.wait
+        yield stopped.wait
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)
 
 
-def _show(summary: Summary, as_json: bool, *, by_topic: bool) -> None:
+def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> None:
     if as_json:
-        print_json(summary.to_json())
+        print_json(result.to_json())
         return
-    if summary.rows and by_topic:
-        print_table(("#Topic", "#Messages"), summary.rows_by_topic.items())
-    click.echo(f"{summary.rows} messages of {summary.source} archived in {summary.lake}, in {summary.file_count} files")
+    if result.rows and by_topic:
+        print_table(("#Topic", "#Messages"), result.rows_by_topic.items())
+    click.echo(f"{result.rows} messages of {result.source} archived in {result.lake}, in {result.file_count} files")
 
 
 @click.command()
 @lake_option
-@click.option("--at-least", "least_files", type=click.IntRange(2), default=2, show_default=True, help="Small files.")
+@click.option(
+    "--at-least",
+    "min_files",
+    type=click.IntRange(2),
+    default=2,
+    show_default=True,
+    help="Merge only if a topic and day has this many small files.",
+)
 @master_option
 @spark_option
 @json_option
-def compact(lake: Path, least_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
-    """Make the small files of a lake into few, of each topic and day, and of the index of keys.
+def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
+    """Merge the small files of a lake, by topic and day, and those of its key index.
 
-    A search sees every message once meanwhile. Files that were replaced stay an hour for who reads them, and go with
-    the next run after that.
+    Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still
+    use them, and deleted by the next run after that.
 
     \b
     Examples:
       rucola pipeline compact --lake lake
+      rucola pipeline compact --lake lake --at-least 20 --json
     """
     with spark_needed():
         from rucola.spark.jobs.compact import run
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline compact", master, is_wanted=use_spark)
-    with tasks_shown(session, "compact"):
-        summary = run(session, lake, least_files=least_files)
+    with show_tasks(session, "compact"):
+        result = run(session, lake, min_files=min_files)
     if as_json:
-        print_json(summary.to_json())
+        print_json(result.to_json())
         return
     print_table(
         ("#Files", "#Replaced", "#Written"),
         [
-            ("messages", summary.replaced_row_files, summary.row_files),
-            ("keys", summary.replaced_key_files, summary.key_files),
+            ("messages", result.replaced_row_files, result.row_files),
+            ("keys", result.replaced_key_files, result.key_files),
         ],
     )

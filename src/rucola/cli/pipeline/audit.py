@@ -1,4 +1,4 @@
-"""`rucola pipeline audit`: what went through stores and lakes, counted."""
+"""`rucola pipeline audit`: traffic statistics of stores and lakes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from pathlib import Path
 import click
 
 from rucola.cli.output import print_json, print_table
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
-from rucola.cli.pipeline.selection_options import selected, selecting
+from rucola.cli.pipeline.command import (
+    json_option,
+    master_option,
+    show_tasks,
+    skip_corrupt_option,
+    spark_needed,
+    spark_option,
+)
+from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
 
 @click.command()
@@ -20,15 +27,17 @@ from rucola.cli.pipeline.selection_options import selected, selecting
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
     multiple=True,
-    help="A store directory, or a lake; may be given several times.",
+    help="Store directory or lake to read. Can be repeated.",
 )
-@selecting
+@selection_options
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Where report.html goes, and each table as Parquet."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for report.html and one Parquet file per table.",
 )
-@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="So many hot keys of each topic.")
-@click.option("--delay-levels", metavar="LEVELS", help="The brokers' messageDelayLevel, if it was changed.")
-@click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Number of hot keys per topic.")
+@click.option("--delay-levels", metavar="LEVELS", help="messageDelayLevel of the brokers, if it is not the default.")
+@skip_corrupt_option
 @master_option
 @spark_option
 @json_option
@@ -48,7 +57,9 @@ def audit(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Count what went through stores and lakes: traffic, lag, retries, dead letters, repeats, latency, hot keys, sizes.
+    """Count traffic, backlogs, retries, dead letters, repeats, latencies, hot keys and sizes of stores and lakes.
+
+    All sources are counted together. Backlogs need a store directory, which has the consumer offsets.
 
     \b
     Examples:
@@ -60,21 +71,21 @@ def audit(
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline audit", master, is_wanted=use_spark)
-    with tasks_shown(session, "audit"):
-        audited = run(
+    with show_tasks(session, "audit"):
+        result = run(
             session,
             sources,
             out,
-            selection=Selection(**selected(topics, tags, keys, sql, begin, end)),
+            selection=Selection(**selection_arguments(topics, tags, keys, sql, begin, end)),
             corrupt_records="skip" if skip_corrupt else "fail",
             hottest=top,
             delay_levels=delay_levels,
         )
     if as_json:
-        print_json(audited.to_json())
+        print_json(result.to_json())
         return
-    if audited.messages:
+    if result.messages:
         names = ("topic", "messages", "bytes", "p50", "p99", "repeatedIds", "repeatedBodies")
         titles = ("#Topic", "#Messages", "#Bytes", "#ms p50", "#ms p99", "#Repeated Ids", "#Repeated Bodies")
-        print_table(titles, [row.values() for row in audited.tables["topics"].select(names).to_pylist()])
-    click.echo(f"{audited.messages} messages audited" + (f"; the report is {out / 'report.html'}" if out else ""))
+        print_table(titles, [row.values() for row in result.tables["topics"].select(names).to_pylist()])
+    click.echo(f"{result.messages} messages audited" + (f"; the report is {out / 'report.html'}" if out else ""))

@@ -1,4 +1,4 @@
-"""What the commands of `rucola pipeline` have in common."""
+"""Options and progress display shared by the commands of `rucola pipeline`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ import click
 
 from rucola.cli.extras import spark_needed
 from rucola.cli.output import progress_bar
-from rucola.spark.jobs.progress import tasks_told
+from rucola.spark.jobs.progress import report_tasks
 
 if TYPE_CHECKING:
     from rucola.spark.session import LaterSession
 
-__all__ = ["json_option", "master_option", "spark_needed", "spark_option", "tasks_shown"]
+__all__ = ["json_option", "master_option", "show_tasks", "skip_corrupt_option", "spark_needed", "spark_option"]
 
 master_option = click.option(
     "--master",
     metavar="URL",
-    help="Where Spark works: local[4], spark://HOST:PORT, ...; by default on all cores of this machine.",
+    help="Spark master: local[4], spark://HOST:PORT, ...; by default all cores of this machine.",
 )
 
 spark_option = click.option(
     "--spark/--no-spark",
     "use_spark",
     default=None,
-    help="Always, or never, in Spark; by default if 128 MiB of messages or more are to be read.",
+    help="Always or never use Spark; by default it is used for 128 MiB of messages or more.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="What was done or found, as JSON.")
+skip_corrupt_option = click.option(
+    "--skip-corrupt", is_flag=True, help="Skip damaged records; without this option they end the run."
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 @contextmanager
-def tasks_shown(session: LaterSession, title: str) -> Iterator[None]:
-    """Show on a terminal how many tasks of Spark's active stages are done. Print nothing inside."""
+def show_tasks(session: LaterSession, title: str) -> Iterator[None]:
+    """Show completed and total tasks of Spark's active stages on a terminal; the block must not print."""
     with progress_bar(title) as progress:
         if progress is None:
             yield
         else:
-            with tasks_told(session, progress):
+            with report_tasks(session, progress):
                 yield

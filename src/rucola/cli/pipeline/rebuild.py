@@ -1,4 +1,4 @@
-"""`rucola pipeline rebuild`: ConsumeQueues and index of a store, made anew by many tasks."""
+"""`rucola pipeline rebuild`: rebuilds ConsumeQueues and index of a store in parallel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from rucola.cli.output import print_json
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, show_tasks, spark_needed
 from rucola.cli.store.directory import config_option, directory_argument, settings_of
 from rucola.cli.store.recovery import rebuilt_text
 
@@ -16,13 +16,15 @@ from rucola.cli.store.recovery import rebuilt_text
 @click.command()
 @directory_argument
 @config_option
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write here, and leave DIR as it is.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write to this directory, and leave DIR unchanged."
+)
 @master_option
 @json_option
 def rebuild(directory: Path, config_file: Path | None, out: Path | None, master: str | None, as_json: bool) -> None:
-    """Write the ConsumeQueues and the index of the store DIR anew, from its CommitLog, on all cores.
+    """Rebuild the ConsumeQueues and the index of the store DIR from its CommitLog, on all cores.
 
-    Does what `rucola store rebuild` does, which takes one core and no Java, and writes the same bytes.
+    Writes the same bytes as `rucola store rebuild`, which uses one core and needs no Java. No broker may serve DIR.
 
     \b
     Examples:
@@ -34,7 +36,7 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, master:
         from rucola.spark.session import LaterSession
     settings = settings_of(directory, config_file)
     session = LaterSession("rucola pipeline rebuild", master)
-    with tasks_shown(session, "rebuild"):
+    with show_tasks(session, "rebuild"):
         done = run(session, directory, out, settings=settings)
     if as_json:
         print_json(msgspec.to_builtins(done, enc_hook=str))

@@ -1,4 +1,4 @@
-"""`rucola pipeline repair`: a damaged lake, restored from its own files."""
+"""`rucola pipeline repair`: restores a damaged lake from its remaining files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import click
 
 from rucola.cli.output import print_json
 from rucola.cli.pipeline.archive import lake_option
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, tasks_shown
+from rucola.cli.pipeline.command import json_option, master_option, show_tasks, spark_needed
 
 
 @click.command()
 @lake_option
-@click.option("--dry-run", is_flag=True, help="Only report the damage and the planned repair.")
-@click.option("--allow-loss", is_flag=True, help="Go on without messages that are in no file any more.")
-@click.option("--store", "stores", metavar="NAME", multiple=True, help="This broker was archived from its store.")
-@click.option("--live", metavar="NAME", multiple=True, help="This broker was archived live.")
+@click.option("--dry-run", is_flag=True, help="Report the damage and the planned repair, and change nothing.")
+@click.option("--allow-loss", is_flag=True, help="Repair the lake even if messages are lost.")
+@click.option(
+    "--store",
+    "stores",
+    metavar="NAME",
+    multiple=True,
+    help="Name of a broker that was archived from its store directory. Can be repeated.",
+)
+@click.option("--live", metavar="NAME", multiple=True, help="Name of a broker that was archived live. Can be repeated.")
 @master_option
 @json_option
 @click.pass_context
@@ -33,11 +39,11 @@ def repair(
 ) -> None:
     """Restore a lake whose own files are missing or damaged.
 
-    A lost snapshot is built again from the files of messages, a lost part of the key index from the messages. No file
-    is deleted: what no commit accounts for is moved to _rucola/aside. Messages that are in no file any more are named,
-    and nothing is done without --allow-loss. The command can be killed at any time and started again.
+    A lost snapshot is rebuilt from the row files, and a lost part of the key index from the rows. No file is deleted:
+    files that belong to no commit are moved to _rucola/aside. If messages are lost, the command names them and changes
+    nothing without --allow-loss. It can be killed at any time and started again.
 
-    Exit code 1 if a dry run finds damage, or a repair cannot be done.
+    The exit code is 1 if a dry run finds damage, or if the lake cannot be repaired.
 
     \b
     Examples:
@@ -48,17 +54,17 @@ def repair(
         from rucola.spark.jobs.repair import run
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline repair", master)
-    with tasks_shown(session, "repair"):
-        summary = run(session, lake, dry_run=dry_run, allow_loss=allow_loss, stores=stores, live=live)
+    with show_tasks(session, "repair"):
+        result = run(session, lake, dry_run=dry_run, allow_loss=allow_loss, stores=stores, live=live)
     if as_json:
-        print_json(summary.to_json())
+        print_json(result.to_json())
     else:
-        for finding in summary.findings:
+        for finding in result.findings:
             click.echo(finding)
-        for loss in summary.losses:
+        for loss in result.losses:
             click.echo(f"lost: {loss}")
-        for path in summary.asides:
+        for path in result.asides:
             click.echo(f"set aside: {path}")
-        done = "is sound" if summary.is_sound else "would be restored" if dry_run else "is restored"
-        click.echo(f"{lake} {done}, with {summary.rows} messages in {summary.row_files} files")
-    ctx.exit(1 if dry_run and not summary.is_sound else 0)
+        done = "is sound" if result.is_sound else "would be restored" if dry_run else "is restored"
+        click.echo(f"{lake} {done}, with {result.rows} messages in {result.row_files} files")
+    ctx.exit(1 if dry_run and not result.is_sound else 0)

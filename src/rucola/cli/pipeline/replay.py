@@ -1,15 +1,19 @@
-"""`rucola pipeline replay`: messages of a store directory or a lake, sent again."""
+"""`rucola pipeline replay`: sends messages of a store directory or a lake again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rucola.cli.output import print_json, print_table, progress_bar
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option
-from rucola.cli.pipeline.selection_options import selected, selecting
+from rucola.cli.pipeline.command import json_option, master_option, skip_corrupt_option, spark_needed, spark_option
+from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
+
+if TYPE_CHECKING:
+    from rucola.spark.jobs.replay import ReplayResult
 
 
 @click.command()
@@ -19,19 +23,21 @@ from rucola.cli.pipeline.selection_options import selected, selecting
     "source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
-    help="A store directory, or a lake.",
+    help="Store directory or lake to read.",
 )
-@selecting
-@click.option("--to", "target", help="The topic to send to. Without it each message goes to its own.")
-@click.option("-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="The name servers of the brokers.")
+@selection_options
+@click.option("--to", "target", help="Topic to send to; by default each message goes to its own topic.")
+@click.option(
+    "-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Name servers of the brokers to send to."
+)
 @click.option(
     "--ledger",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A directory that keeps what was acknowledged. With the same one a replay goes on where it was.",
+    help="Directory that records acknowledged messages. The same directory continues an interrupted replay.",
 )
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="At most so many messages a second.")
-@click.option("--dry-run", is_flag=True, help="Only count what would be sent.")
-@click.option("--skip-corrupt", is_flag=True, help="Leave damaged records out instead of ending.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Limit of messages per second.")
+@click.option("--dry-run", is_flag=True, help="Count the messages that would be sent, and send nothing.")
+@skip_corrupt_option
 @master_option
 @spark_option
 @json_option
@@ -55,11 +61,11 @@ def replay(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Send messages of a store or a lake again, to live brokers.
+    """Send messages of a store directory or a lake to live brokers again.
 
-    Messages of one queue go to one queue, in their order, each at least once under its own unique key. A replay that
-    was interrupted goes on when it is started again with the same options and the same ledger. Exit code 1 where
-    messages have left the source before they were sent.
+    Messages of one queue are sent to one queue in order, each at least once and under its original unique key. An
+    interrupted replay continues when it is started again with the same options and the same ledger. The exit code is 1
+    if messages were deleted from the source before they could be sent.
 
     \b
     Examples:
@@ -67,40 +73,42 @@ def replay(
       rucola pipeline replay --from lake -t Orders --to Copy -n 127.0.0.1:9876 --ledger replay-1 --rate 500
     """
     if not dry_run and (name_server is None or ledger is None):
-        raise click.UsageError("--namesrvAddr and --ledger are needed, or --dry-run")
+        raise click.UsageError("name --namesrvAddr and --ledger, or --dry-run")
     with spark_needed():
-        from rucola.spark.jobs.replay import run
-        from rucola.spark.jobs.replay_ledger import Reached
+        from rucola.spark.jobs.replay import ReplayOptions, run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LaterSession
+    options = ReplayOptions(
+        name_server=None if dry_run else name_server,
+        ledger=None if dry_run else ledger,
+        topic=target,
+        rate=rate,
+        corrupt_records="skip" if skip_corrupt else "fail",
+    )
+    selection = Selection(**selection_arguments(topics, tags, keys, sql, begin, end))
+    session = LaterSession("rucola pipeline replay", master, is_wanted=use_spark)
     with progress_bar("replay") as progress:
-        summary = run(
-            LaterSession("rucola pipeline replay", master, is_wanted=use_spark),
-            source,
-            name_server=None if dry_run else name_server,
-            ledger=None if dry_run else ledger,
-            topic=target,
-            selection=Selection(**selected(topics, tags, keys, sql, begin, end)),
-            rate=rate,
-            corrupt_records="skip" if skip_corrupt else "fail",
-            progress=progress,
-        )
+        result = run(session, source, options, selection=selection, progress=progress)
     if as_json:
-        print_json(summary.to_json())
+        print_json(result.to_json())
     else:
-        if summary.queues:
-            rows = [
-                (*each.queue, each.rows, each.size, summary.reached.get(each.queue, Reached()).count)
-                for each in summary.queues
-            ]
-            print_table(("#Broker", "#Topic", "#QID", "#Messages", "#Bytes", "#Acknowledged"), rows)
-        where = f"to {target}" if target else "to their own topics"
-        if summary.is_dry:
-            click.echo(f"{summary.rows} messages of {source} would be sent {where}")
-        else:
-            click.echo(f"{summary.sent} messages sent {where}, {summary.acknowledged} of {summary.rows} acknowledged")
-        if summary.unsafe:
-            click.echo(f"{summary.unsafe} of them were stored, but not flushed or replicated in time", err=True)
-        if summary.missing:
-            click.echo(f"{summary.missing} messages left {source} before they were sent", err=True)
-    ctx.exit(1 if summary.missing else 0)
+        _print_result(result)
+    ctx.exit(1 if result.missing else 0)
+
+
+def _print_result(result: ReplayResult) -> None:
+    if result.queues:
+        rows = [
+            (each.broker_name, each.topic, each.queue_id, each.rows, each.size, result.acknowledged_of(each))
+            for each in result.queues
+        ]
+        print_table(("#Broker", "#Topic", "#QID", "#Messages", "#Bytes", "#Acknowledged"), rows)
+    target = f"to {result.topic}" if result.topic else "to their own topics"
+    if result.is_dry:
+        click.echo(f"{result.rows} messages of {result.source} would be sent {target}")
+    else:
+        click.echo(f"{result.sent} messages sent {target}, {result.acknowledged} of {result.rows} acknowledged")
+    if result.unsafe:
+        click.echo(f"{result.unsafe} of them were stored, but not flushed or replicated in time", err=True)
+    if result.missing:
+        click.echo(f"{result.missing} messages were deleted from {result.source} before they were sent", err=True)

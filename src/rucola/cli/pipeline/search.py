@@ -1,4 +1,4 @@
-"""`rucola pipeline search`: messages out of the lake."""
+"""`rucola pipeline search`: finds messages in a lake."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import click
 from rucola.cli.message_view import message_json
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.cli.pipeline.archive import lake_option
-from rucola.cli.pipeline.command import json_option, master_option, spark_needed, spark_option, tasks_shown
-from rucola.cli.pipeline.selection_options import selected, selecting
+from rucola.cli.pipeline.command import json_option, master_option, show_tasks, spark_needed, spark_option
+from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
 
 @click.command()
 @lake_option
-@selecting
-@click.option("-i", "--msgId", "offset_msg_id", help="Only the message to which the broker gave this offsetMsgId.")
-@click.option("-m", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True, help="At most.")
+@selection_options
+@click.option("-i", "--msgId", "offset_msg_id", help="Only the message with this offsetMsgId.")
+@click.option("-m", "--maxNum", "limit", type=click.IntRange(1), default=64, show_default=True, help="Maximum number.")
 @master_option
 @spark_option
 @json_option
@@ -31,15 +31,15 @@ def search(
     begin: int | None,
     end: int | None,
     offset_msg_id: str | None,
-    most: int,
+    limit: int,
     master: str | None,
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Archived messages, newest first, that meet every condition given.
+    """Find archived messages that meet all conditions, newest first.
 
-    By key, unique key or offsetMsgId it reads the few parts of the lake that the index names, at once; for anything
-    else all messages of the topics and days asked for, in Spark if they are many.
+    By key, unique key or offsetMsgId the search reads only the parts of the lake that the index names, and answers at
+    once. Other searches read all messages of the selected topics and days, in Spark if there are many.
 
     \b
     Examples:
@@ -50,10 +50,10 @@ def search(
         from rucola.spark.jobs.search import run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LaterSession
-    selection = Selection(**selected(topics, tags, keys, sql, begin, end))
+    selection = Selection(**selection_arguments(topics, tags, keys, sql, begin, end))
     session = LaterSession("rucola pipeline search", master, is_wanted=use_spark)
-    with tasks_shown(session, "search"):
-        found = run(session, lake, selection, offset_msg_id, most=most)
+    with show_tasks(session, "search"):
+        found = run(session, lake, selection, offset_msg_id, limit=limit)
     if as_json:
         messages = [{"brokerName": each.broker_name} | message_json(each.message) for each in found.messages]
         print_json({"messages": messages, "cut": found.is_cut})
@@ -65,6 +65,6 @@ def search(
             [(*place, *rest) for place, rest in zip(places, words, strict=True)],
         )
     else:
-        click.echo("no message is like that", err=True)
+        click.echo("no message matches", err=True)
     if found.is_cut:
-        click.echo(f"these are the newest {most}, there are more: ask for more with -m", err=True)
+        click.echo(f"these are the newest {limit} of more messages; raise the limit with -m", err=True)

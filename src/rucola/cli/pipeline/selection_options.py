@@ -1,4 +1,4 @@
-"""Options that say which messages a job takes."""
+"""Command line options that select the messages of a job."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ from typing import Any, TypeVar
 
 import click
 
-from rucola.cli.output import time_given
+from rucola.cli.output import parse_time_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def selecting(command: Command) -> Command:
-    """Give a command the options that say which messages it takes."""
+def selection_options(command: Command) -> Command:
+    """Add the options that select messages to a command; a message must meet all of them."""
     options = (
-        click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; may be given several times."),
+        click.option("-t", "--topic", "topics", multiple=True, help="Only this topic. Can be repeated."),
         click.option("-g", "--tags", help="Only messages with one of these tags: 'TagA || TagB'."),
-        click.option("-k", "--key", "keys", multiple=True, help="Only messages with this key or unique key; the like."),
+        click.option(
+            "-k", "--key", "keys", multiple=True, help="Only messages with this key or unique key. Can be repeated."
+        ),
         click.option("-s", "--sql", help='Only messages whose properties match this SQL92 filter: "price > 5".'),
-        click.option("-b", "--begin", callback=time_given, help="Stored then or later: 2013-01-01T05:15:00, or ms."),
-        click.option("-e", "--end", callback=time_given, help="Stored before this time."),
+        click.option(
+            "-b",
+            "--begin",
+            callback=parse_time_option,
+            help="Only messages stored at this time or later: 2013-01-01T05:15:00 in local time, or milliseconds.",
+        ),
+        click.option("-e", "--end", callback=parse_time_option, help="Only messages stored before this time."),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def selected(
+def selection_arguments(
     topics: Sequence[str], tags: str | None, keys: Sequence[str], sql: str | None, begin: int | None, end: int | None
 ) -> dict[str, Any]:
-    """Return what the options of `selecting` say, as `rucola.spark.jobs.selection.Selection` has it."""
+    """Return the values of `selection_options` as arguments of `rucola.spark.jobs.selection.Selection`."""
     return {
         "topics": tuple(topics) or None,
         "tags": tags,

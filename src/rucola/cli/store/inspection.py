@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from rucola.cli.output import print_json, print_table, progress_bar, time_given, time_text
+from rucola.cli.output import parse_time_option, print_json, print_table, progress_bar, time_text
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check as check_store
@@ -145,9 +145,13 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("-g", "--tag", help="Only messages with this tag.")
 @click.option("-k", "--key", help="Only messages with this key or unique key; found by the index where it can be.")
 @click.option(
-    "-b", "--begin", "begin_ms", callback=time_given, help="Stored at this time or later: 2013-01-01T05:15:00, or ms."
+    "-b",
+    "--begin",
+    "begin_ms",
+    callback=parse_time_option,
+    help="Stored at this time or later: 2013-01-01T05:15:00, or ms.",
 )
-@click.option("-e", "--end", "end_ms", callback=time_given, help="Stored before this time.")
+@click.option("-e", "--end", "end_ms", callback=parse_time_option, help="Stored before this time.")
 @click.option("-s", "--text", help="Only messages whose body has this text.")
 @click.option("-r", "--regex", callback=_pattern, help="Only messages in whose body this expression matches.")
 @click.option("--all", "exhaustive", is_flag=True, help="Read the whole log, past ConsumeQueues and index.")

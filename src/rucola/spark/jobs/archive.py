@@ -1,18 +1,17 @@
-"""The archive job: what is new in a store, or on live brokers, goes into the lake, and its keys into the key index.
+"""Archive job: appends new messages of a store or of live brokers to the lake, and their keys to the key index.
 
-**A store.** The log is one sequence, so one number says how far it is archived: the physical offset behind its last
-archived record. A run takes the whole records from there to where the log ends when it starts, so the store may be in
-use meanwhile. A store is known by its name, by default the path of its directory. That the store in that place is the
-one that was archived before is checked by the last archived record while the log still has it.
+**Stores.** The log is one sequence, so its archive progress is one number: the physical offset after the last archived
+record. A run archives the complete records from there to the end of the log at its start; the store may be in use. A
+store is identified by its name, by default the path of its directory. To detect a different store under the same name,
+a run compares the last archived record with the log, as long as the log still has it.
 
-**Live brokers.** Every queue is a sequence, and a run takes each from the next queue offset to its end when the run
-starts. A broker is known by its brokerName. Nothing follows from that about the broker's log, so such an archive is
-none that deleteOnlyArchived can go by. A broker that was archived before, or that is required, and is missing now ends
-the run, unless that is allowed; a later run goes on where the broker's queues were.
+**Live brokers.** Each queue is a sequence, and a run archives it from its next queue offset to its end at the start of
+the run. A broker is identified by its brokerName. Queue offsets say nothing about the broker's log, so
+deleteOnlyArchived cannot rely on such an archive. If a broker that is required, or was archived before, is
+unreachable, the run fails unless that is allowed; a later run continues at the offsets the broker's queues had.
 
-A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake.lake`, which also says
-why a run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is
-no other state than the lake's own.
+A run writes rows and keys to staging and publishes both in one commit (see `rucola.spark.lake.lake`, which also
+explains why a killed run archives nothing twice). The lake holds all state: to continue, call the job again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from rucola.errors import StoreError
 from rucola.spark.errors import plainly
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.messages import frame_of
+from rucola.spark.jobs.message_source import partitions_frame
 from rucola.spark.lake import row_files
 from rucola.spark.lake.key_index import key_entries, write_keys
 from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
@@ -52,12 +51,12 @@ _REMEDY = "allow missing brokers"
 
 _MICROSECONDS_A_DAY = 86_400_000_000
 _MESSAGE_SIZE = 1024
-"""What a message of a live broker is taken for, whose size only its broker knows."""
+"""Assumed bytes of a message of a live broker, whose size is unknown before it is pulled."""
 
 
 @dataclass(frozen=True)
-class QueueSummary:
-    """What a run archived of one queue; queue offsets are half-open, `size` is bytes of records in the log."""
+class ArchivedQueue:
+    """Messages of one queue that a run archived; queue offsets are half-open, `size` is bytes of records in the log."""
 
     broker_name: str
     topic: str
@@ -69,19 +68,22 @@ class QueueSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a run archived of `source`, a store directory or name servers.
+class ArchiveResult:
+    """Messages and files that a run added to the lake.
 
-    Of a store it is what lies between two physical offsets; of live brokers these are None. `size` counts bytes of
-    records in the log, `file_size` bytes of the `file_count` Parquet files made of them, `key_count` their entries in
-    the key index and `key_size` its bytes. `missing` has a sentence for each broker that was left out.
+    Attributes:
+        source: the store directory, or the name servers.
+        begin_physical_offset, end_physical_offset: the archived range of a store's log; None for live brokers.
+        file_count, file_size: number and bytes of the new row files.
+        key_count, key_size: entries and bytes of the new key index files.
+        missing: a sentence for each live broker that was left out.
     """
 
     source: str
     lake: str
     begin_physical_offset: int | None = None
     end_physical_offset: int | None = None
-    queues: tuple[QueueSummary, ...] = ()
+    queues: tuple[ArchivedQueue, ...] = ()
     file_count: int = 0
     file_size: int = 0
     key_count: int = 0
@@ -107,7 +109,7 @@ class Summary:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as a JSON-serializable dict."""
         return {
             "source": self.source,
             "lake": self.lake,
@@ -137,13 +139,13 @@ class Summary:
 
 
 def archive(messages: DataFrame) -> DataFrame:
-    """Return the rows of the lake for these messages: the same with `date`, the UTC date of storeTimestamp."""
+    """Add the partition column `date`, the UTC date of storeTimestamp, which makes messages rows of the lake."""
     days = F.floor(F.unix_micros("storeTimestamp") / _MICROSECONDS_A_DAY).cast("int")
     return messages.withColumn("date", F.date_from_unix_date(days))
 
 
 def check_store(store: str | Path) -> None:
-    """Raise StoreError where this is no store directory."""
+    """Raise StoreError unless this is a store directory."""
     directory = Path(store).absolute()
     if not is_store(directory):
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
@@ -159,23 +161,23 @@ def run(
     include_system_topics: bool = False,
     corrupt_records: str = "fail",
     fail_on_data_loss: bool = True,
-) -> Summary:
-    """Archive what is new in a store directory and return what that was. Running again over the same adds nothing.
+) -> ArchiveResult:
+    """Archive the new messages of a store directory; a second run over the same log adds nothing.
 
-    The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss` messages
-    that were deleted before they were archived are warned of and passed over. Raises StoreError when `store` is no
-    store directory, is damaged, or is not the one that was archived under this name before; ConfigError when the lake
-    cannot be used. Nothing is archived then.
+    The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss`, messages
+    that were deleted before they were archived only cause a warning. Raises StoreError if `store` is not a store
+    directory, is damaged, or is not the store that was archived under this name before; ConfigError if the lake cannot
+    be used. Nothing is archived on an error.
     """
     check_store(store)
     directory = Path(store).absolute()
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
-        known = _known(target, name, is_live=False)
-        begin, end = _begin(reader, known, name, target, fail_on_data_loss), log_end(reader)
-        summary = Summary(str(directory), str(target.root), begin, end)
+        known = _archived_progress(target, name, is_live=False)
+        begin, end = _resume_offset(reader, known, name, target, fail_on_data_loss), log_end(reader)
+        result = ArchiveResult(str(directory), str(target.root), begin, end)
         if begin == end:
-            return summary
+            return result
         options = {
             "storePath": str(directory),
             "brokerName": name,
@@ -185,13 +187,13 @@ def run(
             "corruptRecords": corrupt_records,
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        staged = _stage(spark, target, options, end - begin)
+        staged = stage_messages(spark, target, options, end - begin)
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
-        progress = _advanced(replace(known or Progress(begin), physical_offset=end), ends)
+        progress = _advance(replace(known or Progress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
             last = reader.record(staged.last_physical_offset)
             progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
-        return _publish(target, summary, staged, {name: progress})
+        return _publish(target, result, staged, {name: progress})
 
 
 @plainly()
@@ -204,14 +206,14 @@ def run_live(
     fail_on_data_loss: bool = True,
     fail_on_missing_broker: bool = True,
     required_brokers: Collection[str] = (),
-) -> Summary:
-    """Archive what is new on all brokers that these name servers know, and return what that was.
+) -> ArchiveResult:
+    """Archive the new messages of all brokers that are registered at these name servers.
 
-    Raises StoreError if messages were deleted before they were archived, or a queue was made anew, and RemotingError
-    if no name server answers, or if a broker is missing that is required or has been archived before; without
-    `fail_on_missing_broker` the summary names it. Nothing is archived after an error.
+    Raises StoreError if messages were deleted before they were archived, or if a queue was recreated; RemotingError if
+    no name server answers, or if a required or previously archived broker is missing. Without
+    `fail_on_missing_broker`, the result names missing brokers instead. Nothing is archived on an error.
     """
-    from rucola.spark.source.live_source import LiveSource  # here, since an archive of a store needs no client
+    from rucola.spark.source.live_source import LiveSource  # imported here: archiving a store needs no client
 
     chosen = {
         "nameServer": name_server,
@@ -222,30 +224,31 @@ def run_live(
     }
     parsed = parse(chosen)
     source = LiveSource(parsed)
-    refuse_missing(parsed, source.bounds(), _REMEDY)  # so that no lake is made if nothing can be archived
+    refuse_missing(parsed, source.bounds(), _REMEDY)  # before open_lake, which would create a lake
     with open_lake(lake) as target:
-        # Asked again, since another run may have archived since, and with the queues that the lake knows.
-        found = source.bounds([queue for queue in _archived(target) if is_chosen(parsed, queue)])
+        # Ask again under the lock: another run may have archived since, and the queues that the lake has have to be
+        # looked up even if their brokers are no longer registered.
+        found = source.bounds([queue for queue in _archived_queues(target) if is_chosen(parsed, queue)])
         refuse_missing(parsed, found, _REMEDY)
-        summary = Summary(name_server, str(target.root), missing=tuple(found.missing_sentences()))
+        result = ArchiveResult(name_server, str(target.root), missing=tuple(found.missing_sentences()))
         names = sorted({place.broker_name for place in found.ranges})
-        known = {name: _known(target, name, is_live=True) for name in names}
+        known = {name: _archived_progress(target, name, is_live=True) for name in names}
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
-            return summary
+            return result
         messages = sum(end - begin for begin, end in ranges.values())
-        staged = _stage(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
+        staged = stage_messages(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
         progress = {}
         for name, archived in known.items():
             upto = {
                 (place.topic, place.queue_id): end for place, (_, end) in ranges.items() if place.broker_name == name
             }
-            progress[name] = _advanced(archived or Progress(0, is_live=True), upto)
-        return _publish(target, summary, staged, progress)
+            progress[name] = _advance(archived or Progress(0, is_live=True), upto)
+        return _publish(target, result, staged, progress)
 
 
-def _archived(lake: Lake) -> list[Queue]:
-    """Return every queue of live brokers of which the lake has something."""
+def _archived_queues(lake: Lake) -> list[Queue]:
+    """Return the queues of live brokers in the lake."""
     return [
         Queue(topic, name, int(queue_id))
         for name, progress in lake.progress().items()
@@ -256,7 +259,7 @@ def _archived(lake: Lake) -> list[Queue]:
 
 
 def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> dict[str, str]:
-    """Return the options of a read of just these ranges of live queues."""
+    """Return data source options that read exactly these ranges of live queues."""
     begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
     ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
     assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
@@ -270,20 +273,24 @@ def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> d
 
 
 @dataclass(frozen=True)
-class Staged:
-    """What a run has put into staging."""
+class StagedMessages:
+    """Staged messages by queue, and the largest physical offset among them; None if nothing was staged."""
 
-    queues: tuple[QueueSummary, ...] = ()
+    queues: tuple[ArchivedQueue, ...] = ()
     last_physical_offset: int | None = None
 
 
-def stage(lake: Lake, messages: DataFrame) -> Staged:
-    """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
+def stage_in_spark(lake: Lake, messages: DataFrame) -> StagedMessages:
+    """Write messages and their keys to staging with Spark.
+
+    Keys and counts are computed from the staged files instead of the messages: it is one pass over compressed columns
+    rather than a second read of the source, and the result describes what is really in the files.
+    """
     rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
     rows.parquet(str(lake.staged_rows))
     paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
     if not paths:
-        return Staged()
+        return StagedMessages()
     written = read_rows(messages.sparkSession, lake.staged_rows, paths)
     counted = (
         written.groupBy("brokerName", "topic", "queueId")
@@ -299,49 +306,51 @@ def stage(lake: Lake, messages: DataFrame) -> Staged:
     )
     write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
     queues = [
-        QueueSummary(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
+        ArchivedQueue(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
         for row in counted
     ]
-    queues.sort(key=_place_of)
-    return Staged(tuple(queues), max(row.commitLogOffset for row in counted))
+    queues.sort(key=_queue_key)
+    return StagedMessages(tuple(queues), max(row.commitLogOffset for row in counted))
 
 
-def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
-    """Do what `stage` does in this process, with messages of all columns as record batches."""
+def stage_in_process(lake: Lake, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
+    """Do what `stage_in_spark` does in this process, with messages of all columns as record batches."""
     row_files.write(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
-        return Staged()
+        return StagedMessages()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
     written = pa.Table.from_batches([batch for path in paths for batch in row_files.read_staged(path, names)])
     row_files.write_entries(row_files.entries(paths), lake.staged_keys)
     groups = Groups(written, ["brokerName", "topic", "queueId"])
     sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
-    numbers = groups.count(), groups.sum(sizes), groups.least(offsets), groups.most(offsets) + 1
+    numbers = groups.count(), groups.sum(sizes), groups.min(offsets), groups.max(offsets) + 1
     queues = [
-        QueueSummary(row["brokerName"], row["topic"], row["queueId"], *counts)
+        ArchivedQueue(row["brokerName"], row["topic"], row["queueId"], *counts)
         for row, counts in zip(groups.keys.to_pylist(), np.stack(numbers, 1).tolist(), strict=True)
     ]
-    return Staged(tuple(sorted(queues, key=_place_of)), int(ints(written["commitLogOffset"]).max()))
+    return StagedMessages(tuple(sorted(queues, key=_queue_key)), int(ints(written["commitLogOffset"]).max()))
 
 
-def _stage(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> Staged:
-    """Read messages of about `size` bytes by the options of the data source, and stage them."""
+def stage_messages(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> StagedMessages:
+    """Read messages of about `size` bytes by the options of the data source, and stage_in_spark them."""
     read = parse(options)
     partitions = reader.plan(read)
     if runs_in_spark(spark, lambda: size):
-        return stage(lake, frame_of(session_of(spark), partitions, read, tuple(COLUMNS)))
-    return stage_directly(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
+        return stage_in_spark(lake, partitions_frame(session_of(spark), partitions, read, tuple(COLUMNS)))
+    return stage_in_process(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
 
 
-def _place_of(queue: QueueSummary) -> tuple[str, str, int]:
+def _queue_key(queue: ArchivedQueue) -> tuple[str, str, int]:
     return queue.broker_name, queue.topic, queue.queue_id
 
 
-def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str, Progress]) -> Summary:
+def _publish(
+    lake: Lake, result: ArchiveResult, staged: StagedMessages, progress: Mapping[str, Progress]
+) -> ArchiveResult:
     commit = lake.publish(progress)
     return replace(
-        summary,
+        result,
         queues=staged.queues,
         file_count=len(commit.rows),
         file_size=sum(file.size for file in commit.rows),
@@ -350,13 +359,13 @@ def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str
     )
 
 
-def _known(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
-    """Return how far a store or a live broker is archived. Raises StoreError where it was archived as the other."""
+def _archived_progress(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
+    """Return the archive progress of a store or live broker; StoreError if it was archived in the other way."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
         kinds = ("live", "from its store directory") if known.is_live else ("from its store directory", "live")
         raise StoreError(
-            f"{name} was archived {kinds[0]} into {lake.root} and cannot be gone on with {kinds[1]}; "
+            f"{name} was archived {kinds[0]} into {lake.root} and cannot be continued {kinds[1]}; "
             f"archive into another lake, or give the store a name of its own"
         )
     return known
@@ -365,7 +374,7 @@ def _known(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
 def _live_ranges(
     bounds: Ranges, known: Mapping[str, Progress | None], lake: Lake, fail_on_data_loss: bool
 ) -> dict[Queue, tuple[int, int]]:
-    """Return what there is to archive of each queue."""
+    """Return the half-open range of queue offsets to archive, by queue; queues without new messages are omitted."""
     ranges = {}
     for place, (least, most) in bounds.items():
         assert isinstance(place, Queue)
@@ -373,25 +382,25 @@ def _live_ranges(
         begin = archived.queues.get(place.topic, {}).get(str(place.queue_id), least) if archived else least
         if begin > most:
             raise StoreError(
-                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was made anew. "
-                f"Archive into another lake to go on"
+                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was recreated. "
+                f"Archive into another lake to continue"
             )
         if begin < least:
-            _lost(f"{place} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
+            _report_loss(f"{place} begins at offset {least}", f"its part before {begin}", lake, fail_on_data_loss)
             begin = least
         if begin < most:
             ranges[place] = begin, most
     return ranges
 
 
-def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
-    """Return where to go on, having made sure that this is the store that was archived up to there."""
+def _resume_offset(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
+    """Return the physical offset to continue at; StoreError if this is not the store that was archived before."""
     begin = reader.min_physical_offset
     if known is None:
         return begin
     if known.physical_offset < begin:
         what = f"{reader.path} begins at physical offset {begin}"
-        _lost(what, f"what is before {known.physical_offset}", lake, fail_on_data_loss)
+        _report_loss(what, f"its part before {known.physical_offset}", lake, fail_on_data_loss)
         return begin
     other = (
         f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
@@ -410,16 +419,16 @@ def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, f
     return known.physical_offset
 
 
-def _lost(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
-    """Raise StoreError for messages that were deleted before they were archived, or warn of them."""
+def _report_loss(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
+    """Raise StoreError, or log a warning, for messages that were deleted before they were archived."""
     sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
     if fail_on_data_loss:
-        raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to go on")
+        raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to continue")
     _log.warning("%s", sentence)
 
 
-def _advanced(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
-    """Return progress with the next queue offsets of these queues, by topic and queue id."""
+def _advance(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
+    """Return `known` with the next queue offsets of these queues, keyed by (topic, queue id)."""
     queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
     for (topic, queue_id), end in ends.items():
         queues.setdefault(topic, {})[str(queue_id)] = end

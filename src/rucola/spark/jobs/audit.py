@@ -43,7 +43,7 @@ from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_syst
 from rucola.spark.errors import plainly
 from rucola.spark.jobs import audit_tables, report
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
-from rucola.spark.jobs.messages import Messages
+from rucola.spark.jobs.message_source import MessageSource
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.spark.source.columns import schema_of
@@ -156,7 +156,7 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
         .where("at IS NOT NULL")
     )
     ways = {"given back": plain.join(given_back, "offsetMsgId"), "trace": plain.join(traced, "msgId")}
-    known = united(
+    known = union_all(
         [way.select("group", "topic", F.lit(name).alias("known"), "storedMs", "at") for name, way in ways.items()]
     )
     waited = F.greatest(F.col("at") - F.col("storedMs"), F.lit(0))
@@ -220,7 +220,7 @@ TABLES: Final = {
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditResult:
     """What was counted: the `TABLES` as Arrow has them, each at most as long as it has groups."""
 
     sources: tuple[str, ...]
@@ -254,8 +254,8 @@ def run(
     corrupt_records: str = "fail",
     hottest: int = HOT_KEYS,
     delay_levels: str | None = None,
-) -> Audit:
-    """Audit store directories and lakes together, and write the tables and report.html into `out`, if given.
+) -> AuditResult:
+    """AuditResult store directories and lakes together, and write the tables and report.html into `out`, if given.
 
     `delay_levels` is the brokers' messageDelayLevel, where it was changed; of each topic the `hottest` keys are
     counted. Groups' progress is known of stores, which keep it in config/consumerOffset.json. Raises StoreError for
@@ -264,15 +264,15 @@ def run(
     if not sources:
         raise ConfigError("nothing to audit is given: name a store directory or a lake")
     chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
-    found = [Messages(Path(source).absolute(), chosen, options) for source in sources]
+    found = [MessageSource(Path(source).absolute(), chosen, options) for source in sources]
     traces = [each for source in sources if (each := _traces(Path(source).absolute(), options))]
-    progress = [row for source in sources for row in _progress(Path(source), chosen)]
+    progress = [row for source in sources for row in _committed_offsets(Path(source), chosen)]
     levels = delay_levels or DEFAULT_DELAY_LEVELS
     if runs_in_spark(spark, lambda: sum(each.size() for each in found)):
         tables = _in_spark(session_of(spark), found, traces, progress, hottest, levels)
     else:
         tables = _in_this_process(found, traces, progress, hottest, levels)
-    audit = Audit(tuple(map(str, sources)), tables)
+    audit = AuditResult(tuple(map(str, sources)), tables)
     if out is not None:
         audit.write(Path(out))
     return audit
@@ -280,15 +280,15 @@ def run(
 
 def _in_spark(
     session: SparkSession,
-    messages: Sequence[Messages],
-    traces: Sequence[Messages],
+    messages: Sequence[MessageSource],
+    traces: Sequence[MessageSource],
     progress: Sequence[tuple[Any, ...]],
     hottest: int,
     delay_levels: str,
 ) -> dict[str, pa.Table]:
     bodies = [each.frame(session, ["body"]).select("body") for each in traces]
     with plainly():
-        counted = united([facts(each.frame(session, audit_tables.COLUMNS)) for each in messages])
+        counted = union_all([facts(each.frame(session, audit_tables.COLUMNS)) for each in messages])
         counted = counted.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             frames = {
@@ -298,7 +298,7 @@ def _in_spark(
                 "sizes": sizes(counted),
                 "hot_keys": hot_keys(counted, hottest),
                 "consumption": consumption(
-                    counted, united([session.createDataFrame([], "body binary"), *bodies]), delay_levels
+                    counted, union_all([session.createDataFrame([], "body binary"), *bodies]), delay_levels
                 ),
                 "lags": lags(counted, session.createDataFrame(progress, _PROGRESS)),
             }
@@ -308,8 +308,8 @@ def _in_spark(
 
 
 def _in_this_process(
-    messages: Sequence[Messages],
-    traces: Sequence[Messages],
+    messages: Sequence[MessageSource],
+    traces: Sequence[MessageSource],
     progress: Sequence[tuple[Any, ...]],
     hottest: int,
     delay_levels: str,
@@ -341,21 +341,21 @@ def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table.take(pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys]))
 
 
-def united(frames: Sequence[DataFrame]) -> DataFrame:
+def union_all(frames: Sequence[DataFrame]) -> DataFrame:
     """Return the rows of all."""
     return reduce(DataFrame.unionByName, frames)
 
 
-def _traces(source: Path, options: Mapping[str, str]) -> Messages | None:
+def _traces(source: Path, options: Mapping[str, str]) -> MessageSource | None:
     """Return the messages of the trace topic, None for a store without such a topic."""
     if is_store(source):
         with StoreReader(source) as store:
             if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
                 return None
-    return Messages(source, Selection(topics=(TRACE_TOPIC,)), options)
+    return MessageSource(source, Selection(topics=(TRACE_TOPIC,)), options)
 
 
-def _progress(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
+def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
     """Yield how far each group has consumed each queue of a store; nothing for a lake."""
     if not is_store(source):
         return

@@ -71,16 +71,16 @@ def topics(facts: pa.Table) -> pa.Table:
     is_plain = _is(kind, "message")
     return groups.table(
         kind=kind,
-        queues=groups.distinct(facts, ["brokerName", "queueId"]),
+        queues=groups.count_distinct(facts, ["brokerName", "queueId"]),
         messages=count,
         bytes=groups.sum(size),
         averageSize=groups.sum(size) / count,
-        largestSize=groups.most(size),
-        first=_times(groups.least(stored)),
-        last=_times(groups.most(stored)),
+        largestSize=groups.max(size),
+        first=_times(groups.min(stored)),
+        last=_times(groups.max(stored)),
         **_percentiles(groups, stored - ints(facts["bornMs"])),
-        repeatedIds=np.where(is_plain, count - groups.distinct(facts, ["msgId"]), 0),
-        repeatedBodies=np.where(is_plain, count - groups.distinct(facts, ["bodyHash"]), 0),
+        repeatedIds=np.where(is_plain, count - groups.count_distinct(facts, ["msgId"]), 0),
+        repeatedBodies=np.where(is_plain, count - groups.count_distinct(facts, ["bodyHash"]), 0),
     )
 
 
@@ -104,7 +104,7 @@ def failures(facts: pa.Table) -> pa.Table:
     """Return a row a group, kind (`retry` or `dead letter`), topic of origin and hour: messages, and most tries."""
     failed = _with_hour(facts.filter(mask(~_is(facts["kind"], "message"))))
     groups = Groups(failed, ["group", "kind", "originTopic", "hour"])
-    return groups.table(messages=groups.count(), mostTries=groups.most(ints(failed["reconsumeTimes"])))
+    return groups.table(messages=groups.count(), mostTries=groups.max(ints(failed["reconsumeTimes"])))
 
 
 def sizes(facts: pa.Table) -> pa.Table:
@@ -208,7 +208,7 @@ def _is(column: pa.ChunkedArray, value: str) -> Array:
 
 def _percentiles(groups: Groups, values: Array) -> dict[str, Array]:
     """Return percentiles of milliseconds, and the largest value."""
-    return {name: groups.at_rank(values, share) for name, share in PERCENTILES.items()} | {"most": groups.most(values)}
+    return {name: groups.quantile(values, share) for name, share in PERCENTILES.items()} | {"most": groups.max(values)}
 
 
 def _with_hour(facts: pa.Table) -> pa.Table:

@@ -14,7 +14,7 @@ from typing import Final
 
 WIDTH: Final = 960
 HEIGHT: Final = 260
-SERIES: Final = 8
+MAX_SERIES: Final = 8
 """How many colours there are: --c0 to --c7."""
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 34
@@ -34,7 +34,7 @@ def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
     """Return stacked columns, one for each label, with a legend when there are several series."""
     totals = [sum(values) for values in zip(*(each.values for each in series), strict=True)]
     if not totals or not max(totals):
-        return nothing()
+        return no_data()
     top, ticks = _scale(max(totals))
     step = (WIDTH - _LEFT - _RIGHT) / len(labels)
     width = min(max(step * 0.78, 1.0), _WIDEST)
@@ -45,7 +45,7 @@ def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
             value = each.values[place]
             if value:
                 y, height = _y(upper + value, top), _y(upper, top) - _y(upper + value, top)
-                title = f"{label} · {each.name}: {short(value)} {unit}"
+                title = f"{label} · {each.name}: {number_text(value)} {unit}"
                 marks.append(_rect(x, y, width, max(height, 0.75), number, title))
                 upper += value
     return _svg(marks + _labels(labels, step), HEIGHT) + _legend([each.name for each in series])
@@ -55,17 +55,17 @@ def lines(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
     """Return a line for each series over the labels; values below 0 are drawn as 0."""
     most = max((value for each in series for value in each.values), default=0)
     if most <= 0:
-        return nothing()
+        return no_data()
     top, ticks = _scale(most)
     step = (WIDTH - _LEFT - _RIGHT) / len(labels)
     marks = [_grid(top, ticks)]
     for number, each in enumerate(series):
         points = [(_LEFT + (place + 0.5) * step, _y(max(value, 0), top)) for place, value in enumerate(each.values)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        marks.append(f'<polyline points="{path}" fill="none" stroke="var(--c{number % SERIES})" stroke-width="2"/>')
+        marks.append(f'<polyline points="{path}" fill="none" stroke="var(--c{number % MAX_SERIES})" stroke-width="2"/>')
         for (x, y), label, value in zip(points, labels, each.values, strict=True):
-            title = escape(f"{label} · {each.name}: {short(value)} {unit}")
-            dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="var(--c{number % SERIES})">'
+            title = escape(f"{label} · {each.name}: {number_text(value)} {unit}")
+            dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="var(--c{number % MAX_SERIES})">'
             marks.append(f"{dot}<title>{title}</title></circle>")
     return _svg(marks + _labels(labels, step), HEIGHT) + _legend([each.name for each in series])
 
@@ -74,7 +74,7 @@ def bars(rows: Sequence[tuple[str, float, str]], color: int = 0) -> str:
     """Return a horizontal bar for each (name, value, text of the value)."""
     most = max((value for _, value, _ in rows), default=0)
     if most <= 0:
-        return nothing()
+        return no_data()
     left, right, line = 330, 210, 26
     marks = []
     for number, (name, value, text) in enumerate(rows):
@@ -87,12 +87,12 @@ def bars(rows: Sequence[tuple[str, float, str]], color: int = 0) -> str:
     return _svg(marks, len(rows) * line + 8)
 
 
-def nothing() -> str:
+def no_data() -> str:
     """Return what stands where a chart has nothing to show."""
     return '<p class="nothing">None.</p>'
 
 
-def short(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a number as people read it: 950, 9,500, 12.3k, 1.25M."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit and abs(value) >= 10_000:
@@ -143,7 +143,7 @@ def _grid(top: float, ticks: Sequence[float]) -> str:
     for tick in ticks:
         y = _y(tick, top)
         parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" class="tick">{short(tick)}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" class="tick">{number_text(tick)}</text>')
     return "".join(parts)
 
 
@@ -159,7 +159,7 @@ def _labels(labels: Sequence[str], step: float) -> list[str]:
 
 def _rect(x: float, y: float, width: float, height: float, color: int, title: str) -> str:
     shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="1.5"'
-    return f'{shape} fill="var(--c{color % SERIES})"><title>{escape(title)}</title></rect>'
+    return f'{shape} fill="var(--c{color % MAX_SERIES})"><title>{escape(title)}</title></rect>'
 
 
 def _svg(marks: Sequence[str], height: int) -> str:
@@ -170,7 +170,7 @@ def _legend(names: Sequence[str]) -> str:
     if len(names) < 2:
         return ""
     keys = "".join(
-        f'<span><i style="background:var(--c{number % SERIES})"></i>{escape(name)}</span>'
+        f'<span><i style="background:var(--c{number % MAX_SERIES})"></i>{escape(name)}</span>'
         for number, name in enumerate(names)
     )
     return f'<div class="legend">{keys}</div>'

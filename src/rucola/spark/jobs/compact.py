@@ -1,11 +1,11 @@
-"""The compaction job: the many small files that archiving leaves become few large ones, rows and key index alike.
+"""Compaction job: merges the small row files and key index files of a lake into few large ones.
 
-    rows    the files below `SMALL_SIZE` of a topic and day are put together, in the order of brokers and logs, to
-            files of about `TARGET_SIZE`
-    keys    runs of like size become one (see `key_index.runs_to_merge`)
+    rows    files below `SMALL_SIZE` of one topic and day are merged, sorted by broker and physical offset, into files
+            of about `TARGET_SIZE`
+    keys    runs of similar size are merged into one run (see `key_index.runs_to_merge`)
 
-Both are one commit, so that a reader sees every message once, in its old file or in its new one (see
-`rucola.spark.lake.lake`). No message is changed, and no other file is read.
+Both merges are published by one commit, so a reader sees every message exactly once, in its old file or in its new
+one (see `rucola.spark.lake.lake`). Messages are not changed, and no other file is read.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from rucola.spark.errors import plainly
-from rucola.spark.lake import row_files as lake_rows
+from rucola.spark.lake import row_files as row_files
 from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
 from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
 from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
 from rucola.spark.session import Spark, runs_in_spark, session_of
 
 SMALL_SIZE: Final = 16 << 20
+"""Row files below this many bytes are candidates for a merge."""
+
 TARGET_SIZE: Final = 128 << 20
+"""Size in bytes at which a merged row file is completed and the next one begins."""
 
 _ENTRY_SIZE: Final = 64
-"""Bytes that an entry of the key index takes in memory, about."""
+"""Approximate bytes of memory for one entry of the key index."""
 
-LEAST_FILES: Final = 8
-"""So many small files of a topic and day, or runs of a size, are merged when nobody asks for more."""
+MIN_FILES: Final = 8
+"""Default for the number of small files of a topic and day, or runs of one size, that makes a merge worthwhile."""
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a compaction did: files of rows and of keys that it replaced, and files that it made of them."""
+class CompactionResult:
+    """Numbers of row files and key files that a compaction replaced and wrote, and the `rows` it merged."""
 
     lake: str
     rows: int = 0
@@ -48,7 +51,7 @@ class Summary:
     key_files: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as a JSON-serializable dict."""
         return {
             "lake": self.lake,
             "rows": self.rows,
@@ -58,18 +61,18 @@ class Summary:
 
 
 def compact(rows: DataFrame, partitions: int) -> DataFrame:
-    """Return rows of the lake such that each topic and day lies in one of the partitions, in the order of its logs."""
+    """Repartition rows by topic and day, each partition sorted by broker and physical offset."""
     order = *PARTITION_COLUMNS, "brokerName", "commitLogOffset"
     return rows.repartition(partitions, *PARTITION_COLUMNS).sortWithinPartitions(*order)
 
 
-def small_files(files: Sequence[RowFile], least_files: int) -> list[RowFile]:
-    """Return the small files of every topic and day that has so many of them."""
+def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
+    """Return the files below `SMALL_SIZE` of every topic and day that has at least `min_files` of them."""
     by_place: dict[tuple[str, str], list[RowFile]] = {}
     for file in files:
         if file.size < SMALL_SIZE:
             by_place.setdefault((file.topic, file.date), []).append(file)
-    return [file for group in by_place.values() if len(group) >= least_files for file in group]
+    return [file for group in by_place.values() if len(group) >= min_files for file in group]
 
 
 @plainly()
@@ -77,42 +80,44 @@ def run(
     spark: Spark,
     lake: str | Path,
     *,
-    least_files: int = LEAST_FILES,
+    min_files: int = MIN_FILES,
     keep_replaced_ms: int = KEEP_REPLACED_MS,
-) -> Summary:
-    """Compact a lake where there are `least_files` to put together, and return what that was.
+) -> CompactionResult:
+    """Merge small files of a lake, and return how many were replaced and written.
 
-    Files that an earlier compaction replaced more than `keep_replaced_ms` ago are removed. Raises StoreError where
-    there is no lake, or another run is writing to it.
+    A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Files that an
+    earlier compaction replaced more than `keep_replaced_ms` ago are deleted. Raises StoreError if there is no lake,
+    and LakeInUse if another run is writing to it.
     """
-    read_snapshot(lake)  # so that none is made where there is none
+    read_snapshot(lake)  # raises if there is no lake; open_lake would create one
     with open_lake(lake) as target:
         before = target.snapshot()
-        rows = small_files(before.rows, least_files)
-        merged = runs_to_merge(before.keys, least_files)
+        rows = small_files(before.rows, min_files)
+        merged = runs_to_merge(before.keys, min_files)
         keys = [file for file in before.keys if file.run in merged]
         if (rows or keys) and runs_in_spark(spark, partial(_size_of, target.root, rows, keys)):
             _merge(session_of(spark), target, rows, keys)
         elif rows or keys:
-            lake_rows.merge(target.root, rows, target.staged_rows)
-            lake_rows.write_entries(lake_rows.read_entries(target.root, keys), target.staged_keys)
+            row_files.merge(target.root, rows, target.staged_rows)
+            row_files.write_entries(row_files.read_entries(target.root, keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)
             counts = len(rows), len(commit.rows), len(keys), len(commit.keys)
-            return Summary(str(target.root), sum(file.rows for file in rows), *counts)
-        return Summary(str(target.root))
+            return CompactionResult(str(target.root), sum(file.rows for file in rows), *counts)
+        return CompactionResult(str(target.root))
 
 
 def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
-    """Return about how many bytes are to be merged."""
-    return lake_rows.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
+    """Estimate the bytes to be merged, which decides whether Spark is worth its start."""
+    return row_files.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
 
 
 def _merge(session: SparkSession, lake: Lake, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
-    """Merge files of rows by topic and day, and files of keys into one run, in Spark."""
+    """Merge row files by topic and day, and key files into one run, with Spark."""
     if rows:
-        # As many rows to a file as make the target at the size that they have now.
+        # Spark limits files by rows, not bytes. The average row of the input tells how many rows make TARGET_SIZE:
+        # 1,000,000 rows in 256 MiB give files of 500,000 rows.
         most_rows = math.ceil(sum(file.rows for file in rows) / sum(file.size for file in rows) * TARGET_SIZE)
         places = {(file.topic, file.date) for file in rows}
         ordered = compact(

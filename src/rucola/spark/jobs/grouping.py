@@ -1,6 +1,6 @@
-"""Groups of rows and joins of tables, by numpy alone.
+"""Group-by and inner join of Arrow tables, implemented with numpy.
 
-Arrow has both in a module whose import loads pandas, which takes longer than a small job.
+Arrow's own versions live in `pyarrow.acero`, whose import also loads pandas; that takes longer than a small job.
 """
 
 from __future__ import annotations
@@ -14,16 +14,25 @@ from rucola.spark.source.arrays import Array, arrow, combined, ints
 
 
 class Groups:
-    """The rows of a table, grouped by some of its columns.
+    """The rows of a table, grouped by the values of some columns.
 
-    Methods return an array with an element for each group. `keys` has the columns by which rows are grouped, `codes`
-    the group of each row, and `firsts` a row of each group; in the order of groups, the rows of group k are from
-    edges[k] to edges[k+1].
+    Groups are numbered 0, 1, ... and every aggregate returns an array with one element per group.
+
+    Attributes:
+        keys: the grouping columns, one row per group.
+        codes: for each row of the table, the number of its group.
+        firsts: for each group, the index of one of its rows.
+        edges: rows of group k are edges[k] to edges[k+1] once the rows are sorted by group.
+
+    For example, the topics [b, a, b] give keys [b, a], codes [0, 1, 0] and edges [0, 2, 3].
+    Construction sorts the rows, in O(n log n) per column.
     """
 
     def __init__(self, rows: pa.Table, by: Sequence[str]) -> None:
         codes = np.zeros(len(rows), np.int64)
         firsts = np.zeros(min(len(rows), 1), np.int64)
+        # Each column refines the groups of the columns before it: (code so far, code in this column) becomes one
+        # number, and np.unique renumbers the numbers that occur, which also keeps them small enough for int64.
         for name in by:
             encoded = combined(rows[name]).dictionary_encode("encode")
             both = codes * max(len(encoded.dictionary), 1) + ints(encoded.indices)
@@ -34,41 +43,52 @@ class Groups:
         self.edges = np.searchsorted(codes[self._order], np.arange(len(firsts) + 1))
 
     def table(self, **columns: Array | pa.Array) -> pa.Table:
-        """Return the keys with these columns behind them."""
+        """Return the keys with these columns appended; each needs one value per group."""
         found = self.keys
         for name, values in columns.items():
             found = found.append_column(name, arrow(values) if isinstance(values, np.ndarray) else values)
         return found
 
     def count(self) -> Array:
+        """Return the number of rows of each group."""
         return np.diff(self.edges)
 
     def sum(self, values: Array) -> Array:
+        """Return the sum of `values` in each group, as int64."""
         return np.add.reduceat(values[self._order].astype(np.int64), self.edges[:-1])
 
-    def least(self, values: Array) -> Array:
+    def min(self, values: Array) -> Array:
+        """Return the smallest of `values` in each group."""
         return np.minimum.reduceat(values[self._order], self.edges[:-1])
 
-    def most(self, values: Array) -> Array:
+    def max(self, values: Array) -> Array:
+        """Return the largest of `values` in each group."""
         return np.maximum.reduceat(values[self._order], self.edges[:-1])
 
     def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return the value of the first row of each group, in the order of the table."""
         return values.take(arrow(self._order[self.edges[:-1]]))
 
-    def distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
-        """Count the different values of these columns; `rows` has them for each row of the table."""
+    def count_distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
+        """Count the distinct combinations of the columns `names` of `rows`, which is aligned with the grouped table."""
         inner = Groups(rows, names).codes
         both = np.unique(self.codes * (len(rows) + 1) + inner)
         return np.bincount(both // (len(rows) + 1), minlength=len(self.keys))
 
-    def at_rank(self, values: Array, share: float) -> Array:
-        """Return the least value that so large a share of a group's rows does not exceed."""
+    def quantile(self, values: Array, share: float) -> Array:
+        """Return the smallest value that at least `share` (0 to 1) of the rows of a group do not exceed."""
         ordered = values[np.lexsort((values, self.codes))]
         return ordered[self.edges[:-1] + np.ceil(share * self.count()).astype(np.int64) - 1]
 
 
 def join(left: pa.Table, right: pa.Table, by: str) -> pa.Table:
-    """Return the pairs of rows that have the same value in a column, with the columns of both; null equals nothing."""
+    """Return the inner join of two tables on the column `by`, with the columns of both; null matches nothing.
+
+    1. Both columns get one common dictionary, so that equal values have equal integer codes.
+    2. The right rows are sorted by code; each left row finds its matches as the range [begin, end) in that order.
+    3. `left_rows` repeats each left row once per match, and `within` counts the matches: with counts [2, 0, 1] they
+       are [0, 0, 2] and [0, 1, 0].
+    """
     right = right.filter(right[by].is_valid())
     codes = combined(pa.chunked_array([*left[by].chunks, *right[by].chunks], left[by].type)).dictionary_encode("encode")
     left_codes, right_codes = np.split(ints(codes.indices), [len(left)])

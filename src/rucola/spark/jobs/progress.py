@@ -1,4 +1,4 @@
-"""How far work has come that another thread waits for."""
+"""Progress reports of a job, sent from a background thread while the job blocks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from rucola.spark.session import LaterSession
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Is told (done, in all)."""
+ProgressCallback: TypeAlias = Callable[[int, int], None]
+"""Called with (done, total); both count the same unit, such as messages or tasks."""
 
-LOOK_INTERVAL_S: Final = 0.3
+INTERVAL_S: Final = 0.3
 
 
 @contextmanager
-def looking(look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` several times a second while the block runs, from a thread of its own."""
+def call_periodically(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` every `INTERVAL_S` seconds while the block runs.
+
+    The calls come from one background thread, which is joined before the block is left. An exception in `callback`
+    ends the reports, not the block.
+    """
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(LOOK_INTERVAL_S):
-            look()
+        # Event.wait is both the timer and the stop signal, so leaving the block never waits a whole interval.
+        while not ended.wait(INTERVAL_S):
+            callback()
 
     thread = threading.Thread(target=watch, name="progress of a job")
     thread.start()
@@ -35,17 +40,21 @@ def looking(look: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def tasks_told(session: LaterSession, progress: Progress) -> Iterator[None]:
-    """Tell how many tasks of Spark's active stages are done while the block runs."""
+def report_tasks(session: LaterSession, progress: ProgressCallback) -> Iterator[None]:
+    """Report completed and total tasks of Spark's active stages while the block runs.
 
-    def look() -> None:
+    Reports nothing until `session` has been started.
+    """
+
+    def report() -> None:
         if session.made is None:
             return
         tracker = session.made.sparkContext.statusTracker()
         found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        # A stage may end between the two calls; the tracker then returns None for it.
         stages = [stage for stage in found if stage is not None]
         if stages:
             progress(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
 
-    with looking(look):
+    with call_periodically(report):
         yield

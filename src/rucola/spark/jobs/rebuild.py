@@ -1,15 +1,14 @@
-"""The rebuild job: ConsumeQueues and index of a store, made from its log by many tasks, byte by byte as a broker's.
+"""Rebuild job: builds ConsumeQueues and index of a store from its CommitLog in parallel, byte-identical to a broker's.
 
-    files       a row for each file of the log
-    taken_in    by file of the log: the units of its records in runs, and how many index entries it makes
-    queues      by queue: the runs in the order of the log become the files of the queue
-    index       by index file: its entries, found in the one or two files of the log that hold them
+    1. units    by log file: the units of its records, in runs of consecutive units, and its number of index entries
+    2. queues   by queue: the runs in log order are written as the files of the queue
+    3. index    by index file: its entries, read from the one or two log files that contain them
 
-Each step is a piece of `rucola.store.tools.partial_rebuild`; Spark deals them out and brings the runs of a queue
-together. A run is some bytes for many messages, so little travels. A task that is tried again writes its files anew.
+Each step is a function of `rucola.store.tools.partial_rebuild`; Spark distributes the calls and shuffles the runs to
+their queues. A run takes a few bytes for many messages, so the shuffle is small. A retried task overwrites its files.
 
-Files are written beside the old ones and exchanged at the end, as `rucola store rebuild` does, which takes one process.
-The directory must be seen by driver and workers under one path.
+Files are written next to the old ones and exchanged at the end, as by `rucola store rebuild`, which uses one process.
+Driver and workers must reach the directory under the same path.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from rucola.store.tools.partial_rebuild import (
 from rucola.store.tools.rebuild import Progress, Rebuilt
 from rucola.store.tools.rebuild import rebuild as rebuild_by
 
-_TAKEN_IN: Final = pa.schema(
+_UNITS_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("queue_id", pa.int32()),
@@ -59,60 +58,60 @@ _TAKEN_IN: Final = pa.schema(
         ("entries", pa.int64()),
     ]
 )
-"""A `UnitRun`, or a `Taken`; the fields of the other are NULL."""
+"""Schema of `UnitRun` and `Taken` rows in one DataFrame; the fields of the other are NULL."""
 
 _FILE: Final = "number int, begin bigint"
 _INDEX_FILE: Final = "number int, parts array<struct<begin: bigint, first_entry: bigint>>"
-_RUNS_A_BATCH: Final = 256
+_BATCH_RUNS: Final = 256
 
 Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """The work of the tasks; made on the driver, and pickled to the workers."""
+class RebuildTasks:
+    """Functions of the three steps for `mapInArrow`; created on the driver and pickled to the workers."""
 
     log: Path
     target: Path
     settings: StoreConfig
 
-    def take_in(self, batches: Batches) -> Batches:
-        """Read the files of the log whose beginnings these rows name."""
+    def extract_units(self, batches: Batches) -> Batches:
+        """Extract the units of the log files whose begin offsets are in these rows."""
         for row in _rows(batches):
             items = take_in(self.log, row["begin"], self.settings)
-            while some := [item._asdict() for item in islice(items, _RUNS_A_BATCH)]:
-                yield pa.RecordBatch.from_pylist(some, _TAKEN_IN)
+            while some := [item._asdict() for item in islice(items, _BATCH_RUNS)]:
+                yield pa.RecordBatch.from_pylist(some, _UNITS_SCHEMA)
 
     def write_queues(self, batches: Batches) -> Batches:
-        """Write the queues whose runs these rows are, in order."""
+        """Write the queues of these runs, which are sorted by queue and physical offset."""
         for _, runs in groupby(_rows(batches), key=itemgetter("topic", "queue_id")):
             count = write_queue(self.log, self.target, (UnitRun(**run) for run in runs), self.settings)
             yield pa.RecordBatch.from_pydict({"units": [count]})
 
     def write_index(self, batches: Batches) -> Batches:
-        """Write the index files that these rows name."""
+        """Write the index files that these rows describe, under temporary names."""
         for row in _rows(batches):
             parts = [IndexPart(**part) for part in row["parts"]]
-            path = self.target / "index" / _temporary(row["number"])
+            path = self.target / "index" / _temporary_name(row["number"])
             timestamp = write_index_file(self.log, path, row["number"], parts, self.settings)
             yield pa.RecordBatch.from_pydict({"number": [row["number"]], "firstTimestamp": [timestamp]})
 
 
-def taken_in(files: DataFrame, pieces: Pieces, count: int) -> DataFrame:
-    """Return the runs of units of `count` files of a log, and for each file, with topic NULL, what it was.
+def extract_units(files: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
+    """Return the unit runs of `count` log files, and for each file one summary row with topic NULL.
 
-    `files` are rows of number and begin.
+    `files` has the columns number and begin.
     """
-    return files.repartitionById(count, "number").mapInArrow(pieces.take_in, from_arrow_schema(_TAKEN_IN))
+    return files.repartitionById(count, "number").mapInArrow(tasks.extract_units, from_arrow_schema(_UNITS_SCHEMA))
 
 
-def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
-    """Write the queues of these runs in `count` tasks, and return how many units each has."""
+def write_queues(runs: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
+    """Write the queues of these runs in `count` tasks, and return the number of units of each queue."""
     return (
         runs.select(*UnitRun._fields)
         .repartition(count, "topic", "queue_id")
         .sortWithinPartitions("topic", "queue_id", "physical_offset")
-        .mapInArrow(pieces.write_queues, "units bigint")
+        .mapInArrow(tasks.write_queues, "units bigint")
     )
 
 
@@ -120,9 +119,9 @@ def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
 def run(
     spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> Rebuilt:
-    """Rewrite ConsumeQueues and index of a store, in place or under `out`, like `rucola.store.tools.rebuild`.
+    """Rebuild ConsumeQueues and index of a store, in place or under `out`.
 
-    Arguments and errors are those of that.
+    Arguments, return value and errors are those of `rucola.store.tools.rebuild.rebuild`.
     """
     return rebuild_by(
         Path(store).absolute(), Path(out).absolute() if out else None, settings=settings, by=partial(build, spark)
@@ -130,20 +129,22 @@ def run(
 
 
 def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
-    """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
+    """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
     session = session_of(spark)
     for name in ("consumequeue", "index"):
         (target / name).mkdir(parents=True)
-    pieces = Pieces(log, target, settings)
+    tasks = RebuildTasks(log, target, settings)
     begins = log_files(log)
+    # The rows are read twice, for the summaries here and for the queues below. Keeping them on disk costs far less
+    # than a second scan of the log.
     files = session.createDataFrame(list(enumerate(begins)), _FILE)
-    found = taken_in(files, pieces, len(begins)).persist(StorageLevel.DISK_ONLY)
+    found = extract_units(files, tasks, len(begins)).persist(StorageLevel.DISK_ONLY)
     try:
-        taken = _up_to_the_end([Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()])
+        taken = _up_to_log_end([Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()])
         runs = found.where(found.physical_offset < taken[-1].end)
-        written = queues(runs, pieces, 2 * session.sparkContext.defaultParallelism).collect()
+        written = write_queues(runs, tasks, 2 * session.sparkContext.defaultParallelism).collect()
         entries = sum(each.entries for each in taken)
-        names = _write_index(session, pieces, taken)
+        names = _write_index(session, tasks, taken)
     finally:
         found.unpersist()
     for directory in (target / "consumequeue", target / "index", target):
@@ -158,22 +159,26 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
     )
 
 
-def _write_index(spark: SparkSession, pieces: Pieces, taken: Sequence[Taken]) -> list[str]:
-    """Write all index files, then give them their names, in order."""
-    work = index_work(taken, pieces.settings)
+def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[Taken]) -> list[str]:
+    """Write all index files in parallel, then rename them in order.
+
+    A file is named after the store time of its first message, or after the previous file if that has the same name.
+    Temporary names keep the tasks independent of each other.
+    """
+    work = index_work(taken, tasks.settings)
     if not work:
         return []
     rows = spark.createDataFrame(work, _INDEX_FILE).repartitionById(len(work), "number")
-    done = rows.mapInArrow(pieces.write_index, "number bigint, firstTimestamp bigint").collect()
+    done = rows.mapInArrow(tasks.write_index, "number bigint, firstTimestamp bigint").collect()
     names = index_names([timestamp for _, timestamp in sorted(done)])
     for number, name in enumerate(names):
-        directory = pieces.target / "index"
-        (directory / _temporary(number)).rename(directory / name)
+        directory = tasks.target / "index"
+        (directory / _temporary_name(number)).rename(directory / name)
     return names
 
 
-def _up_to_the_end(taken: Sequence[Taken]) -> list[Taken]:
-    """Return the files, in order, up to the one in which the log ends; what may lie behind is no part of it."""
+def _up_to_log_end(taken: Sequence[Taken]) -> list[Taken]:
+    """Return the files in order, up to the one with the end of the log; later files are not part of it."""
     ordered = sorted(taken)
     last = next((number for number, each in enumerate(ordered) if each.is_last), len(ordered) - 1)
     return ordered[: last + 1]
@@ -183,5 +188,5 @@ def _rows(batches: Batches) -> Iterator[dict[str, Any]]:
     return (row for batch in batches for row in batch.to_pylist())
 
 
-def _temporary(number: int) -> str:
+def _temporary_name(number: int) -> str:
     return f"part-{number:08d}"

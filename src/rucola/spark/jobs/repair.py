@@ -1,13 +1,15 @@
 """Repair job: restores a lake whose own files are missing or damaged.
 
-    inventory   every file of the lake, read by itself (see `rucola.spark.lake.inventory`)
-    plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.lake.restoration`)
-    verify      if the snapshot was lost: the old key index and the progress show messages that no file has
-    index       entries of the key index that are lost are made again, from the rows
-    commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake.lake`)
+    1. inventory   every file of the lake is read on its own (see `rucola.spark.lake.inventory`)
+    2. plan        the content of the restored lake, files to set aside and losses are determined (see
+                   `rucola.spark.lake.restoration`)
+    3. verify      if the snapshot was lost, the old key index and the archive progress show which messages are missing
+                   from all files
+    4. index       lost entries of the key index are computed again from the rows
+    5. commit      one commit publishes a self-contained snapshot (see `rucola.spark.lake.lake`)
 
-A dry run ends before the index. Until the commit is decided nothing has changed, and from then on the next run that
-opens the lake completes it, so a repair can be killed anywhere and started again. It deletes no file.
+A dry run ends after step 3. Nothing changes before the commit record is written; from then on, the next run that opens
+the lake completes the commit. A repair can therefore be killed at any time and started again. It deletes no file.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from rucola.spark.lake.snapshot import OWN, Pending, Snapshot, check_files, comm
 from rucola.spark.session import Spark, session_of
 
 _ADDRESS: Final = ("topic", "date", "brokerName", "commitLogOffset")
-_MOST_NAMED: Final = 10
+_MAX_SENTENCES: Final = 10
 
 
 @dataclass(frozen=True)
-class Summary:
+class RepairResult:
     """Result of a repair, or of a dry run.
 
-    `losses` are messages that were archived and that no file has any more. Paths are counted from the lake.
+    `findings` are sentences about damage, `losses` about archived messages that are in no file, and `asides` the files
+    to set aside. `is_dry` marks a plan that was not carried out. Paths are relative to the lake.
     """
 
     lake: str
@@ -54,11 +57,11 @@ class Summary:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was wrong with the lake."""
+        """Whether the lake was undamaged."""
         return not self.findings and not self.losses
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as a JSON-serializable dict."""
         return {
             "lake": self.lake,
             "dryRun": self.is_dry,
@@ -81,12 +84,12 @@ def run(
     allow_loss: bool = False,
     stores: Collection[str] = (),
     live: Collection[str] = (),
-) -> Summary:
-    """Restore a damaged lake and return what that was; a sound lake stays as it is.
+) -> RepairResult:
+    """Restore a damaged lake; an undamaged lake stays unchanged.
 
-    `stores` and `live` say how brokers were archived, which is needed if no file does any more. Raises StoreError if
-    there is no lake, or if messages are lost and that is not allowed; LakeInUse when another run is writing to it;
-    ConfigError for brokers of which nothing says how they were archived. Nothing has changed then.
+    `stores` and `live` name brokers by the way they were archived, which is needed if no file tells it any more.
+    Raises StoreError if there is no lake, or if messages are lost and `allow_loss` is false; LakeInUse if another run
+    is writing to the lake; ConfigError if it is unknown how a broker was archived. Nothing is changed on an error.
     """
     root = Path(lake).absolute()
     own = root / OWN
@@ -101,13 +104,13 @@ def run(
             target.finish()
             found = take_inventory(root)
         plan = Planner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
-        losses = _losses(spark, found, plan)
+        losses = _find_losses(spark, found, plan)
         if losses and not dry_run and not allow_loss:
             raise StoreError(
-                f"{root} has lost {'; '.join(losses)}. Put the files back from a copy, or allow the loss "
+                f"{root} has lost {'; '.join(losses)}. Restore the files from a backup, or allow the loss "
                 f"(--allow-loss) to repair the lake without these messages"
             )
-        summary = Summary(
+        result = RepairResult(
             str(root),
             plan.findings,
             losses,
@@ -118,41 +121,41 @@ def run(
             dry_run,
         )
         if dry_run:
-            return summary
-        if summary.is_sound:
+            return result
+        if result.is_sound:
             target.finish()
-            return summary
+            return result
         snapshot = _restore(spark, target, found, plan)
-        return _after(summary, snapshot)
+        return _with_files_of(result, snapshot)
 
 
 def _is_interrupted(found: Inventory) -> bool:
-    """Tell whether a commit, be it a repair's, only has to be carried out to its end."""
+    """Return whether the lake only needs its last commit, possibly a repair, to be completed."""
     pending = completable(found, found.snapshot or Snapshot())
     if pending is None or found.snapshot is None:
         return pending is not None and (pending.is_repair or not committed_files(found.root))
     return pending.is_repair or pending.number == found.snapshot.number + 1
 
 
-def _losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
-    """Return which messages were archived and are in no file any more.
+def _find_losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
+    """Return sentences about archived messages that are in no file any more.
 
-    Files that the snapshot names and that are gone are lost messages, unless the snapshot is an old one: then the
-    whole key index shows that other files have them.
+    A missing file of a current snapshot is a loss. An old snapshot may name files that were replaced since: if the key
+    index is complete, it shows which messages are really missing.
     """
     if not plan.rebuilds_index:
-        return tuple(_few(plan.missing))
+        return tuple(_first_few(plan.missing))
     session = session_of(spark)
-    rows = _read(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
+    rows = _read_rows(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
     keys = [file for path, file in found.keys.items() if path not in found.places]
-    lost = _unheld(rows, read_keys(session, found.root, keys)) if keys else []
-    lost += _behind_progress(rows, plan)
+    lost = _missing_messages(rows, read_keys(session, found.root, keys)) if keys else []
+    lost += _missing_tails(rows, plan)
     is_whole = bool(keys) and not any(path.startswith(f"{OWN}/keys/") for path in found.damages)
-    return tuple(_few(lost if is_whole else [*plan.missing, *lost]))
+    return tuple(_first_few(lost if is_whole else [*plan.missing, *lost]))
 
 
-def _unheld(rows: DataFrame, entries: DataFrame) -> list[str]:
-    """Return for each topic, day and broker how many messages have an entry in the key index and are no row."""
+def _missing_messages(rows: DataFrame, entries: DataFrame) -> list[str]:
+    """Count the messages with an entry in the key index but without a row, by topic, day and broker."""
     gone = entries.select(*_ADDRESS).distinct().join(rows, list(_ADDRESS), "left_anti")
     counted = gone.groupBy("topic", "date", "brokerName").agg(
         F.count("*").alias("count"), F.min("commitLogOffset").alias("least"), F.max("commitLogOffset").alias("most")
@@ -164,8 +167,8 @@ def _unheld(rows: DataFrame, entries: DataFrame) -> list[str]:
     ]
 
 
-def _behind_progress(rows: DataFrame, plan: Plan) -> list[str]:
-    """Return the queues whose last archived messages are no rows."""
+def _missing_tails(rows: DataFrame, plan: Plan) -> list[str]:
+    """Return sentences about queues whose last rows are before the end that their archive progress records."""
     counted = rows.groupBy("brokerName", "topic", "queueId").agg(F.max("queueOffset").alias("last")).collect()
     ends = {(row.brokerName, row.topic, str(row.queueId)): row.last + 1 for row in counted}
     lost = []
@@ -178,13 +181,14 @@ def _behind_progress(rows: DataFrame, plan: Plan) -> list[str]:
     return lost
 
 
-def _few(sentences: Sequence[str]) -> list[str]:
-    more = len(sentences) - _MOST_NAMED
-    return [*sentences[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+def _first_few(sentences: Sequence[str]) -> list[str]:
+    """Return the first sentences, followed by the number of the others."""
+    more = len(sentences) - _MAX_SENTENCES
+    return [*sentences[:_MAX_SENTENCES], *([f"and {more} more"] if more > 0 else [])]
 
 
-def _read(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFrame:
-    """Return the rows of files, which may still be staged."""
+def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFrame:
+    """Read the rows of files, some of which may still be in staging."""
     placed: list[str] = []
     staged: list[str] = []
     for path in paths:
@@ -197,10 +201,10 @@ def _read(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFr
 
 
 def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapshot:
-    """Make the entries that the key index lacks, then commit. Returns the snapshot."""
+    """Compute missing entries of the key index, commit the plan, and return the checked snapshot."""
     if plan.rebuilds_index or plan.completes_index:
         session = session_of(spark)
-        rows = _read(session, found, [file.path for file in plan.rows])
+        rows = _read_rows(session, found, [file.path for file in plan.rows])
         if plan.completes_index and plan.keys:
             held = read_keys(session, found.root, plan.keys).select(*_ADDRESS).distinct()
             rows = rows.join(held, list(_ADDRESS), "left_anti")
@@ -227,14 +231,14 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
     return snapshot
 
 
-def _after(summary: Summary, snapshot: Snapshot) -> Summary:
-    """Return the summary with the files of the restored lake."""
-    return Summary(
-        summary.lake,
-        summary.findings,
-        summary.losses,
+def _with_files_of(result: RepairResult, snapshot: Snapshot) -> RepairResult:
+    """Return the result with the numbers of the restored snapshot."""
+    return RepairResult(
+        result.lake,
+        result.findings,
+        result.losses,
         sum(file.rows for file in snapshot.rows),
         len(snapshot.rows),
         len(snapshot.keys),
-        summary.asides,
+        result.asides,
     )

@@ -1,16 +1,16 @@
-"""The replay job: messages of a store directory or a lake are sent again, to live brokers.
+"""Replay job: sends messages of a store directory or a lake to live brokers again.
 
-    select      which messages: a filter (see `rucola.spark.jobs.selection`)
-    queues_of   what there is to send of each queue of the source, and its last message, which freezes the end: what is
-                stored later, be it by the replay itself, is not part of it
-    lanes       queues are dealt out to tasks of near-equal count, each with its share of the rate. The task of a store
-                reads its queues in the order of their log; the rows of a lake are put in that order by Spark
-    send        messages are sent as they come (see `rucola.spark.jobs.resend`)
+    select   a filter chooses the messages (see `rucola.spark.jobs.selection`)
+    plan     the messages of each source queue are counted, and the last one fixes the end of the replay: messages that
+             are stored later, for example by the replay itself, are not part of it
+    lanes    queues are assigned to tasks with near-equal row counts; each lane gets its share of the rate. A task of a
+             store reads its queues in log order; Spark sorts the rows of a lake into that order
+    send     each task sends its rows in order (see `rucola.spark.jobs.resend`)
 
-Every message is sent at least once, under its own unique key, so that consumers can drop repeats. What brokers have
-acknowledged stands in the ledger (see `rucola.spark.jobs.replay_ledger`); a run that was killed is started again with
-the same ledger and goes on where that ends. Properties that the system set, such as a delay, are not sent along: a
-message comes to its queue at once.
+Every message is sent at least once, under its original unique key, so that consumers can drop duplicates. The ledger
+records acknowledged messages (see `rucola.spark.jobs.replay_ledger`); a killed run is continued by the same call with
+the same ledger. Properties that the system has set, such as a delay level, are not sent: a replayed message is stored
+in its queue at once.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rucola.errors import ConfigError
 from rucola.spark.errors import plainly
 from rucola.spark.jobs import resend
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.messages import Messages
-from rucola.spark.jobs.progress import Progress, looking
-from rucola.spark.jobs.replay_ledger import Ledger, Reached, SourceQueue, open_ledger
-from rucola.spark.jobs.resend import Resending
+from rucola.spark.jobs.message_source import MessageSource
+from rucola.spark.jobs.progress import ProgressCallback, call_periodically
+from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
+from rucola.spark.jobs.resend import ResendTask
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.spark.source import columns
@@ -55,8 +55,8 @@ _SENT: Final = "sent bigint"
 
 
 @dataclass(frozen=True)
-class QueueToReplay:
-    """What is to be sent of one queue: `rows` messages of `size` bytes, the last one at `last_physical_offset`."""
+class QueuePlan:
+    """Messages to send from one queue: `rows` of them, `size` bytes, the last one at `last_physical_offset`."""
 
     broker_name: str
     topic: str
@@ -67,46 +67,50 @@ class QueueToReplay:
 
     @property
     def queue(self) -> SourceQueue:
-        """The queue itself."""
+        """The identity of the queue."""
         return SourceQueue(self.broker_name, self.topic, self.queue_id)
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What was to be replayed, and how far that is.
+class ReplayResult:
+    """Plan of a replay and its progress.
 
-    `reached` counts what brokers have acknowledged of each queue, in all runs; `sent` what this run has sent.
+    `reached` is the acknowledged progress of each queue over all runs; `sent` counts the messages of this run.
     """
 
     source: str
     topic: str | None
-    queues: tuple[QueueToReplay, ...]
-    reached: Mapping[SourceQueue, Reached]
+    queues: tuple[QueuePlan, ...]
+    reached: Mapping[SourceQueue, QueueProgress]
     sent: int = 0
     is_dry: bool = False
 
     @property
     def rows(self) -> int:
-        """Messages to be replayed."""
+        """Messages in the plan."""
         return sum(queue.rows for queue in self.queues)
 
     @property
     def acknowledged(self) -> int:
-        """Messages that were."""
+        """Messages that brokers have acknowledged."""
         return sum(reached.count for reached in self.reached.values())
 
     @property
     def unsafe(self) -> int:
-        """Messages that brokers stored, but did not flush or replicate in time."""
+        """Acknowledged messages that brokers did not flush or replicate in time."""
         return sum(reached.unsafe for reached in self.reached.values())
 
     @property
     def missing(self) -> int:
-        """Messages that were to be replayed and are no longer in the source."""
+        """Planned messages that are no longer in the source."""
         return 0 if self.is_dry else self.rows - self.acknowledged
 
+    def acknowledged_of(self, queue: QueuePlan) -> int:
+        """Return the number of acknowledged messages of one queue."""
+        return self.reached.get(queue.queue, QueueProgress()).count
+
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as values that JSON knows."""
+        """Return the result as a JSON-serializable dict."""
         return {
             "source": self.source,
             "topic": self.topic,
@@ -123,25 +127,25 @@ class Summary:
                     "queueId": each.queue_id,
                     "rows": each.rows,
                     "size": each.size,
-                    "acknowledged": self.reached.get(each.queue, Reached()).count,
+                    "acknowledged": self.acknowledged_of(each),
                 }
                 for each in self.queues
             ],
         }
 
 
-def queues_of(messages: DataFrame) -> DataFrame:
-    """Return what there is of each queue: brokerName, topic, queueId, rows, size and last, a physical offset."""
+def count_by_queue(messages: DataFrame) -> DataFrame:
+    """Return brokerName, topic, queueId, rows, size and last (a physical offset) of each queue."""
     return messages.groupBy(*_QUEUE).agg(
         F.count("*").alias("rows"), F.sum("storeSize").alias("size"), F.max("commitLogOffset").alias("last")
     )
 
 
-def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
-    """Return the messages that are to be sent, in `count` partitions, each in the order of its logs.
+def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
+    """Return the messages to send in `count` partitions, each sorted by broker and physical offset.
 
-    `lanes` says the partition of each queue, and between which physical offsets its messages lie: behind `after`, up
-    to `upto`.
+    `lanes` has for each queue its partition (lane) and its range of physical offsets: greater than `after`, up to and
+    including `upto`.
     """
     return (
         messages.join(F.broadcast(lanes), _QUEUE)
@@ -152,34 +156,34 @@ def in_lanes(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     )
 
 
-def counted(batches: Iterable[pa.RecordBatch]) -> list[QueueToReplay]:
-    """Return what `queues_of` counts of record batches."""
+def count_batches(batches: Iterable[pa.RecordBatch]) -> list[QueuePlan]:
+    """Return the counts of `count_by_queue` for record batches of this process."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for batch in batches:
         groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
         sizes, offsets = ints(batch["storeSize"]), ints(batch["commitLogOffset"])
-        numbers = np.stack([groups.count(), groups.sum(sizes), groups.most(offsets)], 1).tolist()
+        numbers = np.stack([groups.count(), groups.sum(sizes), groups.max(offsets)], 1).tolist()
         for key, (rows, size, last) in zip(groups.keys.to_pylist(), numbers, strict=True):
             total = found.setdefault(tuple(key.values()), [0, 0, 0])
             total[:] = total[0] + rows, total[1] + size, max(total[2], last)
-    return [QueueToReplay(*key, *total) for key, total in found.items()]
+    return [QueuePlan(*key, *total) for key, total in found.items()]
 
 
 Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
-"""The physical offset behind which a queue is to be sent, and that of the last message to be sent."""
+"""Physical offsets by queue: (last one already sent, last one to send)."""
 
 
-def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-    """Yield the messages between the bounds of their queues, in the order of their logs."""
+def in_log_order(messages: MessageSource, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """Yield the messages within the bounds of their queues, in log order; rows of a lake are sorted in memory."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
-        found, codes = resend.queues_in(batch)
+        found, codes = resend.queue_codes(batch)
         after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
 
-    left = messages.of_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
-    batches = map(between, left.batches(resend.COLUMNS))
+    narrowed = messages.narrow_to_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
+    batches = map(between, narrowed.batches(resend.COLUMNS))
     if not messages.is_lake:
         return batches
     rows = pa.Table.from_batches(list(batches), columns.schema_of(resend.COLUMNS))
@@ -187,166 +191,198 @@ def in_order(messages: Messages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     return iter(rows.take(order).to_batches())
 
 
-def _send_lanes(work: Resending, messages: Messages, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read and send the lanes of a store whose bounds these rows hold."""
+def _send_lanes(task: ResendTask, messages: MessageSource, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read and send lanes of a store in a Spark task; each row carries the pickled bounds of a lane."""
     for batch in tasks:
         for pickled in batch["bounds"].to_pylist():
-            yield from work(in_order(messages, pickle.loads(pickled)))
+            yield from task(in_log_order(messages, pickle.loads(pickled)))
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Destination, ledger and rate of a replay.
+
+    Without `name_server` and `ledger` the replay is a dry run, which only counts. Messages are sent to `topic`, or each
+    to its own topic; `rate` limits messages per second over all tasks. `corrupt_records` is the option of the data
+    source. Raises ConfigError if only one of `name_server` and `ledger` is given.
+    """
+
+    name_server: str | None = None
+    ledger: str | Path | None = None
+    topic: str | None = None
+    rate: float | None = None
+    corrupt_records: str = "fail"
+    producer_group: str = GROUP
+
+    def __post_init__(self) -> None:
+        if (self.name_server is None) != (self.ledger is None):
+            raise ConfigError("a replay needs both a name server and a ledger directory; a dry run needs neither")
+
+    def sink(self) -> SinkOptions:
+        """Return the destination as options of the Spark sink."""
+        given = {"nameServer": str(self.name_server), "producerGroup": self.producer_group}
+        return parse_sink(given if self.topic is None else {**given, "topic": self.topic})
 
 
 def run(
     spark: Spark,
     source: str | Path,
+    options: ReplayOptions | None = None,
     *,
-    name_server: str | None = None,
-    ledger: str | Path | None = None,
-    topic: str | None = None,
     selection: Selection | None = None,
-    rate: float | None = None,
-    corrupt_records: str = "fail",
-    producer_group: str = GROUP,
-    progress: Progress | None = None,
-) -> Summary:
-    """Send what is selected of a store directory or a lake, to `topic`, or each message to its own.
+    progress: ProgressCallback | None = None,
+) -> ReplayResult:
+    """Send the selected messages of a store directory or a lake; without options, only count them.
 
-    At most `rate` messages are sent a second. Without `name_server` and `ledger` it is a dry run: what there is to be
-    sent is counted. Raises StoreError for what is neither store nor lake, is damaged, or is replayed by another run;
-    ConfigError where the ledger is that of another replay; RemotingError when brokers did not take a message, after
-    which the same call goes on.
+    `progress` is called with the acknowledged and the planned number of messages. Raises StoreError if the source is
+    neither store nor lake, is damaged, or is being replayed by another run with this ledger; ConfigError if the ledger
+    belongs to another replay; RemotingError if brokers reject a message, after which the same call continues.
     """
-    messages = Messages(Path(source).absolute(), selection or Selection(), {"corruptRecords": corrupt_records})
-    if name_server is None or ledger is None:
-        if name_server is not ledger:
-            raise ConfigError("a replay needs both a name server and the directory of its ledger; a dry run neither")
-        queues = _count(spark, messages)
-        return Summary(str(source), topic, queues, {}, is_dry=True)
-    given = {"nameServer": name_server, "producerGroup": producer_group}
-    target = parse_sink(given if topic is None else {**given, "topic": topic})
-    with open_ledger(ledger) as opened:
+    options = options or ReplayOptions()
+    corrupt = {"corruptRecords": options.corrupt_records}
+    messages = MessageSource(Path(source).absolute(), selection or Selection(), corrupt)
+    if options.ledger is None:
+        return ReplayResult(str(source), options.topic, _count_queues(spark, messages), {}, is_dry=True)
+    target, topic = options.sink(), options.topic
+    with open_ledger(options.ledger) as ledger:
         if topic is not None:
+            # Fail before the source is read; without a topic, the queues name the topics and have to be known first.
             asyncio.run(_check_topics({topic}, target))
-        queues = _settled(opened, spark, messages, target)
-        before = dict(opened.acks().reached)
-        left = [queue for queue in queues if _rows_left(queue, before)]
+        queues = _load_plan(ledger, spark, messages, target)
+        before = dict(ledger.read_acks().reached)
+        remaining = [queue for queue in queues if _remaining_rows(queue, before)]
         sent = 0
-        if left:
-            asyncio.run(_check_topics({topic or queue.topic for queue in left}, target))
-            messages = replace(messages)  # as the source is now, of which messages may have been deleted
-            with _watched(opened, sum(queue.rows for queue in queues), progress):
+        if remaining:
+            asyncio.run(_check_topics({topic or queue.topic for queue in remaining}, target))
+            messages = replace(messages)  # looks at the source again: messages may have been deleted while counting
+            with _report_acks(ledger, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):
-                    sent = _send(session_of(spark), messages, opened, target, left, before, rate)
+                    sent = _send(session_of(spark), messages, ledger, target, remaining, before, options.rate)
                 else:
-                    bounds = {queue.queue: _bounds(queue, before) for queue in left}
-                    work = Resending(uuid.uuid4().hex, opened.directory, target, None if rate is None else [rate])
-                    sent = work.send(in_order(messages, bounds))
-        return Summary(str(source), topic, queues, opened.acks().reached, sent)
+                    bounds = {queue.queue: _bounds(queue, before) for queue in remaining}
+                    rates = None if options.rate is None else [options.rate]
+                    task = ResendTask(uuid.uuid4().hex, ledger.directory, target, rates)
+                    sent = task.send(in_log_order(messages, bounds))
+        return ReplayResult(str(source), topic, queues, ledger.read_acks().reached, sent)
 
 
 def _send(
     session: SparkSession,
-    messages: Messages,
-    ledger: Ledger,
+    messages: MessageSource,
+    ledger: ReplayLedger,
     target: SinkOptions,
-    left: Sequence[QueueToReplay],
-    before: Mapping[SourceQueue, Reached],
+    remaining: Sequence[QueuePlan],
+    before: Mapping[SourceQueue, QueueProgress],
     rate: float | None,
 ) -> int:
-    """Send what is left of these queues, in as many tasks as Spark runs at a time, and return how much that was."""
-    lanes = deal(left, before, session.sparkContext.defaultParallelism)
-    rates = None if rate is None else _rates(lanes, before, rate)
-    work = Resending(uuid.uuid4().hex, ledger.directory, target, rates)
-    if messages.is_lake:  # whose files Spark has to put in order
-        rows = [(*queue.queue, lane, *_bounds(queue, before)) for lane, dealt in enumerate(lanes) for queue in dealt]
-        queues = session.createDataFrame(rows, _QUEUES)
-        sent = in_lanes(messages.frame(session, resend.COLUMNS), queues, len(lanes)).mapInArrow(work, _SENT)
+    """Send the remaining messages of these queues in as many tasks as Spark runs at a time; return their number."""
+    lanes = assign_lanes(remaining, before, session.sparkContext.defaultParallelism)
+    rates = None if rate is None else _lane_rates(lanes, before, rate)
+    task = ResendTask(uuid.uuid4().hex, ledger.directory, target, rates)
+    if messages.is_lake:
+        # The files of a lake are not in log order, so Spark shuffles the rows to their lanes and sorts them there.
+        rows = [
+            (*queue.queue, lane, *_bounds(queue, before)) for lane, assigned in enumerate(lanes) for queue in assigned
+        ]
+        ranges = session.createDataFrame(rows, _QUEUES)
+        sent = partition_by_lane(messages.frame(session, resend.COLUMNS), ranges, len(lanes)).mapInArrow(task, _SENT)
     else:
-        bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in dealt}) for dealt in lanes]
+        # A store is read in log order: each task reads its own queues, and no row is shuffled.
+        bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in assigned}) for assigned in lanes]
         tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
-        sent = tasks.mapInArrow(partial(_send_lanes, work, replace(messages)), _SENT)
+        sent = tasks.mapInArrow(partial(_send_lanes, task, replace(messages)), _SENT)
     with plainly():
         return sum(row.sent for row in sent.collect())
 
 
-def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tuple[int, int]:
-    """Return the physical offset that a queue has reached, and that of its last message."""
-    return before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset
+def _bounds(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> tuple[int, int]:
+    """Return the last acknowledged physical offset of a queue, and that of its last planned message."""
+    return before.get(queue.queue, QueueProgress()).physical_offset, queue.last_physical_offset
 
 
-def _count(spark: Spark, messages: Messages) -> tuple[QueueToReplay, ...]:
+def _count_queues(spark: Spark, messages: MessageSource) -> tuple[QueuePlan, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
     if runs_in_spark(spark, messages.size):
         with plainly():
-            rows = queues_of(messages.frame(session_of(spark), names)).collect()
-        queues = [QueueToReplay(*row) for row in rows]
+            rows = count_by_queue(messages.frame(session_of(spark), names)).collect()
+        queues = [QueuePlan(*row) for row in rows]
     else:
-        queues = counted(messages.batches(names))
+        queues = count_batches(messages.batches(names))
     return tuple(sorted(queues, key=lambda each: each.queue))
 
 
-def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
-    """Return what the ledger says is to be replayed; if it is new, after writing that down."""
+def _load_plan(
+    ledger: ReplayLedger, spark: Spark, messages: MessageSource, target: SinkOptions
+) -> tuple[QueuePlan, ...]:
+    """Return the plan of the ledger; for a new ledger, count the source and write the plan first."""
     asked = {
         "source": str(messages.source),
         "nameServer": target.name_server,
         "topic": target.topic,
         "selection": messages.selection.to_json(),
     }
-    settled = ledger.read()
-    if settled is None:
-        queues = _count(spark, messages)
-        ledger.settle({**asked, "queues": [asdict(queue) for queue in queues]})
+    plan = ledger.read_plan()
+    if plan is None:
+        queues = _count_queues(spark, messages)
+        ledger.write_plan({**asked, "queues": [asdict(queue) for queue in queues]})
         return queues
     for name, value in asked.items():
-        if settled.get(name) != value:
+        if plan.get(name) != value:
             raise ConfigError(
-                f"{ledger.directory} is the ledger of another replay, whose {name} is {settled.get(name)!r} and not "
-                f"{value!r}; give the options it was started with, or a new directory"
+                f"{ledger.directory} is the ledger of another replay, whose {name} is {plan.get(name)!r} and not "
+                f"{value!r}; repeat the options of its first run, or name a new directory"
             )
-    return tuple(QueueToReplay(**queue) for queue in settled["queues"])
+    return tuple(QueuePlan(**queue) for queue in plan["queues"])
 
 
-def _rows_left(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> int:
-    reached = before.get(queue.queue, Reached())
+def _remaining_rows(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> int:
+    reached = before.get(queue.queue, QueueProgress())
     return 0 if reached.physical_offset >= queue.last_physical_offset else max(queue.rows - reached.count, 1)
 
 
-def deal(
-    queues: Sequence[QueueToReplay], before: Mapping[SourceQueue, Reached], count: int
-) -> list[list[QueueToReplay]]:
-    """Deal out queues to at most `count` lanes with near-equal rows left, the largest first."""
-    lanes: list[list[QueueToReplay]] = [[] for _ in range(min(count, len(queues)))]
+def assign_lanes(
+    queues: Sequence[QueuePlan], before: Mapping[SourceQueue, QueueProgress], count: int
+) -> list[list[QueuePlan]]:
+    """Assign queues to at most `count` lanes with near-equal numbers of remaining rows.
+
+    Greedy: the largest queue first, always to the lane with the fewest rows. Queues of 5, 3, 3 and 2 rows fill two
+    lanes with 5 + 2 and 3 + 3.
+    """
+    lanes: list[list[QueuePlan]] = [[] for _ in range(min(count, len(queues)))]
     filled = [0] * len(lanes)
-    for queue in sorted(queues, key=lambda each: (-_rows_left(each, before), each.queue)):
+    for queue in sorted(queues, key=lambda each: (-_remaining_rows(each, before), each.queue)):
         lane = filled.index(min(filled))
         lanes[lane].append(queue)
-        filled[lane] += _rows_left(queue, before)
+        filled[lane] += _remaining_rows(queue, before)
     return lanes
 
 
-def _rates(lanes: Sequence[Sequence[QueueToReplay]], before: Mapping[SourceQueue, Reached], rate: float) -> list[float]:
-    """Return the share of the rate of each lane, by its rows, so that all end together."""
-    left = [sum(_rows_left(queue, before) for queue in lane) for lane in lanes]
-    return [rate * rows / sum(left) for rows in left]
+def _lane_rates(
+    lanes: Sequence[Sequence[QueuePlan]], before: Mapping[SourceQueue, QueueProgress], rate: float
+) -> list[float]:
+    """Split the rate over the lanes in proportion to their rows, so that all lanes end at the same time."""
+    remaining = [sum(_remaining_rows(queue, before) for queue in lane) for lane in lanes]
+    return [rate * rows / sum(remaining) for rows in remaining]
 
 
 async def _check_topics(topics: set[str], target: SinkOptions) -> None:
-    """Raise TopicNotFound or RemotingError unless every target has a route, before anything is shuffled."""
+    """Raise TopicNotFound or RemotingError unless every topic has a route; called before any message is read."""
     async with Producer(target.producer_group, target.name_server) as producer:
         for topic in sorted(topics):
             await producer.queues(topic)
 
 
 @contextmanager
-def _watched(ledger: Ledger, total: int, progress: Progress | None) -> Iterator[None]:
-    """Tell the progress by what is written into the ledger, while the block waits for Spark."""
+def _report_acks(ledger: ReplayLedger, total: int, progress: ProgressCallback | None) -> Iterator[None]:
+    """Report acknowledged messages of all tasks, which only the ledger shows, while the block runs."""
     if progress is None:
         yield
         return
-    acks = ledger.acks()
+    acks = ledger.read_acks()
 
-    def look() -> None:
+    def report() -> None:
         acks.refresh()
         progress(acks.count, total)
 
-    with looking(look):
+    with call_periodically(report):
         yield

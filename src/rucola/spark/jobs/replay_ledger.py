@@ -1,16 +1,15 @@
-"""The ledger of a replay: what it is to send, and what brokers have acknowledged.
+"""Replay ledger: the durable plan of a replay and the acknowledgements of its messages.
 
-    <ledger>/replay.json        what is replayed, from where to where, and each queue of the source with its end
-    <ledger>/<attempt>.acks     written by one attempt of a task: a line of JSON for messages that were acknowledged
-    <ledger>/lock               held by the one run that replays
-    <ledger>/senders            held by every task that sends, until it ends or its process does
+    <ledger>/replay.json        the plan: source, destination, selection, and each source queue with its last message
+    <ledger>/<attempt>.acks     one file per attempt of a task; each line is JSON for a range of acknowledged messages
+    <ledger>/lock               locked exclusively by the one run that replays
+    <ledger>/senders            locked in shared mode by every task that sends, until the task or its process ends
 
-A queue of the source is sent in its order, so one number says how far it is: the physical offset of the last message
-that was acknowledged. A run that is killed leaves at most a line half written, which counts as not written; the
-messages of that line are sent again. A task that is tried again, and a run that is started again, go on behind what
-the lines of all attempts say.
+Each source queue is sent in order, so its progress is one number: the physical offset of its last acknowledged
+message. A killed run leaves at most one incomplete line, which is ignored; the messages of that line are sent again.
+A retried task and a restarted run continue after the offsets that the files of all attempts have reached.
 
-The directory must be seen by driver and workers under one path, as a store directory must.
+Driver and workers must reach the directory under the same path, as they must a store directory.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.files import make_directory, replace_file
 
 SENDERS_TIMEOUT_S: Final = 60
-"""How long a run waits for the tasks of one that was killed; they end when they notice that nobody wants their rows."""
+"""How long a run waits for orphaned tasks of a killed run; a task ends when it cannot deliver its result."""
 
 
 class SourceQueue(NamedTuple):
-    """A queue from which messages are replayed."""
+    """Identity of a queue in the source of a replay."""
 
     broker_name: str
     topic: str
@@ -42,9 +41,9 @@ class SourceQueue(NamedTuple):
 
 @dataclass(frozen=True)
 class Ack:
-    """Messages of one queue that a broker has stored: `count` of them, in order, up to the one at `physical_offset`.
+    """Acknowledgement of `count` consecutive messages of one queue, the last one at `physical_offset`.
 
-    `unsafe` of them were not flushed or replicated in time. `target` is the queue they went to.
+    `unsafe` of them were stored, but not flushed or replicated in time. `target` is the queue they were sent to.
     """
 
     queue: SourceQueue
@@ -55,34 +54,36 @@ class Ack:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """How far a queue is: every message up to `physical_offset`, `count` in all."""
+class QueueProgress:
+    """Progress of one source queue: `count` messages acknowledged, up to and including `physical_offset`."""
 
     physical_offset: int = -1
     count: int = 0
     unsafe: int = 0
 
 
-class Acks:
-    """The acknowledgements in a ledger, read as they grow."""
+class AckReader:
+    """Incremental reader of the acknowledgements in a ledger; `reached` is the progress by queue."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        # Bytes of each file that were read, so that a refresh reads only complete new lines.
         self._read: dict[Path, int] = {}
-        self.reached: dict[SourceQueue, Reached] = {}
+        self.reached: dict[SourceQueue, QueueProgress] = {}
 
     @property
     def count(self) -> int:
-        """Messages acknowledged so far."""
+        """Number of messages acknowledged so far, in all queues."""
         return sum(each.count for each in self.reached.values())
 
-    def refresh(self) -> Mapping[SourceQueue, Reached]:
-        """Read what was added since, and return how far each queue is that has begun."""
+    def refresh(self) -> Mapping[SourceQueue, QueueProgress]:
+        """Read the lines added since the last refresh, and return the progress of each queue that has begun."""
         for path in sorted(self._directory.glob("*.acks")):
             begin = self._read.get(path, 0)
             with path.open("rb") as file:
                 file.seek(begin)
                 data = file.read()
+            # A line without its newline is still being written, or its writer was killed; the next refresh decides.
             whole = data[: data.rfind(b"\n") + 1]
             for line in whole.splitlines():
                 self._add(path, begin, line)
@@ -93,8 +94,8 @@ class Acks:
         try:
             entry = json.loads(line)
             queue = SourceQueue(entry["brokerName"], entry["topic"], entry["queueId"])
-            before = self.reached.get(queue, Reached())
-            self.reached[queue] = Reached(
+            before = self.reached.get(queue, QueueProgress())
+            self.reached[queue] = QueueProgress(
                 max(before.physical_offset, entry["commitLogOffset"]),
                 before.count + entry["count"],
                 before.unsafe + entry["unsafe"],
@@ -103,20 +104,20 @@ class Acks:
             raise StoreCorrupt(path, position, f"this is no acknowledgement of a replay: {line[:80]!r}") from error
 
 
-class Ledger:
-    """The ledger in one directory, for the run that replays. Made by `open_ledger`."""
+class ReplayLedger:
+    """The ledger of one replay, held by the run that has its lock. Created by `open_ledger`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._path = directory / "replay.json"
 
-    def read(self) -> dict[str, Any] | None:
-        """Return what is replayed; None if that is not settled yet.
+    def read_plan(self) -> dict[str, Any] | None:
+        """Return the plan, or None if the ledger is new.
 
-        Raises StoreCorrupt if the file is damaged, or missing although messages were acknowledged: another replay must
-        not take these for its own.
+        Raises StoreCorrupt if the file is damaged, or if it is missing although acknowledgements exist: a new plan must
+        not count the acknowledgements of another replay as its own.
         """
-        advice = "put the file back from a copy, or begin with a new directory"
+        advice = "restore the file from a backup, or start with a new directory"
         try:
             content: dict[str, Any] = json.loads(self._path.read_bytes())
         except FileNotFoundError:
@@ -128,52 +129,56 @@ class Ledger:
             raise StoreCorrupt(self._path, 0, f"this is no JSON: {error}; {advice}") from error
         return content
 
-    def settle(self, replay: Mapping[str, Any]) -> None:
-        """Write down what is replayed, once and for all."""
+    def write_plan(self, replay: Mapping[str, Any]) -> None:
+        """Store the plan durably; it is written once and never changes."""
         replace_file(self._path, json.dumps(replay, indent=1, ensure_ascii=False).encode())
 
-    def acks(self) -> Acks:
-        """Return the acknowledgements so far."""
-        acks = Acks(self.directory)
+    def read_acks(self) -> AckReader:
+        """Return a reader that has read all acknowledgements so far."""
+        acks = AckReader(self.directory)
         acks.refresh()
         return acks
 
     def wait_for_senders(self, timeout_s: float = SENDERS_TIMEOUT_S) -> None:
-        """Wait until no task of an earlier run is left. Raises StoreError when one goes on sending."""
+        """Wait until all tasks of an earlier run have ended.
+
+        Raises StoreError if one is still sending after `timeout_s` seconds. Without this wait, orphaned tasks of a
+        killed run could send the messages that this run is about to send.
+        """
         with _open(self.directory / "senders") as senders:
             deadline = time.monotonic() + timeout_s
             while not _try_lock(senders, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    raise StoreError(f"tasks of an earlier run are still sending what {self.directory} says; end them")
+                    raise StoreError(f"tasks of an earlier run are still sending by {self.directory}; stop them first")
                 time.sleep(0.1)
 
 
 @contextmanager
-def open_ledger(directory: str | Path) -> Iterator[Ledger]:
-    """Open the ledger in a directory, or make one in a new or empty directory.
+def open_ledger(directory: str | Path) -> Iterator[ReplayLedger]:
+    """Open a ledger exclusively, creating it in a new or empty directory.
 
-    Raises ConfigError for a directory that holds other things, StoreError when another run has the ledger.
+    Raises ConfigError if the directory contains other files, and StoreError if another run holds the ledger.
     """
     root = Path(directory).absolute()
     if root.exists() and not (root / "lock").exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ConfigError(f"{root} holds other things than the ledger of a replay; give a new directory")
+        raise ConfigError(f"{root} holds other things than the ledger of a replay; name a new directory")
     make_directory(root)
     with _open(root / "lock") as lock:
         if not _try_lock(lock, fcntl.LOCK_EX):
-            raise StoreError(f"another run replays by the ledger {root}; wait until it has ended")
-        ledger = Ledger(root)
+            raise StoreError(f"another run is using the ledger {root}; wait until it has ended")
+        ledger = ReplayLedger(root)
         ledger.wait_for_senders()
         yield ledger
 
 
 class AckWriter:
-    """Adds the acknowledgements of one attempt of a task. Made by `open_for_sending`."""
+    """Writer of the acknowledgements of one task attempt. Created by `open_for_sending`."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def write(self, acks: list[Ack]) -> None:
-        """Write them down; they are on disk when this returns."""
+        """Append one line per acknowledgement; all of them are on disk when this returns."""
         lines = [
             json.dumps(
                 {
@@ -197,11 +202,11 @@ class AckWriter:
 
 
 @contextmanager
-def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, Acks]]:
-    """Open the ledger for an attempt of a task, with what others have acknowledged until now."""
+def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, AckReader]]:
+    """Open the ledger for a task attempt; yields its writer and the acknowledgements of all earlier attempts."""
     with _open(directory / "senders") as senders:
         fcntl.flock(senders, fcntl.LOCK_SH)
-        acks = Acks(directory)
+        acks = AckReader(directory)
         acks.refresh()
         with _open(directory / f"{attempt}.acks", os.O_EXCL) as file:
             yield AckWriter(file), acks

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any, Final
 
 from rucola.spark.jobs import charts
-from rucola.spark.jobs.charts import SERIES, Series, duration_text, short, size_text
+from rucola.spark.jobs.charts import MAX_SERIES, Series, duration_text, number_text, size_text
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -102,14 +102,14 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
     dead = sum(row["messages"] for row in tables["failures"] if row["kind"] == "dead letter")
     retries = sum(row["messages"] for row in tables["failures"] if row["kind"] == "retry")
     tiles = [
-        (short(sum(row["messages"] for row in topics)), "messages", False),
+        (number_text(sum(row["messages"] for row in topics)), "messages", False),
         (size_text(sum(row["bytes"] for row in topics)), "in the log", False),
-        (short(len(topics)), "topics", False),
-        (short(len({row["group"] for row in tables["lags"]})), "groups with progress", False),
-        (short(waiting), "waiting to be consumed", waiting > 0),
-        (short(retries), "retries", False),
-        (short(dead), "dead letters", dead > 0),
-        (short(sum(row["repeatedIds"] for row in topics)), "repeated ids", False),
+        (number_text(len(topics)), "topics", False),
+        (number_text(len({row["group"] for row in tables["lags"]})), "groups with progress", False),
+        (number_text(waiting), "waiting to be consumed", waiting > 0),
+        (number_text(retries), "retries", False),
+        (number_text(dead), "dead letters", dead > 0),
+        (number_text(sum(row["repeatedIds"] for row in topics)), "repeated ids", False),
     ]
     shown = "".join(
         f'<div class="tile{" bad" * is_bad}"><b>{escape(value)}</b><span>{name}</span></div>'
@@ -121,7 +121,7 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
 def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
     step, labels, place = _axis(hours)
-    named = largest if len(largest) <= SERIES else largest[: SERIES - 1]
+    named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]
     names = named if len(named) == len(largest) else [*named, _REST]
     counts = {name: [0] * len(labels) for name in names}
     sizes = {name: [0] * len(labels) for name in names}
@@ -132,7 +132,7 @@ def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
     busiest = max(hours, key=lambda row: row["peakPerSecond"], default=None)
     said = f"By {step}, the largest topics first."
     if busiest is not None:
-        said += f" Most in one second: {short(busiest['peakPerSecond'])} messages to {busiest['topic']}."
+        said += f" Most in one second: {number_text(busiest['peakPerSecond'])} messages to {busiest['topic']}."
     return _section(
         "Messages",
         said,
@@ -147,7 +147,7 @@ def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
 def _topics(topics: Sequence[Row]) -> str:
     columns: list[Column] = [
         ("Topic", lambda row: row["topic"], False),
-        ("Queues", lambda row: short(row["queues"]), True),
+        ("Queues", lambda row: number_text(row["queues"]), True),
         ("Messages", lambda row: f"{row['messages']:,}", True),
         ("Bytes", lambda row: size_text(row["bytes"]), True),
         ("Average", lambda row: size_text(row["averageSize"]), True),
@@ -207,7 +207,8 @@ def _lags(rows: Sequence[Row]) -> str:
     ]
     behind = sorted((each for each in found if each[1]), key=lambda each: -each[1])
     bars = [
-        (name, count, f"{short(count)} · {size_text(size)} · {duration_text(ms)}") for name, count, size, ms in behind
+        (name, count, f"{number_text(count)} · {size_text(size)} · {duration_text(ms)}")
+        for name, count, size, ms in behind
     ]
     said = (
         f"Of {len(found)} pairs of group and topic {len(behind)} have messages waiting: how many, how large, and how "
@@ -215,7 +216,7 @@ def _lags(rows: Sequence[Row]) -> str:
         if rows
         else "No group's progress is known; a store keeps it in config/consumerOffset.json."
     )
-    return _section("Lag", said, _cut(bars, lambda some: charts.bars(some, 1)))
+    return _section("Lag", said, _truncated(bars, lambda some: charts.bars(some, 1)))
 
 
 def _failures(rows: Sequence[Row]) -> str:
@@ -225,14 +226,14 @@ def _failures(rows: Sequence[Row]) -> str:
         name = f"{row['group']} · {row['kind']}"
         counts.setdefault(name, [0] * len(labels))[place(row["hour"])] += row["messages"]
     names = sorted(counts, key=lambda name: -sum(counts[name]))
-    shown = [Series(name, counts[name]) for name in names[: SERIES - 1]]
-    if names[SERIES - 1 :]:
-        rest = [sum(values) for values in zip(*(counts[name] for name in names[SERIES - 1 :]), strict=True)]
+    shown = [Series(name, counts[name]) for name in names[: MAX_SERIES - 1]]
+    if names[MAX_SERIES - 1 :]:
+        rest = [sum(values) for values in zip(*(counts[name] for name in names[MAX_SERIES - 1 :]), strict=True)]
         shown.append(Series("other groups", rest))
     return _section(
         "Retries and dead letters",
         f"Messages that a group gave back, and those it gave up, by {step}.",
-        charts.columns(labels, shown, "messages") if shown else charts.nothing(),
+        charts.columns(labels, shown, "messages") if shown else charts.no_data(),
     )
 
 
@@ -269,7 +270,7 @@ def _hot_keys(rows: Sequence[Row]) -> str:
     hottest = sorted(rows, key=lambda row: -row["messages"])
     bars = [(f"{row['topic']} · {row['key']}", row["messages"], f"{row['messages']:,}") for row in hottest]
     return _section(
-        "Hot keys", "The keys that most messages have.", _cut(bars, lambda some: charts.bars(some, 2), most=20)
+        "Hot keys", "The keys that most messages have.", _truncated(bars, lambda some: charts.bars(some, 2), most=20)
     )
 
 
@@ -312,16 +313,16 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
         )
         return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
-    return _cut(rows, build)
+    return _truncated(rows, build)
 
 
 _NUMBER: Final = ' class="number"'
 
 
-def _cut(rows: Sequence[Any], build: Callable[[Sequence[Any]], str], most: int = MOST_ROWS) -> str:
+def _truncated(rows: Sequence[Any], build: Callable[[Sequence[Any]], str], most: int = MOST_ROWS) -> str:
     """Build from as many rows as belong on the page, and say how many more there are."""
     if not rows:
-        return charts.nothing()
+        return charts.no_data()
     more = len(rows) - most
     return build(rows[:most]) + (f'<p class="more">And {more:,} more.</p>' if more > 0 else "")
 

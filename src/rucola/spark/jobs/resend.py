@@ -1,13 +1,19 @@
-"""Resending of a partition's rows: queue by queue in order, at a pace, with a ledger of what was acknowledged.
+"""Sending side of a replay: rows of a partition, in order per queue, rate-limited and recorded in the ledger.
 
-Rows come in the order of their log, of several queues in turn. A chunk of them is ordered by queue and encoded in
-columns (see `encoding`). The queues of a chunk are sent concurrently, the messages of each in requests one after the
-other, so that a queue stays in order whatever fails. Two chunks are in flight, while the next rows are read and encoded
-in a thread. Small messages share a request (SEND_BATCH_MESSAGE), large ones go alone, compressed.
+Rows arrive in log order, with the queues interleaved, and pass through four steps:
 
-All messages of a source queue go to one queue of the target topic: to the one of the same broker and id if there is
-such a queue, else to the one its id leads to. A request that fails is tried again for half a minute, since replays are
-long and brokers are restarted meanwhile. A message may so be stored twice; its unique key tells.
+    1. slice    a batch of rows is cut into chunks of at most `CHUNK_ROWS`
+    2. encode   a chunk is sorted by queue and encoded column by column (see `encoding`), in a background thread
+    3. send     the queues of a chunk are sent concurrently; the requests of one queue are sequential, so that the
+                queue keeps its order whatever fails. Up to `MAX_CHUNKS_IN_FLIGHT` chunks are in flight
+    4. record   when a chunk has completed, its acknowledgements are written to the ledger
+
+Small messages share a request (SEND_BATCH_MESSAGE); large messages are sent singly and compressed.
+
+All messages of a source queue go to one queue of the target topic: the queue with the same broker name and id if
+there is one, else the queue at index `queue id mod number of queues`. A failed request is retried for about half a
+minute, because replays are long and brokers may restart meanwhile. A retry may store a message twice; both copies have
+the same unique key.
 """
 
 from __future__ import annotations
@@ -31,31 +37,36 @@ from rucola.client import MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
-from rucola.spark.jobs.replay_ledger import Ack, AckWriter, Reached, SourceQueue, open_for_sending
+from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.source.arrays import Array, arrow, ints
 from rucola.spark.source.encoding import Encoded, encode
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.sink import message_of
 
 T = TypeVar("T")
-Sending: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
-"""The rows of one queue in a chunk: what was acknowledged of them, and what ended them before the last one."""
+SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
+"""Task that sends the rows of one queue in a chunk; returns the acknowledged part and the error that ended it."""
 
 COLUMNS: Final = ("brokerName", "topic", "queueId", "commitLogOffset", "body", "properties", "flag", "msgId")
-"""What is sent of a message, and where it was."""
+"""Columns that a replay reads: the content to send, and the position of the message in the source."""
 
 CHUNK_ROWS: Final = 4096
-MOST_CHUNKS: Final = 2
-"""Chunks in flight, so that no queue waits for the end of the others. Alone, a chunk takes twice as long: it ends with
-one request at a time, of its last queue."""
-MESSAGES_A_REQUEST: Final = 128
+"""Largest number of rows that are sorted and encoded together."""
 
-_TRIES: Final = 9
+MAX_CHUNKS_IN_FLIGHT: Final = 2
+"""Chunks that are sent at the same time. With one, throughput halves: a chunk ends with single requests of its longest
+queue while all other queues are idle."""
+
+MAX_REQUEST_MESSAGES: Final = 128
+"""Largest number of messages in one SEND_BATCH_MESSAGE request."""
+
+# Pauses of 0.1, 0.2, 0.4 ... 12.8 seconds between nine attempts add up to 25.5 seconds.
+_ATTEMPTS: Final = 9
 _FIRST_PAUSE_S: Final = 0.1
 
 
-class Pace:
-    """Limit of messages a second; without one, none wait."""
+class RateLimiter:
+    """Limiter of messages per second; unlimited if `per_second` is None."""
 
     def __init__(
         self,
@@ -66,15 +77,16 @@ class Pace:
         self._per_second = per_second
         self._clock = clock
         self._sleep = sleep
+        # Time at which the next messages may be sent.
         self._due = clock()
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows to send at once: a tenth of a second's."""
+        """Rows per chunk: at most a tenth of a second's worth, so that a low rate is smooth."""
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
-    async def let(self, count: int) -> None:
-        """Wait until `count` more messages may go. Time in which nothing was sent is not made up for."""
+    async def acquire(self, count: int) -> None:
+        """Wait until `count` more messages may be sent. Idle time earns no credit for a later burst."""
         if self._per_second is None:
             return
         now = self._clock()
@@ -84,10 +96,11 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Resending:
-    """The work of one run's partitions, pickled to Spark's tasks or done in this process.
+class ResendTask:
+    """Sender of the partitions of one run, pickled to Spark tasks or called in this process.
 
-    `rates` are the messages a second of each partition, if limited.
+    `run` identifies the run in the names of its files in the ledger; `rates` are the messages per second of each
+    partition, or None without a limit.
     """
 
     run: str
@@ -96,35 +109,36 @@ class Resending:
     rates: Sequence[float] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send the rows of a partition in a task of Spark. Yields how many were sent."""
+        """Send the rows of a partition in a Spark task; yields one row with the number of messages sent."""
         task = TaskContext.get()
-        assert task is not None, "this runs in a task"
-        # Attempts are counted anew if Spark repeats a stage, these numbers are not.
+        assert task is not None, "must be called in a Spark task"
+        # attemptNumber() restarts at 0 when Spark repeats a stage; taskAttemptId() is unique in the session, and with
+        # it the name of the .acks file, which is created exclusively.
         sent = self.send(batches, task.partitionId(), task.taskAttemptId())
         yield pa.RecordBatch.from_pydict({"sent": [sent]})
 
     def send(self, batches: Iterator[pa.RecordBatch], partition: int = 0, attempt: int = 0) -> int:
-        """Send the rows of a partition that were not acknowledged before, and return how many these are.
+        """Send the rows of a partition that no earlier attempt has acknowledged, and return their number.
 
-        Raises RemotingError if a message was not taken; what was acknowledged until then is in the ledger.
+        Raises RemotingError if a message was rejected; acknowledgements up to then are in the ledger.
         """
         with open_for_sending(self.ledger, f"{self.run}-{partition:05d}-{attempt}") as (writer, acks):
-            pace = Pace(None if self.rates is None else self.rates[partition])
-            return asyncio.run(self._send(batches, partition, pace, writer, acks.reached))
+            limiter = RateLimiter(None if self.rates is None else self.rates[partition])
+            return asyncio.run(self._send(batches, partition, limiter, writer, acks.reached))
 
     async def _send(
         self,
         batches: Iterator[pa.RecordBatch],
         partition: int,
-        pace: Pace,
+        limiter: RateLimiter,
         writer: AckWriter,
-        reached: Mapping[SourceQueue, Reached],
+        reached: Mapping[SourceQueue, QueueProgress],
     ) -> int:
         sent, errors = 0, list[MQError]()
-        in_flight: deque[list[Sending]] = deque()
+        in_flight: deque[list[SendTask]] = deque()
 
-        async def settle(chunk: list[Sending]) -> int:
-            """Wait for the end of a chunk and write its acknowledgements down; return how many these are."""
+        async def complete(chunk: list[SendTask]) -> int:
+            """Wait for a chunk, record its acknowledgements, and return the number of messages."""
             done = await asyncio.gather(*chunk)
             acks = [ack for ack, _ in done if ack.count]
             errors.extend(error for _, error in done if error is not None)
@@ -132,25 +146,28 @@ class Resending:
             return sum(ack.count for ack in acks)
 
         async with Producer(self.target.producer_group, self.target.name_server) as producer:
-            sender = _Sender(producer, self.target.topic, partition)
-            async with aclosing(_ahead(_chunks(batches, pace.chunk_rows, reached))) as chunks, _ended(in_flight):
+            sender = _ChunkSender(producer, self.target.topic, partition)
+            async with (
+                aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks,
+                _cancel_on_exit(in_flight),
+            ):
                 async for chunk in chunks:
-                    await pace.let(chunk.rows.num_rows)
+                    await limiter.acquire(chunk.rows.num_rows)
                     in_flight.append(sender.start(chunk))
-                    if len(in_flight) >= MOST_CHUNKS:
-                        sent += await settle(in_flight.popleft())
+                    if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
+                        sent += await complete(in_flight.popleft())
                     if errors:
                         break
                 while in_flight:
-                    sent += await settle(in_flight.popleft())
+                    sent += await complete(in_flight.popleft())
         if errors:
-            raise RemotingError(f"{errors[0]}. What was acknowledged stands in {self.ledger}")
+            raise RemotingError(f"{errors[0]}. Acknowledged messages are recorded in {self.ledger}")
         return sent
 
 
 @asynccontextmanager
-async def _ended(in_flight: Iterable[list[Sending]]) -> AsyncIterator[None]:
-    """Cancel what is in flight when the block is left."""
+async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[None]:
+    """Cancel the chunks that are still in flight when the block is left."""
     try:
         yield
     finally:
@@ -162,17 +179,18 @@ async def _ended(in_flight: Iterable[list[Sending]]) -> AsyncIterator[None]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are sent together, ordered by queue and then as they came, with the bounds of each queue."""
+    """Rows that are sent together, sorted by queue and then by log order; `bounds` is the row range of each queue."""
 
     rows: pa.RecordBatch
     encoded: Encoded
     bounds: Mapping[SourceQueue, tuple[int, int]]
 
 
-def chunk_of(rows: pa.RecordBatch, reached: Mapping[SourceQueue, Reached]) -> Chunk:
-    """Return those rows as a chunk that no broker has acknowledged yet."""
-    queues, codes = queues_in(rows)
-    begins = np.array([reached.get(queue, Reached()).physical_offset for queue in queues], np.int64)
+def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress]) -> Chunk:
+    """Sort and encode the rows that no broker has acknowledged yet."""
+    queues, codes = queue_codes(rows)
+    begins = np.array([reached.get(queue, QueueProgress()).physical_offset for queue in queues], np.int64)
+    # A stable sort by queue keeps the log order within each queue.
     left = np.flatnonzero(ints(rows["commitLogOffset"]) > begins[codes])
     order = left[np.argsort(codes[left], kind="stable")]
     rows = rows.take(arrow(order))
@@ -181,10 +199,11 @@ def chunk_of(rows: pa.RecordBatch, reached: Mapping[SourceQueue, Reached]) -> Ch
     return Chunk(rows, encode(rows), bounds)
 
 
-def queues_in(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
-    """Return the queues of these rows, and for each row the index of its queue there."""
+def queue_codes(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
+    """Return the distinct queues of these rows, and for each row the index of its queue in that list."""
     names, topics = rows["brokerName"].dictionary_encode(), rows["topic"].dictionary_encode()
     ids = ints(rows["queueId"]).astype(np.int64)
+    # One int64 identifies a queue: (broker, topic) as a pair of dictionary codes above bit 32, the queue id below it.
     both = ints(names.indices).astype(np.int64) * max(len(topics.dictionary), 1) + ints(topics.indices)
     found, first, codes = np.unique(both << 32 | ids, return_index=True, return_inverse=True)
     del found
@@ -193,15 +212,15 @@ def queues_in(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
 
 
 def _chunks(
-    batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, Reached]
+    batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, QueueProgress]
 ) -> Iterator[Chunk]:
     for batch in batches:
         for begin in range(0, batch.num_rows, chunk_rows):
-            yield chunk_of(batch.slice(begin, chunk_rows), reached)
+            yield make_chunk(batch.slice(begin, chunk_rows), reached)
 
 
-async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
-    """Yield items, of which the next is made in a thread meanwhile."""
+async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
+    """Yield items while a thread computes the next one."""
     upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
     try:
         while (item := await upcoming) is not None:
@@ -211,26 +230,30 @@ async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
         await asyncio.wait([upcoming])  # its thread cannot be interrupted
 
 
-class _Sender:
-    """Sends chunks, the rows of each source queue in order."""
+class _ChunkSender:
+    """Sender of chunks that keeps each source queue in order; used by one event loop."""
 
     def __init__(self, producer: Producer, topic: str | None, partition: int) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
-        self._last: dict[SourceQueue, Sending] = {}
+        # The newest task of each queue, which the next chunk has to wait for.
+        self._last: dict[SourceQueue, SendTask] = {}
 
-    def start(self, chunk: Chunk) -> list[Sending]:
-        """Start to send a chunk: each queue when the rows of the chunk before are acknowledged."""
+    def start(self, chunk: Chunk) -> list[SendTask]:
+        """Start one task per queue; each waits until the rows of its queue in the previous chunk are acknowledged."""
         for queue in chunk.bounds:
             self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
         return [self._last[queue] for queue in chunk.bounds]
 
-    async def _send_after(self, before: Sending | None, chunk: Chunk, queue: SourceQueue) -> tuple[Ack, MQError | None]:
-        """Return what was acknowledged of a queue's rows, and what ended them before the last one."""
-        if before is not None:
-            _, error = await before
+    async def _send_after(
+        self, previous: SendTask | None, chunk: Chunk, queue: SourceQueue
+    ) -> tuple[Ack, MQError | None]:
+        """Send the rows of a queue after the previous chunk; return the acknowledged part and any error."""
+        if previous is not None:
+            _, error = await previous
             if error is not None:
+                # Sending later rows would break the order of the queue, so the error stops all chunks behind it.
                 return Ack(queue, -1, 0), error
         return await self._send_in_order(chunk, queue)
 
@@ -240,11 +263,11 @@ class _Sender:
         first, last = chunk.bounds[queue]
         offsets = chunk.rows["commitLogOffset"]
         try:
-            target = _target(queue, await self._producer.queues(topic))
+            target = _target_queue(queue, await self._producer.queues(topic))
             may_share = not topic.startswith(RETRY_PREFIX)
-            for begin, end, is_batched in _requests(chunk.encoded, first, last, may_share):
+            for begin, end, is_batched in _plan_requests(chunk.encoded, first, last, may_share):
                 send = self._batch if is_batched else self._alone
-                results = await _persist(partial(send, chunk, begin, end, target))
+                results = await _with_retries(partial(send, chunk, begin, end, target))
                 reached, count = offsets[end - 1].as_py(), end - first
                 unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
         except MQError as error:
@@ -261,9 +284,9 @@ class _Sender:
         return [await self._producer.send(message_of(row, target.topic, begin, self._partition), target)]
 
 
-async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
-    """Make a request until it is answered well; RemotingError when it was not for half a minute."""
-    for attempt in range(_TRIES - 1):
+async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
+    """Repeat a request until it succeeds; the RemotingError of the last attempt is raised."""
+    for attempt in range(_ATTEMPTS - 1):
         try:
             return await request()
         except RemotingError:
@@ -271,21 +294,28 @@ async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[S
     return await request()
 
 
-def _requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
-    """Cut the rows from `begin` to `end`, which are of one queue, into requests; say which of these are batches."""
+def _plan_requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
+    """Split the rows [begin, end) of one queue into requests (first, end, is_batched).
+
+    Rows alternate between runs that may share a request and runs that may not: with `is_batched` [1, 1, 0, 1] the
+    requests are (0, 2, batched), (2, 3, single), (3, 4, batched). A batch has at most `MAX_REQUEST_MESSAGES` messages
+    and MAX_MESSAGE_SIZE bytes.
+    """
     edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
         is_batched = may_share and bool(encoded.is_batched[first])
         while first < last:
-            upto = min(first + MESSAGES_A_REQUEST, last) if is_batched else first + 1
-            # Properties may be as large as bodies; one message always fits.
+            upto = min(first + MAX_REQUEST_MESSAGES, last) if is_batched else first + 1
+            # Batched bodies are small, but properties may be large. Halving finds a size that fits in at most seven
+            # steps, since a single message always does.
             while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
                 upto = (first + upto) // 2
             yield first, upto, is_batched
             first = upto
 
 
-def _target(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
+def _target_queue(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
+    """Return the queue of the target topic that receives all messages of a source queue."""
     for target in targets:
         if (target.broker_name, target.queue_id) == (queue.broker_name, queue.queue_id):
             return target

@@ -1,14 +1,14 @@
-"""The search job: messages of the lake by key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
+"""Search job: finds messages of a lake by key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
 
-What the snapshot and the key index tell is left out before Spark begins:
+Files are pruned by the snapshot and the key index before anything is read:
 
     topic, time          files of other topics and days
-    key, unique key      files in which the key index knows no message with its hash; in the others Spark looks for the
-                         physical offsets that the index gives, and passes over row groups and pages without them
-    offsetMsgId          files without its physical offset
+    key, unique key      files that contain no message with the hash of the key, by the key index. In the remaining
+                         files Spark filters by physical offset, and skips row groups and pages without those offsets
+    offsetMsgId          files whose range of physical offsets does not include its own
 
-Everything is then compared row by row, so a search finds the same with the index as without. By key or offsetMsgId, and
-in few or small files, `rucola.spark.lake.lookup` finds the same without a session.
+The remaining rows are then compared with every condition, so the index affects speed and never the result. Searches
+by key or offsetMsgId, and searches of few or small files, run in this process with `rucola.spark.lake.lookup`.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from rucola.spark.lake.snapshot import RowFile, read_snapshot
 from rucola.spark.session import Spark, runs_in_spark, session_of
 from rucola.spark.source.options import matching, parse_tags
 
-_MOST_OFFSETS: Final = 1000
-"""Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""
+_MAX_PUSHED_OFFSETS: Final = 1000
+"""Limit of physical offsets in a pushed filter; a longer list would cost more than the pages it skips."""
 
 
 def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
-    """Return the rows of the lake that are asked for."""
-    chosen = selection.of(rows)
+    """Return the rows that meet the selection and, if given, have this offsetMsgId."""
+    chosen = selection.filter(rows)
     return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Files of a lake that may hold what is asked for, and the physical offsets to look at there, None for all."""
+class Candidates:
+    """Files of a lake that may contain results, and the physical offsets to look for; None means all rows."""
 
     files: Sequence[RowFile]
     offsets: Sequence[int] | None = None
 
 
-def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Parts:
-    """Return the parts of a lake that a search reads. Raises what `run` does."""
+def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Candidates:
+    """Return the files and offsets that a search has to read. Raises what `run` raises."""
     snapshot = read_snapshot(lake)
-    files, offsets = selection.files_of(snapshot.rows), None
+    files, offsets = selection.prune_files(snapshot.rows), None
     if selection.keys is not None:
         where = places(lake, snapshot, selection.keys)
         files = files_at(files, where)
@@ -72,16 +72,16 @@ def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None)
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         files = [file for file in files if file.least <= physical_offset <= file.most]
         offsets = [physical_offset]
-    return Parts(files, offsets)
+    return Candidates(files, offsets)
 
 
 def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
-    """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must."""
+    """Return the matching messages of a lake as a DataFrame over the pruned files."""
     root = Path(lake).absolute()
-    parts = parts_of(root, selection, offset_msg_id)
-    rows = read_lake(session_of(spark), root, parts.files)
-    if parts.offsets is not None and len(parts.offsets) <= _MOST_OFFSETS:
-        rows = rows.where(F.col("commitLogOffset").isin(*parts.offsets))
+    candidates = candidates_of(root, selection, offset_msg_id)
+    rows = read_lake(session_of(spark), root, candidates.files)
+    if candidates.offsets is not None and len(candidates.offsets) <= _MAX_PUSHED_OFFSETS:
+        rows = rows.where(F.col("commitLogOffset").isin(*candidates.offsets))
     return search(rows, selection, offset_msg_id)
 
 
@@ -92,46 +92,50 @@ def run(
     selection: Selection,
     offset_msg_id: str | None = None,
     *,
-    most: int = MOST,
+    limit: int = MOST,
 ) -> Found:
-    """Return the newest `most` messages of a lake that are asked for.
+    """Return the newest `limit` matching messages of a lake.
 
-    Raises StoreError if there is no lake, InvalidMessage for what is no offsetMsgId.
+    Raises StoreError if there is no lake, and InvalidMessage if `offset_msg_id` is malformed.
     """
     root = Path(lake).absolute()
     if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
-        return _run_directly(root, selection, offset_msg_id, most)
+        return _run_in_process(root, selection, offset_msg_id, limit)
     with plainly():
         rows = find(spark, root, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
-        messages = messages_of(rows.limit(most + 1).toArrow())
-    return Found(messages[:most], is_cut=len(messages) > most)
+        # One row more than asked for shows whether the result is cut.
+        messages = messages_of(rows.limit(limit + 1).toArrow())
+    return Found(messages[:limit], is_cut=len(messages) > limit)
 
 
 def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int:
-    """Return about how many bytes are read; next to nothing of what the key index or the snapshot points at."""
+    """Estimate the bytes to read; 0 for searches by key or offsetMsgId, which read single pages."""
     if offset_msg_id is not None or selection.keys is not None:
         return 0
-    return row_files.size_of(lake, selection.files_of(read_snapshot(lake).rows))
+    return row_files.size_of(lake, selection.prune_files(read_snapshot(lake).rows))
 
 
-def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> Found:
+def _run_in_process(lake: Path, selection: Selection, offset_msg_id: str | None, limit: int) -> Found:
+    """Search without Spark."""
     if offset_msg_id is not None:
         found = by_offset_msg_id(lake, offset_msg_id)
-        return Found([found] if found is not None and _takes(selection)(found.message) else [])
+        return Found([found] if found is not None and _message_filter(selection)(found.message) else [])
     if selection.keys is not None:
         keys, topics = selection.keys, selection.topics
-        return by_key(lake, keys, most=most, topics=topics, days=selection.days, matches=_takes(selection))
-    files = selection.files_of(read_snapshot(lake).rows)
-    return newest(lake, files, selection.columns, selection.matches, most)
+        return by_key(
+            lake, keys, most=limit, topics=topics, days=selection.date_range, matches=_message_filter(selection)
+        )
+    files = selection.prune_files(read_snapshot(lake).rows)
+    return newest(lake, files, selection.columns, selection.matches, limit)
 
 
-def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
-    """Return what tells of a single message whether it is asked for, as `Selection.of` does of rows."""
+def _message_filter(selection: Selection) -> Callable[[MessageExt], bool]:
+    """Return a predicate for single messages that is equivalent to `Selection.filter`."""
     tags = None if selection.tags is None else parse_tags(selection.tags)
     matches = None if selection.expression is None else matching(selection.expression)
     begin, end = selection.starting_timestamp, selection.ending_timestamp
 
-    def takes(message: MessageExt) -> bool:
+    def matches_all(message: MessageExt) -> bool:
         return (
             (selection.topics is None or message.topic in selection.topics)
             and (tags is None or message.tags in tags)
@@ -141,4 +145,4 @@ def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
             and (end is None or message.store_timestamp < end)
         )
 
-    return takes
+    return matches_all

@@ -1,10 +1,12 @@
-"""Selection of the messages that a job takes, from a store or a lake.
+"""Filter that selects the messages of a job, in a store or a lake.
 
-A `Selection` is a filter over the columns of `schema.COLUMNS`. It applies to a DataFrame (`of`), to a record batch
-(`matches`) and, before anything is read, to the options of the data source (`read_options`) and the files of a lake
-(`files_of`).
+A `Selection` is a conjunction of conditions on the columns of `schema.COLUMNS`; a list of topics, tags or keys is met
+by any one of its elements. It has four equivalent forms:
 
-Every condition that is given must be met; of several topics, tags or keys, one.
+    read_options    options of the data source, applied while a store is read
+    prune_files     the files of a lake that can contain matches
+    filter          conditions on a DataFrame
+    matches         a mask for a record batch
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from rucola.spark.source.options import matching, parse_tags
 
 @dataclass(frozen=True)
 class Selection:
-    """Conditions on messages; those that are None ask for nothing.
+    """Conditions on messages; None means no condition.
 
-    `tags` is a subscription such as `TagA || TagB`; `keys` are keys or unique keys. Times are those of storing, in
-    milliseconds: `starting_timestamp` is inclusive, `ending_timestamp` exclusive. `expression` is SQL92 over the
-    properties (see `rucola.message.sql92`). Raises ConfigError, or InvalidExpression, for what cannot be understood.
+    `tags` is a subscription such as `TagA || TagB`; `keys` are keys or unique keys. Timestamps are store timestamps in
+    milliseconds; the range is half-open. `expression` is an SQL92 filter over the properties (see
+    `rucola.message.sql92`). Raises ConfigError for invalid tags or times, and InvalidExpression for an invalid filter.
     """
 
     topics: tuple[str, ...] | None = None
@@ -47,19 +49,23 @@ class Selection:
     def __post_init__(self) -> None:
         begin, end = self.starting_timestamp, self.ending_timestamp
         if begin is not None and end is not None and begin > end:
-            raise ConfigError(f"messages stored from {begin} to {end} are asked for, but the first is the later time")
-        self._wanted_tags()
+            raise ConfigError(f"the selection begins at {begin}, after its end at {end}")
+        self._tag_set()
         if self.expression is not None:
             matching(self.expression)
 
-    def _wanted_tags(self) -> frozenset[str] | None:
+    def _tag_set(self) -> frozenset[str] | None:
         try:
             return None if self.tags is None else parse_tags(self.tags)
         except ValueError as error:
             raise ConfigError(f"tags are {self.tags!r}: {error}") from error
 
     def read_options(self) -> dict[str, str]:
-        """Return the options with which the data source leaves out what is not asked for."""
+        """Return options of the data source that apply as many conditions as it can.
+
+        The data source takes one subExpression. Tags have precedence over an SQL92 expression, because tags are
+        compared by hash in the ConsumeQueue, before the message is read.
+        """
         found: dict[str, str | int | None] = {
             "subscribe": None if self.topics is None else ",".join(self.topics),
             "subExpression": self.tags,
@@ -72,46 +78,47 @@ class Selection:
         return {name: str(value) for name, value in found.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the conditions that are given, as values that JSON knows."""
+        """Return the conditions that are not None as a JSON-serializable dict."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
             if value is not None
         }
 
-    def of(self, messages: DataFrame) -> DataFrame:
-        """Return the messages that are asked for, with the columns they came with."""
+    def filter(self, messages: DataFrame) -> DataFrame:
+        """Return the matching rows of a DataFrame, with all its columns."""
         for condition in self._conditions(by_date="date" in messages.columns):
             messages = messages.where(condition)
         return messages
 
-    def files_of(self, files: Iterable[RowFile]) -> list[RowFile]:
-        """Return the files of a lake that may hold messages that are asked for: those of their topics and days."""
-        first, last = self.days
+    def prune_files(self, files: Iterable[RowFile]) -> list[RowFile]:
+        """Return the files of a lake that can contain matches, by topic and day."""
+        first, last = self.date_range
         return [
             file for file in files if first <= file.date <= last and (self.topics is None or file.topic in self.topics)
         ]
 
     @property
-    def days(self) -> tuple[str, str]:
-        """The first and the last day, as a lake has them, of the messages that are asked for."""
+    def date_range(self) -> tuple[str, str]:
+        """The first and the last day as ISO 8601; "" and "9999" compare as unbounded."""
         begin, end = self.starting_timestamp, self.ending_timestamp
         return "" if begin is None else _day(begin).isoformat(), "9999" if end is None else _day(end).isoformat()
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that `matches` looks at."""
+        """The columns that `matches` needs."""
         given = {name for name, value in vars(self).items() if value is not None}
-        return tuple(name for name, conditions in _ASKED.items() if given & conditions)
+        return tuple(name for name, conditions in _COLUMN_CONDITIONS.items() if given & conditions)
 
     def matches(self, rows: pa.RecordBatch) -> Array:
-        """Tell of each row whether it is asked for, as `of` does, but for its topic."""
+        """Return a mask of the matching rows; topics are not compared, since files and queues are pruned by topic."""
         found = np.ones(rows.num_rows, np.bool_)
-        if (tags := self._wanted_tags()) is not None:
+        if (tags := self._tag_set()) is not None:
             found &= _is_in(rows["tags"], tags)
         if self.keys is not None:
-            found &= _with_keys(rows, self.keys)
+            found &= _has_key(rows, self.keys)
         if self.expression is not None and found.any():
+            # Properties become Python dicts only for rows that meet the cheaper conditions.
             is_wanted = matching(self.expression)
             maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
             found[found] = [is_wanted(each) for each in maps]
@@ -124,14 +131,14 @@ class Selection:
     def _conditions(self, *, by_date: bool) -> Iterator[Column]:
         if self.topics is not None:
             yield F.col("topic").isin(*self.topics)
-        if (tags := self._wanted_tags()) is not None:
+        if (tags := self._tag_set()) is not None:
             yield F.col("tags").isin(*tags)
         if self.keys is not None:
             unique = F.element_at("properties", properties.UNIQ_KEY)
             asked = F.array(*map(F.lit, self.keys))
             yield F.arrays_overlap("keys", asked) | unique.isin(*self.keys)
         if self.expression is not None:
-            yield _matches(matching(self.expression))(F.col("properties"))
+            yield _property_filter(matching(self.expression))(F.col("properties"))
         stored = F.unix_millis("storeTimestamp")
         if self.starting_timestamp is not None:
             yield stored >= self.starting_timestamp
@@ -143,36 +150,37 @@ class Selection:
                 yield F.col("date") <= _day(self.ending_timestamp)
 
 
-_ASKED: Final = {
+_COLUMN_CONDITIONS: Final = {
     "tags": {"tags"},
     "keys": {"keys"},
     "properties": {"keys", "expression"},
     "storeTimestamp": {"starting_timestamp", "ending_timestamp"},
 }
-"""The conditions that each column is asked for."""
+"""For each column, the conditions that need it."""
 
 
 def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
     return bools(pc.is_in(values, strings([each.encode() for each in wanted])))
 
 
-def _with_keys(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
-    """Tell which rows have one of these as a key or as their unique key."""
+def _has_key(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
+    """Return a mask of the rows that have one of these keys, or one of them as their unique key."""
     found = _is_in(values_of(rows["properties"], properties.UNIQ_KEY), wanted)
+    # The keys of all rows are compared in one flat array; the parent indices lead from a hit to its row.
     hits = _is_in(rows["keys"].flatten(), wanted)
     found[ints(pc.list_parent_indices(rows["keys"]))[hits]] = True
     return found
 
 
-def _matches(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:
-    """Return the function of Spark that asks this about properties."""
+def _property_filter(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:
+    """Return a Spark UDF that applies a predicate to the column of properties."""
 
     @arrow_udf("boolean")  # type: ignore[call-overload,untyped-decorator]  # its types know no plain functions
-    def ask(maps: pa.Array) -> pa.Array:
+    def evaluate(maps: pa.Array) -> pa.Array:
         return pa.array([is_wanted(each) for each in maps.to_pylist(maps_as_pydicts="lossy")], pa.bool_())
 
-    asked: Callable[[Column], Column] = ask
-    return asked
+    udf: Callable[[Column], Column] = evaluate
+    return udf
 
 
 def _day(timestamp_ms: int) -> date:

@@ -1,10 +1,10 @@
-"""Messages of a store directory or a lake, for a job: a DataFrame, or record batches made in this process.
+"""Selected messages of a store directory or a lake, as a DataFrame or as record batches of this process.
 
-Both come from the same code. Of a store the driver plans partitions, which `batch_reader.read` decodes, in Spark's
-tasks or one after the other here. Of a lake the snapshot names the files, which Spark or Arrow reads.
+Both forms share one code path. For a store, the driver plans partitions, and `batch_reader.read` decodes them, in
+Spark tasks or sequentially in this process. For a lake, the snapshot names the files, and Spark or Arrow reads them.
 
-Jobs do not read a store through the data source: that would start three more Python processes, to look the source up,
-to make it and to plan, each of which imports PySpark from its zip file.
+Jobs do not read a store through the registered data source: Spark would start three more Python processes, to look up,
+create and plan the source, each of which imports PySpark from its zip file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ _PARTITION: Final = "number int, partition binary"
 
 
 def check_source(source: str | Path, selection: Selection) -> None:
-    """Raise StoreError unless this is a sound store directory or lake, ConfigError for topics that a store lacks."""
+    """Validate a source before Spark is started.
+
+    Raises StoreError unless `source` is an intact store directory or lake, and ConfigError if the selection names a
+    topic that a store does not have.
+    """
     directory = Path(source).absolute()
     if is_lake(directory):
         check_files(directory, read_snapshot(directory).rows)
@@ -50,11 +54,12 @@ def check_source(source: str | Path, selection: Selection) -> None:
 
 
 @dataclass(frozen=True)
-class Messages:
-    """What a selection takes of one store directory or lake.
+class MessageSource:
+    """The selected messages of one store directory or lake.
 
-    `options` and `narrowing` are further ones of the data source; they apply to a store. The constructor raises what
-    `check_source` does. A store's end is frozen when it is first asked for.
+    `options` and `narrowing` are passed to the data source and apply to stores only. The constructor raises what
+    `check_source` raises. The end of a store is fixed by the first read, so that all reads of one instance agree;
+    `dataclasses.replace` returns an instance that looks at the source again.
     """
 
     source: Path
@@ -67,63 +72,68 @@ class Messages:
 
     @property
     def is_lake(self) -> bool:
-        """Whether the messages are a lake's; otherwise they are a store's."""
+        """Whether the source is a lake; otherwise it is a store directory."""
         return is_lake(self.source)
 
     @cached_property
     def _files(self) -> list[RowFile] | None:
-        """The files that may hold the messages; None for a store."""
-        return self.selection.files_of(read_snapshot(self.source).rows) if self.is_lake else None
+        """The row files of a lake that may contain selected messages; None for a store."""
+        return self.selection.prune_files(read_snapshot(self.source).rows) if self.is_lake else None
 
     @cached_property
     def _store(self) -> tuple[Options, Sequence[InputPartition]]:
-        """The options of the read of a store, and its partitions."""
+        """The parsed read options of a store, and its planned partitions."""
         options = parse({"storePath": str(self.source), **self.selection.read_options(), **self.options})
         options = replace(options, narrowing=self.narrowing)
         return options, batch_reader.plan(options)
 
-    def of_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> Messages:
-        """Return the messages with which a store holds these topics and queues; those of a lake are not narrowed."""
+    def narrow_to_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> MessageSource:
+        """Restrict a store to these topics and queue ids; a lake is returned unrestricted."""
         return replace(self, narrowing=self.narrowing.within(topics=topics, queue_ids=queue_ids))
 
     def size(self) -> int:
-        """Return about how many bytes of records there are to read."""
+        """Estimate the bytes of records to read."""
         if self._files is not None:
             return row_files.size_of(self.source, self._files)
         _, partitions = self._store
         return sum(_size_of(partition) for partition in partitions)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield these columns of the messages in this process; those of a store in the order of its log."""
+        """Read the columns `names` in this process, without Spark; messages of a store come in log order."""
         if self._files is not None:
             rows = row_files.read(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
-            yield from (_chosen(batch, self.selection, names) for batch in rows)
+            yield from (_filter_batch(batch, self.selection, names) for batch in rows)
             return
         options, partitions = self._store
-        # The reader has applied all conditions but an expression beside tags.
+        # The reader has already applied every condition except an SQL92 expression that is combined with tags: the
+        # data source takes one subExpression, and tags have precedence (see Selection.read_options).
         rest = Selection(expression=self.selection.expression) if self.selection.tags is not None else Selection()
         columns = tuple(dict.fromkeys((*names, *rest.columns)))
         for partition in partitions:
-            yield from (_chosen(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
+            yield from (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
-        """Return the messages as a DataFrame with these columns, or those that the selection looks at besides."""
+        """Return the messages as a DataFrame with the columns `names`, and possibly those that the selection needs."""
         if self._files is not None:
-            return self.selection.of(read_lake(session, self.source, self._files))
+            return self.selection.filter(read_lake(session, self.source, self._files))
         options, partitions = self._store
         columns = tuple(dict.fromkeys((*names, "topic", *self.selection.columns)))
-        return self.selection.of(frame_of(session, partitions, options, columns))
+        return self.selection.filter(partitions_frame(session, partitions, options, columns))
 
 
-def _chosen(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -> pa.RecordBatch:
+def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -> pa.RecordBatch:
     found = selection.matches(batch)
     return (batch if found.all() else batch.filter(mask(found))).select(list(names))
 
 
-def frame_of(
+def partitions_frame(
     session: SparkSession, partitions: Sequence[InputPartition], options: Options, names: Sequence[str]
 ) -> DataFrame:
-    """Return the messages of some partitions as a DataFrame, each partition in a task of its own."""
+    """Return the messages of these partitions as a DataFrame with one task per partition.
+
+    Partitions travel as pickled rows: a DataFrame of n rows, spread over n tasks by id, is the only way to hand
+    planned work to `mapInArrow` without the data source.
+    """
     rows = [(number, pickle.dumps(partition)) for number, partition in enumerate(partitions)]
     tasks = session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
     return tasks.mapInArrow(partial(_read, options, tuple(names)), ddl(names))
@@ -136,10 +146,11 @@ def _read(options: Options, names: tuple[str, ...], tasks: Iterator[pa.RecordBat
 
 
 def _size_of(partition: InputPartition) -> int:
-    """Return the bytes of the records that a partition of a store reads."""
+    """Return the bytes of records in a partition of a store, or a lower bound once that is large."""
     assert isinstance(partition, Stretch)
     if partition.queues is None:
         return partition.end - partition.begin
+    # Reading the units of every queue takes longer than planning; it is only done when the answer is in doubt.
     least = MIN_RECORD_SIZE * sum(each.end - each.begin for each in partition.queues)
     if least >= SMALL_SIZE:
         return least
