@@ -40,7 +40,7 @@ from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
 from rucola.store.config import PutMessageStatus
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
@@ -61,7 +61,7 @@ class Scene:
         self.timed = TimedDelivery(self.store, self.puts, path / "config" / "timer.json", **sizes)
         self.timed.load()
 
-    def _arrived(self, topics: Mapping[str, Arrived]) -> None:
+    def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
         if TIMER_TOPIC in topics:
             queues, tags_codes, _ = topics[TIMER_TOPIC]
             self.timed.arrived(queues[0].max_offset, tags_codes)

@@ -80,7 +80,7 @@ def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
     assert offsets(read(g1, assign=json.dumps({TRANS_HALF_TOPIC: [0]}))) == half
 
 
-def keys_of(row: Row) -> set[str]:
+def index_keys_of(row: Row) -> set[str]:
     """The keys of a message and its unique key."""
     properties = row["properties"]
     return {*properties.get("KEYS", "").split(), properties.get("UNIQ_KEY", "")} - {""}
@@ -132,10 +132,10 @@ def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.Da
         given["subExpression"] = " || ".join(tags)
         wanted = [row for row in wanted if row["properties"].get("TAGS") in tags]
     if data.draw(st.booleans()):
-        present = sorted({key for row in everything for key in keys_of(row) if "," not in key})
+        present = sorted({key for row in everything for key in index_keys_of(row) if "," not in key})
         keys = data.draw(st.sets(st.sampled_from([*present, "none"]), min_size=1, max_size=30))
         given["keys"] = ",".join(keys)
-        wanted = [row for row in wanted if not keys.isdisjoint(keys_of(row))]
+        wanted = [row for row in wanted if not keys.isdisjoint(index_keys_of(row))]
     assert offsets(read(store, **given)) == [row["commitLogOffset"] for row in wanted]
 
 
@@ -149,7 +149,7 @@ def test_keys_are_looked_up_in_the_index(golden: Path, tmp_path: Path) -> None:
     wanted = [row for row in expected(golden, "g1-clean") if row["topic"] in ("GA", "GSpam")]
     given = {"subscribe": "GA,GSpam", "keys": "single-1,user-6,spam-7,Nobody", "includeBody": "false"}
     asked = set(given["keys"].split(","))
-    hits = [row["commitLogOffset"] for row in wanted if keys_of(row) & asked]
+    hits = [row["commitLogOffset"] for row in wanted if index_keys_of(row) & asked]
     assert 2 < len(hits) < 20
 
     def store_with(change: str) -> Path:

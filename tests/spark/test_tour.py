@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.message.topics import is_system_topic
-from spark.test_reading import expected, keys_of
+from spark.test_reading import expected, index_keys_of
 from test_readme import test_commands_exist_with_their_options as check_command
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,7 +37,7 @@ def test_the_tour(spark: SparkSession, golden: Path, tmp_path: Path, capsys: pyt
     shown = capsys.readouterr().out
     counts = Counter(row["topic"] for row in messages)
     assert re.search(rf"\|\s*GSpam\|\s*{counts['GSpam']}\|", shown)
-    assert names["one"].count() == sum(row["topic"] == "GA" and "user-6" in keys_of(row) for row in messages) > 0
+    assert names["one"].count() == sum(row["topic"] == "GA" and "user-6" in index_keys_of(row) for row in messages) > 0
     red = [row for row in messages if row["properties"].get("color") == "red" and "n" in row["properties"]]
     assert names["red"].count() == len(red) > 0
     assert names["summary"].rows == names["lake"].count() == len(messages)

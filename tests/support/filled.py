@@ -19,7 +19,7 @@ from support.stores import HOST, inner
 NOW_MS = 1_800_000_000_000
 TOPIC = "Orders"
 
-Question = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
+SearchQuery = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
 
 
 def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:
@@ -34,7 +34,7 @@ def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "br
     table.write_bytes(encode_body(TopicConfigSerializeWrapper(topic_config_table=topics)))
 
 
-def ask(path: Path, question: Question, **settings: Any) -> None:
+def ask(path: Path, question: SearchQuery, **settings: Any) -> None:
     """Put a question to a cluster with one broker for each store in `path`, or with one empty broker."""
     names = sorted(store.name for store in path.iterdir()) or ["broker-a"]
 

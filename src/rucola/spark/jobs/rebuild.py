@@ -32,17 +32,17 @@ from rucola.spark.errors import plainly
 from rucola.spark.session import Spark, session_of
 from rucola.store.config import StoreConfig
 from rucola.store.tools.partial_rebuild import (
-    IndexPart,
-    Taken,
+    IndexSource,
+    ScannedLogFile,
     UnitRun,
     index_names,
-    index_work,
     log_files,
-    take_in,
+    plan_index_files,
+    scan_log_file,
+    write_consume_queue,
     write_index_file,
-    write_queue,
 )
-from rucola.store.tools.rebuild import Progress, Rebuilt
+from rucola.store.tools.rebuild import Progress, RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_by
 
 _TAKEN_IN: Final = pa.schema(
@@ -59,7 +59,7 @@ _TAKEN_IN: Final = pa.schema(
         ("entries", pa.int64()),
     ]
 )
-"""A `UnitRun`, or a `Taken`; the fields of the other are NULL."""
+"""A `UnitRun`, or a `ScannedLogFile`; the fields of the other are NULL."""
 
 _FILE: Final = "number int, begin bigint"
 _INDEX_FILE: Final = "number int, parts array<struct<begin: bigint, first_entry: bigint>>"
@@ -76,23 +76,23 @@ class Pieces:
     target: Path
     settings: StoreConfig
 
-    def take_in(self, batches: Batches) -> Batches:
+    def scan_log_file(self, batches: Batches) -> Batches:
         """Read the files of the log whose beginnings these rows name."""
         for row in _rows(batches):
-            items = take_in(self.log, row["begin"], self.settings)
+            items = scan_log_file(self.log, row["begin"], self.settings)
             while some := [item._asdict() for item in islice(items, _RUNS_A_BATCH)]:
                 yield pa.RecordBatch.from_pylist(some, _TAKEN_IN)
 
     def write_queues(self, batches: Batches) -> Batches:
         """Write the queues whose runs these rows are, in order."""
         for _, runs in groupby(_rows(batches), key=itemgetter("topic", "queue_id")):
-            count = write_queue(self.log, self.target, (UnitRun(**run) for run in runs), self.settings)
+            count = write_consume_queue(self.log, self.target, (UnitRun(**run) for run in runs), self.settings)
             yield pa.RecordBatch.from_pydict({"units": [count]})
 
     def write_index(self, batches: Batches) -> Batches:
         """Write the index files that these rows name."""
         for row in _rows(batches):
-            parts = [IndexPart(**part) for part in row["parts"]]
+            parts = [IndexSource(**part) for part in row["parts"]]
             path = self.target / "index" / _temporary(row["number"])
             timestamp = write_index_file(self.log, path, row["number"], parts, self.settings)
             yield pa.RecordBatch.from_pydict({"number": [row["number"]], "firstTimestamp": [timestamp]})
@@ -103,7 +103,7 @@ def taken_in(files: DataFrame, pieces: Pieces, count: int) -> DataFrame:
 
     `files` are rows of number and begin.
     """
-    return files.repartitionById(count, "number").mapInArrow(pieces.take_in, from_arrow_schema(_TAKEN_IN))
+    return files.repartitionById(count, "number").mapInArrow(pieces.scan_log_file, from_arrow_schema(_TAKEN_IN))
 
 
 def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
@@ -119,7 +119,7 @@ def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
 @plainly()
 def run(
     spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
-) -> Rebuilt:
+) -> RebuildResult:
     """Rewrite ConsumeQueues and index of a store, in place or under `out`, like `rucola.store.tools.rebuild`.
 
     Arguments and errors are those of that.
@@ -129,7 +129,7 @@ def run(
     )
 
 
-def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
+def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
     session = session_of(spark)
     for name in ("consumequeue", "index"):
@@ -139,7 +139,9 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
     files = session.createDataFrame(list(enumerate(begins)), _FILE)
     found = taken_in(files, pieces, len(begins)).persist(StorageLevel.DISK_ONLY)
     try:
-        taken = _up_to_the_end([Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()])
+        taken = _up_to_the_end(
+            [ScannedLogFile(*row) for row in found.where("topic IS NULL").select(*ScannedLogFile._fields).collect()]
+        )
         runs = found.where(found.physical_offset < taken[-1].end)
         written = queues(runs, pieces, 2 * session.sparkContext.defaultParallelism).collect()
         entries = sum(each.entries for each in taken)
@@ -148,7 +150,7 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
         found.unpersist()
     for directory in (target / "consumequeue", target / "index", target):
         sync_directory(directory)
-    return Rebuilt(
+    return RebuildResult(
         target,
         messages=sum(each.messages for each in taken),
         queues=len(written),
@@ -158,9 +160,9 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
     )
 
 
-def _write_index(spark: SparkSession, pieces: Pieces, taken: Sequence[Taken]) -> list[str]:
+def _write_index(spark: SparkSession, pieces: Pieces, taken: Sequence[ScannedLogFile]) -> list[str]:
     """Write all index files, then give them their names, in order."""
-    work = index_work(taken, pieces.settings)
+    work = plan_index_files(taken, pieces.settings)
     if not work:
         return []
     rows = spark.createDataFrame(work, _INDEX_FILE).repartitionById(len(work), "number")
@@ -172,7 +174,7 @@ def _write_index(spark: SparkSession, pieces: Pieces, taken: Sequence[Taken]) ->
     return names
 
 
-def _up_to_the_end(taken: Sequence[Taken]) -> list[Taken]:
+def _up_to_the_end(taken: Sequence[ScannedLogFile]) -> list[ScannedLogFile]:
     """Return the files, in order, up to the one in which the log ends; what may lie behind is no part of it."""
     ordered = sorted(taken)
     last = next((number for number, each in enumerate(ordered) if each.is_last), len(ordered) - 1)
