@@ -13,7 +13,7 @@ import pytest
 
 from rucola.broker.background.scheduler import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, Clockwork, Reput, in_thread
 from rucola.broker.pull_request_hold import PullRequestHold
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.stores import config, inner
@@ -86,7 +86,7 @@ async def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -
         failures.append(context["exception"])
         loop.call_soon(dispatched.set)  # behind the dispatch of what is left
 
-    def arrive(arrived: Mapping[str, Arrived]) -> None:
+    def arrive(arrived: Mapping[str, TopicArrivals]) -> None:
         told.append(arrived["T"][0][-1].max_offset)
         if len(told) == 1:
             raise ArithmeticError

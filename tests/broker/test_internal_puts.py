@@ -456,8 +456,8 @@ def test_delayed_messages_that_leave_the_log_before_they_are_due_are_reported(
         here.send(T0, 3, b"gone")
         fill(here, T0, 2 * 4096)  # type: ignore[arg-type]
         now_ms = T0 + 3 * 3_600_000
-        here.store.clean_by_hand()
-        here.store.begin_cleaning(now_ms, 12, [])
+        here.store.request_manual_deletion()
+        here.store.begin_retention_round(now_ms, 12, [])
         while here.store.expire(now_ms):
             here.store.delete_expired()
         here.send(now_ms, 3, b"stays")

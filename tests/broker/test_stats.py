@@ -21,7 +21,7 @@ from rucola.protocol.stats import (
 )
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.store.consume_queue import ConsumeQueue
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.mapped_file import MappedFileQueue
 
 BEGIN_MS = 1_795_217_554_000
@@ -47,7 +47,7 @@ def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0
     return begin_ms + duration_ms
 
 
-def arrived(topic: str, count: int, size: int) -> dict[str, Arrived]:
+def arrived(topic: str, count: int, size: int) -> dict[str, TopicArrivals]:
     """So many messages of so many bytes in all, in one queue."""
     queue = ConsumeQueue(topic, 0, MappedFileQueue(Path(topic), 6000, []))
     return {topic: ([queue], [0] * count, [size] + [0] * (count - 1))}

@@ -32,7 +32,7 @@ class Table:
     def persisting(self) -> Any:
         number = self.number
         self.asked.append(number)
-        return self.file.writing(lambda: {"number": number})
+        return self.file.prepare_write(lambda: {"number": number})
 
 
 class SlowDisk:

@@ -24,7 +24,7 @@ def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:
         msg_id = decode(store.record_at(last.physical_offset) or b"").msg_id
 
         def begin_after_a_round() -> int:
-            store.begin_cleaning(1, 12, [DiskUsage(tmp_path, 95, 100)])
+            store.begin_retention_round(1, 12, [DiskUsage(tmp_path, 95, 100)])
             while store.expire(1):
                 store.delete_expired()
             return store.min_physical_offset

@@ -14,7 +14,7 @@ from rucola.cli.main import main
 from rucola.errors import StoreError
 from rucola.spark.jobs import rebuild
 from rucola.store.tools.check import check
-from rucola.store.tools.rebuild import found_settings
+from rucola.store.tools.rebuild import detect_config
 from support.small_store import SmallStore
 from support.stores import GOLDEN_DELAYS, derived_files
 
@@ -22,7 +22,7 @@ from support.stores import GOLDEN_DELAYS, derived_files
 @pytest.mark.spark
 def test_every_byte_is_apaches(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     theirs = golden / "g1-clean" / "store"
-    settings = found_settings(theirs)
+    settings = detect_config(theirs)
     settings.message_delay_level = GOLDEN_DELAYS
     done = rebuild.run(spark, theirs, tmp_path / "out", settings=settings)
     assert derived_files(tmp_path / "out") == derived_files(theirs)

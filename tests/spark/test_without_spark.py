@@ -58,7 +58,7 @@ def rows_of(spark: SparkSession, lake: Path) -> list[Any]:
     return sorted(read_lake(spark, lake).collect(), key=lambda row: row.commitLogOffset)
 
 
-def entries_of(spark: SparkSession, lake: Path) -> list[Any]:
+def index_entries_of(spark: SparkSession, lake: Path) -> list[Any]:
     return sorted(read_keys(spark, lake, read_snapshot(lake).keys).collect())
 
 
@@ -87,8 +87,8 @@ def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store
     in_spark, here = (lake for _, lake in both)
     rows = rows_of(spark, in_spark)
     assert rows_of(spark, here) == rows
-    entries = entries_of(spark, in_spark)
-    assert entries_of(spark, here) == entries
+    entries = index_entries_of(spark, in_spark)
+    assert index_entries_of(spark, here) == entries
     snapshots = [read_snapshot(lake) for _, lake in both]
     assert places_of(snapshots[0]) == places_of(snapshots[1])
     assert snapshots[0].progress == snapshots[1].progress
@@ -100,7 +100,7 @@ def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store
         summary = compact.run(jobs, lake, min_files=2)
         assert (summary.rows, summary.replaced_key_files, summary.key_files) == (len(rows), 3, 1)
         assert rows_of(spark, lake) == rows
-        assert entries_of(spark, lake) == entries
+        assert index_entries_of(spark, lake) == entries
         assert all(file.path.startswith(f"topic={file.path[6:].split('/')[0]}") for file in read_snapshot(lake).rows)
     compacted = [{(file.topic, file.date): file.rows for file in read_snapshot(lake).rows} for lake in (in_spark, here)]
     assert compacted[0] == compacted[1]

@@ -11,7 +11,7 @@ import pytest
 from rucola.errors import StoreCorrupt, StoreError, StoreLocked
 from rucola.store.tools import rebuild as module
 from rucola.store.tools.check import check
-from rucola.store.tools.rebuild import found_settings, rebuild
+from rucola.store.tools.rebuild import detect_config, rebuild
 from support.stores import GOLDEN_DELAYS, OpenStore, config, crashed_copy, derived_files, golden_config, inner
 
 
@@ -22,7 +22,7 @@ def apaches(golden: Path, tmp_path: Path) -> Path:
 
 def test_in_place_and_elsewhere_every_byte_is_apaches(golden: Path, tmp_path: Path, apaches: Path) -> None:
     theirs = derived_files(golden / "g1-clean" / "store")
-    settings = found_settings(apaches)
+    settings = detect_config(apaches)
     settings.message_delay_level = GOLDEN_DELAYS
     assert settings.mapped_file_size_commit_log == 1 << 20
     assert (settings.max_hash_slot_num, settings.max_index_num) == (1000, 4000)

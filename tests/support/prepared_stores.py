@@ -20,7 +20,7 @@ from support.stores import HOST, inner
 NOW_MS = 1_800_000_000_000
 TOPIC = "Orders"
 
-Question = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
+SearchQuery = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
 
 
 def fill_store(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:

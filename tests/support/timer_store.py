@@ -15,7 +15,7 @@ from rucola.message.properties import TIMER_DELIVER_MS, UNIQ_KEY
 from rucola.message.record import decode
 from rucola.message.topics import TIMER_TOPIC
 from rucola.store.config import PutMessageStatus
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
@@ -37,7 +37,7 @@ class TimerStore:
         self.timed = TimedDelivery(self.store, self.puts, path / "config" / "timer.json", **sizes)
         self.timed.load()
 
-    def _arrived(self, topics: Mapping[str, Arrived]) -> None:
+    def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
         if TIMER_TOPIC in topics:
             queues, tags_codes, _ = topics[TIMER_TOPIC]
             self.timed.arrived(queues[0].max_offset, tags_codes)

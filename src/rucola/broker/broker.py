@@ -68,7 +68,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import StoreConfig
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 
 DESCRIPTORS_AT_ONCE = 1 << 16
@@ -146,7 +146,7 @@ class Broker:
         self.store_config.store_host = config.store_host
         is_slave = self.store_config.is_slave
 
-        def arrived(topics: Mapping[str, Arrived]) -> None:
+        def arrived(topics: Mapping[str, TopicArrivals]) -> None:
             stats.put(topics)
             for topic, (queues, tags_codes, _) in topics.items():
                 if hold.held:

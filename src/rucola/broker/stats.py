@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rucola.protocol import stats
 from rucola.protocol.stats import BrokerStatsData, BrokerStatsItem, group_key
 from rucola.rates import StatsItem, Window
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class BrokerStats:
         self._number = 0
         self._day = _day(now_ms)
 
-    def put(self, arrived: Mapping[str, Arrived]) -> None:
+    def put(self, arrived: Mapping[str, TopicArrivals]) -> None:
         """Messages arrived in some topics."""
         for topic, (queues, _, sizes) in arrived.items():
             items = self._topics.get(topic)

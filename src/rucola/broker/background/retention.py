@@ -57,7 +57,7 @@ class Cleaning:
         """Tell the store the time, the hour and how full its disks are; a round of retention begins with that."""
         disks = await in_thread(self._disks)
         now_ms = self._clock()
-        self._store.begin_cleaning(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
+        self._store.begin_retention_round(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
 
     async def run(self) -> None:
         """One round, from the look to the last file that goes. Raises OSError."""

@@ -288,7 +288,7 @@ class PullProcessor:
         """From which broker the group had better pull next."""
         if not self._state.config.slave_read_enable or group is None:
             return MASTER_ID
-        return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
+        return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _note_offset_moved(self, header: PullMessageRequestHeader, result: GetResult) -> None:
         """Leave a message in OFFSET_MOVED_EVENT that this group was sent to another offset; a slave writes nothing."""

@@ -165,7 +165,7 @@ class Master:
         batch = min(self._config.ha_transfer_batch_size, MAX_TRANSFER_SIZE)
         while True:
             slave.wake.clear()
-            found = store.held(position, batch)
+            found = store.hold_bytes(position, batch)
             if found is None:
                 if position < store.min_physical_offset:
                     raise StoreError(

@@ -105,7 +105,7 @@ class Slave:
                 await _Copying(self._config, self._store, self._replica, flush, stream, self._on_compared).run()
             finally:
                 stream.close()
-                await in_thread(self._replica.cut)  # half a record, which the master may lose, or what is none
+                await in_thread(self._replica.truncate)  # half a record, which the master may lose, or what is none
         except StoreError as error:
             self._say("the master at %s: %s. %s", address, error, WHAT_TO_DO)
             return LONG_WAIT_S
@@ -171,7 +171,7 @@ class _Copying:
             if store.failure is not None:
                 raise OSError(store.failure)
             for physical_offset, piece in decoder.receive_data(data):
-                self._replica.take(physical_offset, piece)
+                self._replica.append(physical_offset, piece)
                 if not self._is_compared and physical_offset + len(piece) >= self._compared_from:
                     self._is_compared = True
                     self._on_compared()

@@ -120,7 +120,7 @@ class ConsumerFilterTable:
             groups = document.filter_data_by_topic.setdefault(topic, GroupFilters(topic=topic))
             groups.group_filter_data[group] = data
         written = msgspec.to_builtins(document)
-        return self._file.writing(lambda: written)
+        return self._file.prepare_write(lambda: written)
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         known = self._table.get((subscription.topic, group))

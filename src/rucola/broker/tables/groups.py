@@ -84,4 +84,4 @@ class SubscriptionGroupTable:
     def persisting(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now."""
         written = SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=dict(self._table))
-        return self._file.writing(lambda: msgspec.to_builtins(written))
+        return self._file.prepare_write(lambda: msgspec.to_builtins(written))

@@ -106,7 +106,7 @@ class ConsumerOffsetTable:
         if not self._is_changed:
             return _nothing
         table = {key: dict(queues) for key, queues in self._table.items()}
-        write = self._file.writing(lambda: {"offsetTable": table})
+        write = self._file.prepare_write(lambda: {"offsetTable": table})
         self._is_changed = False
 
         def persist() -> None:

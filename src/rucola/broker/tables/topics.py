@@ -147,7 +147,7 @@ class TopicConfigTable:
     def persisting(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now."""
         written = TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=dict(self._table))
-        return self._file.writing(lambda: msgspec.to_builtins(written))
+        return self._file.prepare_write(lambda: msgspec.to_builtins(written))
 
     def _system_topics(self) -> Iterator[TopicConfig]:
         config = self._config

@@ -10,7 +10,7 @@ import click
 from rucola import settings
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
-from rucola.store.tools.rebuild import found_settings
+from rucola.store.tools.rebuild import detect_config
 
 MARKS = ("commitlog", "config", "checkpoint")
 """What a store has from its first start on, or has left when somebody took parts of it away."""
@@ -51,9 +51,9 @@ def settings_of(directory: Path, config_file: Path | None, *, broken: bool = Fal
     """
     given = settings.read(config_file) if config_file else {}
     try:
-        found = found_settings(directory)
+        found = detect_config(directory)
     except StoreCorrupt as error:
         if not broken and "maxHashSlotNum" not in given:
             raise StoreError(f"{error}; a broker.conf with maxHashSlotNum and maxIndexNum does (-c)") from error
-        found = found_settings(directory, index=False)
+        found = detect_config(directory, index=False)
     return settings.fill(StoreConfig, given, **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})

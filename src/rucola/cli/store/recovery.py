@@ -9,9 +9,9 @@ import msgspec
 
 from rucola.cli.output import print_json, print_table, progress_bar
 from rucola.cli.store.directory import config_option, directory_argument, settings_of
-from rucola.store.tools.rebuild import Rebuilt
+from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_store
-from rucola.store.tools.repair import Repair
+from rucola.store.tools.repair import RepairResult
 from rucola.store.tools.repair import repair as repair_store
 
 
@@ -40,7 +40,7 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
     click.echo(rebuilt_text(done))
 
 
-def rebuilt_text(done: Rebuilt) -> str:
+def rebuilt_text(done: RebuildResult) -> str:
     """Say in one line what a rebuild has written."""
     return (
         f"{done.path}: {done.messages} messages read; {done.units} units in {done.queues} queues, "
@@ -77,7 +77,7 @@ def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) 
         _print_repair(done)
 
 
-def _print_repair(done: Repair) -> None:
+def _print_repair(done: RepairResult) -> None:
     if done.left_out:
         print_table(
             ("#From", "#To", "#Left out because", "#Lost messages"),

@@ -36,7 +36,7 @@ from rucola.message.record import peek
 from rucola.spark.source.options import Options
 from rucola.spark.source.source_offsets import Bounds, Log, Place, Queue, Ranges, is_chosen, shares
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Stop
+from rucola.store.scan import ScanEnd
 
 TARGET_SIZE: Final = 128 * 1024 * 1024
 """Bytes in a partition, about, unless the log is huge. A task costs Spark some thirty milliseconds to start, which is
@@ -167,7 +167,7 @@ def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tup
     """Return the address behind `count` records from `begin` on, or `end` if there are fewer, and their number."""
     left = count
     for item in reader.runs(begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             # What is damaged goes into the batch that meets it, up to where records begin again.
             further = next_record(reader, item.physical_offset + 1)
             return end if further is None else min(further, end), count - left
@@ -176,7 +176,7 @@ def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tup
         left -= len(item.positions)
         if left == 0 or item.end >= end:
             return min(item.end, end), count - left
-    raise AssertionError("a walk ends with a Stop")
+    raise AssertionError("a walk ends with a ScanEnd")
 
 
 def log_end(reader: StoreReader) -> int:
@@ -193,9 +193,9 @@ def log_end(reader: StoreReader) -> int:
 def _end_of_run(reader: StoreReader, begin: int) -> int:
     """Return where the chain of whole records from `begin` ends."""
     for item in reader.runs(begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             return item.physical_offset
-    raise AssertionError("a walk ends with a Stop")
+    raise AssertionError("a walk ends with a ScanEnd")
 
 
 def next_record(reader: StoreReader, physical_offset: int, most_queues: int | None = None) -> int | None:
@@ -265,7 +265,7 @@ def _indexed(
     hits: dict[tuple[str, int], set[int]] = {}
     try:
         files = reader.index.files
-        if not files or not all(file.is_sound_at_end() for file in files):
+        if not files or not all(file.has_valid_end() for file in files):
             return None
         addresses = {
             address for topic in topics for key in keys for address in reader.index.query(topic, key, _MOST_HITS)
