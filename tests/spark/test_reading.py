@@ -23,7 +23,7 @@ from rucola.spark.source.options import parse
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from support.golden_messages import Row, expected
+from support.golden_messages import Row, expected, keys_of
 from support.small_store import FILE_SIZE, HOST, SmallStore
 
 

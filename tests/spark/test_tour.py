@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from rucola.message.topics import is_system_topic
 from support.documentation import check_command, commands_of
-from support.golden_messages import expected
+from support.golden_messages import expected, keys_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("audit", "rebuild", "replay")

@@ -156,9 +156,9 @@ class ConsumeQueue:
         return low
 
     def count_at_or_behind(self, physical_offset: int) -> int:
-        """Return how many units there are from `first_at_or_behind` on, looking from the end. Believes the last
-        unit.""" begin, step = self.max_offset, 1 while begin > self.min_offset and self.unit(begin - 1)[0] >=
-        physical_offset:
+        """Return how many units there are from `first_at_or_behind` on, looking from the end. Believes the last unit."""
+        begin, step = self.max_offset, 1
+        while begin > self.min_offset and self.unit(begin - 1)[0] >= physical_offset:
             begin, step = max(begin - step, self.min_offset), 2 * step
         return self.max_offset - self.first_at_or_behind(physical_offset, begin)
 

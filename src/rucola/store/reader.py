@@ -127,8 +127,8 @@ class StoreReader:
         return message
 
     def runs(self, begin: int | None = None) -> Iterator[RecordRun | ScanEnd]:
-        """Yield the sound records from physical offset `begin` as runs of columns, and at last a ScanEnd (see
-        `scan`).""" return scan(self._log, self._log.begin if begin is None else begin)
+        """Yield the sound records from physical offset `begin` as runs of columns, and at last a ScanEnd (see `scan`)."""
+        return scan(self._log, self._log.begin if begin is None else begin)
 
     def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
         """Yield the messages whose records begin from physical offset `begin` up to `end`, in order.

@@ -170,8 +170,7 @@ class Retention:
         if config.delete_only_archived:
             words += (
                 f". The log from {self._log.begin} to {self._log.end} is archived up to "
-                f"{archived_physical_offset(config, self._log)}, and only what is archived may be deleted
-                (deleteOnlyArchived)"
+                f"{archived_physical_offset(config, self._log)}, and only what is archived may be deleted (deleteOnlyArchived)"
             )
         return words
 
