@@ -1,4 +1,4 @@
-"""Closing: it is done once, awaited by all, hurried by a cancellation, and leaves nothing to starve a successor."""
+"""Closing: it is done once, awaited by all, expedited by a cancellation, and leaves nothing to starve a successor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rucola.client import (
     PullConsumer,
     PushConsumer,
     TransactionProducer,
-    background,
+    background_tasks,
     lifecycle,
 )
 from rucola.client import sync as blocking
@@ -156,7 +156,7 @@ async def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It never answers a commit, for which a close has five seconds; locks and membership are given up all the same."""
-    monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
+    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
     async with cluster(tmp_path) as running:
         broker = LockingBroker([record_of(i, b"%d" % i) for i in range(3)])
@@ -226,7 +226,7 @@ async def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 10)
-    monkeypatch.setattr(background, "CANCEL_TIMEOUT_MS", 10)
+    monkeypatch.setattr(background_tasks, "CANCEL_TIMEOUT_MS", 10)
 
     begun, may_end = asyncio.Event(), asyncio.Event()
 
@@ -254,7 +254,7 @@ async def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
 async def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Directly, closing goes on when the listener has ended, and its message is done. In a task it awaits itself."""
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
-    monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
+    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
     async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
         consumer = consumer_of(running)
@@ -303,7 +303,7 @@ async def test_every_client_that_is_cancelled_while_it_closes_is_closed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker never says that it has taken note."""
-    monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
+    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker()

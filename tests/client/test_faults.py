@@ -8,7 +8,7 @@ import pytest
 
 from rucola.client import Producer
 from rucola.client.producer import latency_faults
-from rucola.client.producer.latency_faults import BrokerFaults, Turns
+from rucola.client.producer.latency_faults import BrokerFaults, QueueRotation
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -53,7 +53,7 @@ def test_a_failure_counts_as_thirty_seconds_and_a_good_answer_ends_it() -> None:
 
 
 def test_only_brokers_in_turn_are_sent_to() -> None:
-    turns = Turns(BrokerFaults())
+    turns = QueueRotation(BrokerFaults())
     turns.answered("broker-a", -700, 0)
     assert {turns.next([A, B, C], 10) for _ in range(6)} == {B, C}
     assert {turns.next([A, B, C], 10, "broker-b") for _ in range(6)} == {C}
@@ -61,7 +61,7 @@ def test_only_brokers_in_turn_are_sent_to() -> None:
 
 
 def test_where_none_is_in_turn_the_better_half_is() -> None:
-    turns = Turns(BrokerFaults())
+    turns = QueueRotation(BrokerFaults())
     for broker_name, latency_ms in (("broker-a", 4000), ("broker-b", 700), ("broker-c", 20_000), ("broker-d", 800)):
         turns.answered(broker_name, -latency_ms, 0)
     assert {turns.next([A, B, C], 10) for _ in range(8)} >= {B}
@@ -81,7 +81,7 @@ def test_the_least_bad_is_in_turn_first_then_fast() -> None:
 
 
 def test_without_fault_tolerance_turns_go_round_and_only_the_last_failure_is_avoided() -> None:
-    turns = Turns(None)
+    turns = QueueRotation(None)
     turns.answered("broker-a", 10**6, 0, failed=True)
     assert {turns.next([A, B], 0) for _ in range(4)} == {A, B}
     assert {turns.next([A, B], 0, "broker-a") for _ in range(4)} == {B}

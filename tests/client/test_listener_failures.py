@@ -25,7 +25,7 @@ from rucola.client import (
 )
 from rucola.client import sync as blocking
 from rucola.client.consumer import assignment, dispatcher, push_consumer
-from rucola.client.producer.producer import Sent
+from rucola.client.producer.producer import CompletedSend
 from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
 from support.broker_thread import servers
@@ -420,7 +420,7 @@ class FailingTrace:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def sent(self, sent: Sent) -> None:
+    def sent(self, sent: CompletedSend) -> None:
         self.told.append("sent")
         raise OSError("no disk for the trace")
 

@@ -10,8 +10,8 @@ import pytest
 
 from rucola import fastjson
 from rucola.client import ClientInstance, MessageExt, MessageModel, PullLimits
-from rucola.client.consumer.assigned_queue import OwnQueue
-from rucola.client.consumer.offset_store import LocalOffsets
+from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.offset_store import LocalOffsetStore
 from rucola.errors import ConfigError
 from rucola.protocol.queue import MessageQueue
 from support.cluster import Tally
@@ -24,8 +24,8 @@ AS_APACHE_WRITES = (
 )
 
 
-def own_at(offset: int, queue_id: int = 0) -> OwnQueue:
-    return OwnQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
+def own_at(offset: int, queue_id: int = 0) -> AssignedQueue:
+    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
 
 
 async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
 
 
 async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
-    offsets = LocalOffsets(tmp_path, "10.0.0.1@DEFAULT", "g")
+    offsets = LocalOffsetStore(tmp_path, "10.0.0.1@DEFAULT", "g")
     offsets.path.parent.mkdir(parents=True)
     offsets.path.write_bytes(AS_APACHE_WRITES)
     assert await offsets.read(QUEUE) == 5
@@ -93,23 +93,23 @@ async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
 
 
 async def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> None:
-    offsets = LocalOffsets(tmp_path, "me", "g")
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3, 0), own_at(4, 1))
     await offsets.commit(own_at(7, 1))
-    again = LocalOffsets(tmp_path, "me", "g")
+    again = LocalOffsetStore(tmp_path, "me", "g")
     assert await again.read(QUEUE) == 3
     assert await again.read(MessageQueue("T", "broker-a", 1)) == 7
 
 
 async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_path: Path) -> None:
-    offsets = LocalOffsets(tmp_path, "me", "g")
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3))
     await offsets.commit(own_at(4))
     offsets.path.write_bytes(b'{"offsetTable":')
-    assert await LocalOffsets(tmp_path, "me", "g").read(QUEUE) == 3
+    assert await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE) == 3
     offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
     with pytest.raises(ConfigError, match=r"mend or remove .*offsets\.json: .*offsets\.json\.bak"):
-        await LocalOffsets(tmp_path, "me", "g").read(QUEUE)
+        await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 
 async def test_a_directory_that_cannot_be_written_is_told_and_tried_again(
@@ -117,7 +117,7 @@ async def test_a_directory_that_cannot_be_written_is_told_and_tried_again(
 ) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / "me").write_text("a file where a directory should be")
-    offsets = LocalOffsets(tmp_path, "me", "g")
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
     offsets._offsets = {}
     own = own_at(3)
     await offsets.commit(own)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import ClientInstance, Message, MessageExt, Producer
-from rucola.client.request_reply import Replies, reply_message
+from rucola.client.request_reply import PendingReplies, reply_message
 from rucola.errors import InvalidMessage, RemotingTimeout, SendFailed
 from rucola.message import MessageInner, properties
 from rucola.message.compression import CompressionType, compress
@@ -155,7 +155,7 @@ async def test_a_compressed_reply_is_given_out_plain(tmp_path: Path) -> None:
             producer_group="p", topic="c_REPLY_TOPIC", queue_id=0, sys_flag=CompressionType.ZSTD.sys_flag,
             born_timestamp=1, flag=0,
         )  # fmt: skip
-        replies = Replies()
+        replies = PendingReplies()
         with replies.expected() as (correlation_id, reply):
             header.properties = properties.join({properties.CORRELATION_ID: correlation_id}).decode()
             for _ in range(2):  # a second one does no harm

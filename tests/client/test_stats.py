@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import Message, MessageExt, Producer, ReconsumeLater, sync
-from rucola.client.stats import PROCESS_BOUNDS_MS, SEND_BOUNDS_MS, ConsumeCounts, Durations, SendCounts
+from rucola.client.stats import PROCESS_BOUNDS_MS, SEND_BOUNDS_MS, ConsumeCounters, Durations, SendCounters
 from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode
 from rucola.remoting.connection import Processor
@@ -18,7 +18,7 @@ from support.consumers import cluster_with_topic, consumer_of, until
 
 
 def test_durations() -> None:
-    counts = SendCounts()
+    counts = SendCounters()
     assert counts.view().sent_ms == Durations(SEND_BOUNDS_MS, (0,) * 8, 0.0)
     assert counts.view().sent_ms.mean_ms == 0.0
     for _ in range(3):
@@ -32,7 +32,7 @@ def test_durations() -> None:
 
 @pytest.mark.parametrize(("ms", "place"), [(0.2, 0), (1, 0), (1.1, 1), (60_000, 6), (60_001, 7)])
 def test_a_duration_counts_in_the_first_bound_that_holds_it(ms: float, place: int) -> None:
-    counts = ConsumeCounts()
+    counts = ConsumeCounters()
     counts.of("T").left(1, 1, ms)
     durations = counts.view("T", 0, 0).consumed_ms
     assert durations.bounds_ms == PROCESS_BOUNDS_MS
@@ -149,7 +149,7 @@ async def test_what_was_in_hand_for_too_long_has_failed_once(tmp_path: Path) -> 
 
 
 def test_a_topic_of_which_nothing_came_has_its_zeros() -> None:
-    counts = ConsumeCounts()
+    counts = ConsumeCounters()
     assert counts.status("T").consume_rt == 0.0
     assert counts.view("T", 3, 30).held == 3
     counts.of("T").brought(0, 5.0)
@@ -158,7 +158,7 @@ def test_a_topic_of_which_nothing_came_has_its_zeros() -> None:
 
 
 def test_windows_pass() -> None:
-    counts = ConsumeCounts()
+    counts = ConsumeCounters()
     counts.of("T").left(2, 1, 8.0)
     for _ in range(7):
         counts.sample()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import ClientInstance, Message, Producer, PushConsumer
-from rucola.client.consumer.subscription_check import SubscriptionWatch
+from rucola.client.consumer.subscription_check import SubscriptionCheck
 from rucola.errors import InvalidExpression
 from rucola.protocol.heartbeat import subscription
 from support.cluster import cluster
@@ -23,7 +23,7 @@ async def test_members_that_subscribe_alike_hear_nothing(tmp_path: Path, caplog:
         await until(lambda: len(one.queues) == len(two.queues) == 2)
         for member in (one, two):
             subscriptions = {data.topic: data for data in member.consumer_data().subscription_data_set}
-            await SubscriptionWatch("c", member.instance, subscriptions).look(broker.address)
+            await SubscriptionCheck("c", member.instance, subscriptions).look(broker.address)
     assert "differently" not in caplog.text
 
 
@@ -46,7 +46,7 @@ async def test_each_difference_is_told_once_and_again_when_it_is_back(
     async with cluster_with_topic(tmp_path) as (running, broker), ClientInstance(running.namesrv) as instance:
         async with consumer_of(running):
             own = {"%RETRY%c": subscription("%RETRY%c", "*"), "U": subscription("U", "*")}
-            watch = SubscriptionWatch("c", instance, own)
+            watch = SubscriptionCheck("c", instance, own)
             for _ in range(2):
                 await watch.look(broker.address)
             assert caplog.text.count("topic T only elsewhere; topic U only here") == 1
