@@ -49,7 +49,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import Lake
+from rucola.spark.lake.lake import LakeWriter
 from rucola.spark.session import local_session
 from rucola.spark.lake.snapshot import read_snapshot
 
@@ -70,7 +70,7 @@ def look():
         time.sleep(0.01)
     die()
 
-Lake.publish = die
+LakeWriter.publish = die
 threading.Thread(target=look, daemon=True).start()
 archive.run(spark, store, lake)
 """

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, compression, record, sysflag
 from rucola.spark.source import columns
-from rucola.spark.source.columns import Damage, batches, decode, locate
+from rucola.spark.source.columns import DamagedRecord, batches, decode, locate
 from support.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
@@ -149,7 +149,7 @@ def record_of(body: bytes = b"hello", *, physical_offset: int = 0, sys_flag: int
     return record.encode(inner, 0, physical_offset, 2, bytes(8))
 
 
-def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> tuple[list[int], list[Damage]]:
+def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> tuple[list[int], list[DamagedRecord]]:
     records, damages = locate(log, 0, np.array([p for p, _ in places]), np.array([s for _, s in places]))
     left = []
     for batch, found in decode(records, ALL, broker_name="", **options):
@@ -195,7 +195,7 @@ def test_body_is_checked_only_when_it_is_wanted() -> None:
     log = bytearray(record_of(b"hello"))
     log[88] ^= 1
     places = [(0, len(log))]
-    assert found_damage(bytes(log), places) == ([], [Damage(0, "the body does not match its CRC")])
+    assert found_damage(bytes(log), places) == ([], [DamagedRecord(0, "the body does not match its CRC")])
     assert found_damage(bytes(log), places, check_crc=False) == ([0], [])
     records, _ = locate(bytes(log), 0, np.array([0]), np.array([len(log)]))
     ((batch, damages),) = decode(records, ["topic", "keys"], broker_name="")
@@ -263,9 +263,9 @@ def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
         store.put("T", n % 3, KEYS=f"k{n} both", TAGS="A", UNIQ_KEY=f"U{n}")
     program = (
         "import sys\n"
-        "from rucola.spark import reader\n"
-        "from rucola.spark.source.options import parse\n"
-        f"options = parse({{'storePath': {str(store.path)!r}}})\n"
+        "from rucola.spark.source import batch_reader as reader\n"
+        "from rucola.spark.source.options import parse_read_options\n"
+        f"options = parse_read_options({{'storePath': {str(store.path)!r}}})\n"
         "batches = [one for part in reader.plan(options) for one in reader.read(part, options, options.columns)]\n"
         "print(sum(batch.num_rows for batch in batches), 'pandas' in sys.modules)\n"
     )

@@ -26,7 +26,7 @@ from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import Acks
 from rucola.spark.lake.lake import LakeInUse, open_lake
 from rucola.spark.lake.snapshot import read_snapshot
-from rucola.spark.session import LaterSession, local_session
+from rucola.spark.session import LazySession, local_session
 from spark.test_archive_killed import DEADLINE_S, until
 from spark.test_sink import broker
 from support.servers import RUCOLA, server
@@ -153,13 +153,13 @@ def test_what_is_no_master_is_said(master: str) -> None:
 def test_a_master_that_is_not_there_is_said() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"no master of Spark answers at {masters}: .*refused"):
-        LaterSession("tests", masters).get()
+        LazySession("tests", masters).get()
 
 
 def test_spark_submit_has_said_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
-        LaterSession("tests", "local[1]").get()
+        LazySession("tests", "local[1]").get()
 
 
 @pytest.mark.spark

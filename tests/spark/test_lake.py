@@ -19,11 +19,11 @@ import pytest
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.spark.lake import lake as lake_module
-from rucola.spark.lake.lake import Lake, open_lake
-from rucola.spark.lake.snapshot import Progress, read_snapshot
+from rucola.spark.lake.lake import LakeWriter, open_lake
+from rucola.spark.lake.snapshot import ArchiveProgress, read_snapshot
 
 
-def stage(lake: Lake, offsets: Iterable[int]) -> None:
+def stage(lake: LakeWriter, offsets: Iterable[int]) -> None:
     """Put a file of one message, and one of its key, into staging for each physical offset."""
     lake.staged_keys.mkdir(parents=True)
     for offset in offsets:
@@ -81,7 +81,7 @@ AFTER = [1, 2, 3, 4], [1, 2, 3, 4], 5
 def first_commit(root: Path) -> None:
     with open_lake(root) as lake:
         stage(lake, [0, 1])
-        lake.publish({"a": Progress(2)})
+        lake.publish({"a": ArchiveProgress(2)})
 
 
 def second_commit(root: Path) -> None:
@@ -89,7 +89,7 @@ def second_commit(root: Path) -> None:
     with open_lake(root) as lake:
         stage(lake, [2, 3, 4])
         old = lake.snapshot()
-        lake.publish({"a": Progress(5)}, [old.rows[0].path, old.keys[0].path], keep_replaced_ms=0)
+        lake.publish({"a": ArchiveProgress(5)}, [old.rows[0].path, old.keys[0].path], keep_replaced_ms=0)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -136,7 +136,7 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
 STATES = {
     "the first file is staged": "stage(lake, [2]); die()",
     "everything is staged": "stage(lake, [2, 3, 4]); die()",
-    "the commit is decided": "lake_module.Lake._move = die",
+    "the commit is decided": "lake_module.LakeWriter._move = die",
     "the first file is in its place": "Path.replace = after(Path.replace, lambda to: to.suffix == '.parquet')",
     "the snapshot is replaced": "Path.replace = after(Path.replace, lambda to: to.name == 'snapshot.json')",
     "the store was told": "Path.replace = after(Path.replace, lambda to: to.name == 'progress.json')",
@@ -144,7 +144,7 @@ STATES = {
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from rucola.spark import lake as lake_module
+from rucola.spark.lake import lake as lake_module
 from rucola.spark.lake.lake import open_lake
 from spark.test_lake import second_commit, stage
 
@@ -252,7 +252,9 @@ def test_a_commit_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
 def test_a_reader_meets_the_first_commit_of_a_lake(tmp_path: Path) -> None:
     """Until it is complete the lake is empty, and not damaged, though files of it are there."""
     with pytest.MonkeyPatch.context() as patched, suppress(Killed):
-        patched.setattr(lake_module.Lake, "_sync_parents", Deadly(lake_module.Lake._sync_parents, 1, after=False))
+        patched.setattr(
+            lake_module.LakeWriter, "_sync_parents", Deadly(lake_module.LakeWriter._sync_parents, 1, after=False)
+        )
         first_commit(tmp_path)
     assert len(list(tmp_path.glob("topic=*/*/*.parquet"))) == 2
     assert read_snapshot(tmp_path).number == 0

@@ -18,7 +18,7 @@ from rucola.broker.broker import Broker
 from rucola.client import Message, MessageQueue, Producer, PullConsumer
 from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.spark.source import batch_reader
-from rucola.spark.source.options import parse
+from rucola.spark.source.options import parse_read_options
 from spark.test_streaming import Query
 from support.cluster import Cluster, cluster
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 def read(namesrv: str, **given: str) -> list[Row]:
     """The rows of a batch; each partition goes through pickle as Spark sends it."""
-    options = parse({"nameServer": namesrv, **given})
+    options = parse_read_options({"nameServer": namesrv, **given})
     partitions = pickle.loads(pickle.dumps(batch_reader.plan(options)))
     batches = [batch for partition in partitions for batch in batch_reader.read(partition, options, options.columns)]
     return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
@@ -219,7 +219,7 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
             for n in range(5):
                 await producer.send(Message("T", b"%d" % n))
         options = {"nameServer": running.namesrv, "subscribe": "T"}
-        strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
+        strict, tolerant = parse_read_options(options), parse_read_options({**options, "failOnDataLoss": "false"})
         (pulls,) = await asyncio.to_thread(batch_reader.plan, strict)
         pulls.ranges = (pulls.ranges[0]._replace(end=9),)
 

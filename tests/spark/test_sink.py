@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from rucola.client.sync import EventLoopThread
 from rucola.errors import ConfigError
-from rucola.spark.source.options import parse_sink
+from rucola.spark.source.options import parse_sink_options
 from rucola.spark.source.sink import RocketMQWriter
 from spark.test_live import read
 from support.cluster import cluster
@@ -39,7 +39,7 @@ def test_what_cannot_be_sent_is_said(options: dict[str, str], schema: str, says:
     for column in schema.split(", "):
         columns.add(*column.split())
     with pytest.raises(ConfigError) as raised:
-        RocketMQWriter(parse_sink(options), columns)
+        RocketMQWriter(parse_sink_options(options), columns)
     assert says in str(raised.value)
 
 

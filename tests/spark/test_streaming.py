@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rucola.errors import ConfigError, MQError, StoreError
 from rucola.spark.source import stream_reader
 from rucola.spark.source.lag import lag_of
-from rucola.spark.source.options import check_for_stream, parse
+from rucola.spark.source.options import check_for_stream, parse_read_options
 from rucola.spark.source.stream_reader import RocketMQStreamReader
 from support.small_store import FILE_SIZE, SmallStore
 
@@ -33,7 +33,7 @@ class Query:
     """
 
     def __init__(self, checkpoint: Offset | None = None, **given: str) -> None:
-        self.options = parse(given)
+        self.options = parse_read_options(given)
         check_for_stream(self.options)
         self.reader = RocketMQStreamReader(self.options, ("commitLogOffset", "topic", "queueOffset"))
         self.offset = checkpoint if checkpoint is not None else _as_json(self.reader.initialOffset())

@@ -91,8 +91,8 @@ def archive(
         from rucola.spark.jobs import archive as job
         from rucola.spark.jobs import compact as compaction
         from rucola.spark.lake.lake import LakeInUse
-        from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline archive", master, is_wanted=use_spark)
+        from rucola.spark.session import LazySession
+    session = LazySession("rucola pipeline archive", master, use_spark=use_spark)
     said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
     missing = _MissingBrokers()
     for store in stores:
@@ -189,8 +189,8 @@ def compact(lake: Path, least_files: int, master: str | None, use_spark: bool | 
     """
     with spark_needed():
         from rucola.spark.jobs.compact import run
-        from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline compact", master, is_wanted=use_spark)
+        from rucola.spark.session import LazySession
+    session = LazySession("rucola pipeline compact", master, use_spark=use_spark)
     with tasks_shown(session, "compact"):
         summary = run(session, lake, least_files=least_files)
     if as_json:
@@ -199,7 +199,7 @@ def compact(lake: Path, least_files: int, master: str | None, use_spark: bool | 
     print_table(
         ("#Files", "#Replaced", "#Written"),
         [
-            ("messages", summary.replaced_row_files, summary.row_files),
+            ("messages", summary.replaced_row_files, summary.parquet_files),
             ("keys", summary.replaced_key_files, summary.key_files),
         ],
     )

@@ -13,7 +13,7 @@ from rucola.cli.output import progress_bar
 from rucola.spark.jobs.progress import tasks_told
 
 if TYPE_CHECKING:
-    from rucola.spark.session import LaterSession
+    from rucola.spark.session import LazySession
 
 __all__ = ["json_option", "master_option", "spark_needed", "spark_option", "tasks_shown"]
 
@@ -34,7 +34,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="What was don
 
 
 @contextmanager
-def tasks_shown(session: LaterSession, title: str) -> Iterator[None]:
+def tasks_shown(session: LazySession, title: str) -> Iterator[None]:
     """Show on a terminal how many tasks of Spark's active stages are done. Print nothing inside."""
     with progress_bar(title) as progress:
         if progress is None:

@@ -46,8 +46,8 @@ def repair(
     """
     with spark_needed():
         from rucola.spark.jobs.repair import run
-        from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline repair", master)
+        from rucola.spark.session import LazySession
+    session = LazySession("rucola pipeline repair", master)
     with tasks_shown(session, "repair"):
         summary = run(session, lake, dry_run=dry_run, allow_loss=allow_loss, stores=stores, live=live)
     if as_json:
@@ -60,5 +60,5 @@ def repair(
         for path in summary.asides:
             click.echo(f"set aside: {path}")
         done = "is sound" if summary.is_sound else "would be restored" if dry_run else "is restored"
-        click.echo(f"{lake} {done}, with {summary.rows} messages in {summary.row_files} files")
+        click.echo(f"{lake} {done}, with {summary.rows} messages in {summary.parquet_files} files")
     ctx.exit(1 if dry_run and not summary.is_sound else 0)

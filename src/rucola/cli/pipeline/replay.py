@@ -72,10 +72,10 @@ def replay(
         from rucola.spark.jobs.replay import run
         from rucola.spark.jobs.replay_ledger import Reached
         from rucola.spark.jobs.selection import Selection
-        from rucola.spark.session import LaterSession
+        from rucola.spark.session import LazySession
     with progress_bar("replay") as progress:
         summary = run(
-            LaterSession("rucola pipeline replay", master, is_wanted=use_spark),
+            LazySession("rucola pipeline replay", master, use_spark=use_spark),
             source,
             name_server=None if dry_run else name_server,
             ledger=None if dry_run else ledger,

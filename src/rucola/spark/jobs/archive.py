@@ -2,7 +2,7 @@
 
 **A store.** The log is one sequence, so one number says how far it is archived: the physical offset behind its last
 archived record. A run takes the whole records from there to where the log ends when it starts, so the store may be in
-use meanwhile. A store is known by its name, by default the path of its directory. That the store in that place is the
+use meanwhile. A store is known by its name, by default the path of its directory. That the store in that origin is the
 one that was archived before is checked by the last archived record while the log still has it.
 
 **Live brokers.** Every queue is a sequence, and a run takes each from the next queue offset to its end when the run
@@ -30,20 +30,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.messages import frame_of
-from rucola.spark.lake import row_files
+from rucola.spark.lake import parquet_files
 from rucola.spark.lake.key_index import key_entries, write_keys
-from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
-from rucola.spark.lake.snapshot import Progress
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, LakeWriter, open_lake, read_rows
+from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader as reader
 from rucola.spark.source.arrays import ints
 from rucola.spark.source.log_splits import log_end
-from rucola.spark.source.options import Options, is_store, parse
+from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS
-from rucola.spark.source.source_offsets import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
+from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
 from rucola.store.reader import StoreReader
 
 _log = logging.getLogger(__name__)
@@ -149,9 +149,9 @@ def check_store(store: str | Path) -> None:
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     store: str | Path,
     lake: str | Path,
     *,
@@ -187,16 +187,16 @@ def run(
         }
         staged = _stage(spark, target, options, end - begin)
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
-        progress = _advanced(replace(known or Progress(begin), physical_offset=end), ends)
+        progress = _advanced(replace(known or ArchiveProgress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
             last = reader.record(staged.last_physical_offset)
             progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
         return _publish(target, summary, staged, {name: progress})
 
 
-@plainly()
+@translate_spark_errors()
 def run_live(
-    spark: Spark,
+    spark: AnySession,
     name_server: str,
     lake: str | Path,
     *,
@@ -220,15 +220,15 @@ def run_live(
         "failOnMissingBroker": str(fail_on_missing_broker).lower(),
         **({"requiredBrokers": ",".join(required_brokers)} if required_brokers else {}),
     }
-    parsed = parse(chosen)
+    parsed = parse_read_options(chosen)
     source = LiveSource(parsed)
     refuse_missing(parsed, source.bounds(), _REMEDY)  # so that no lake is made if nothing can be archived
     with open_lake(lake) as target:
         # Asked again, since another run may have archived since, and with the queues that the lake knows.
         found = source.bounds([queue for queue in _archived(target) if is_chosen(parsed, queue)])
         refuse_missing(parsed, found, _REMEDY)
-        summary = Summary(name_server, str(target.root), missing=tuple(found.missing_sentences()))
-        names = sorted({place.broker_name for place in found.ranges})
+        summary = Summary(name_server, str(target.root), missing=tuple(found.describe_missing()))
+        names = sorted({origin.broker_name for origin in found.ranges})
         known = {name: _known(target, name, is_live=True) for name in names}
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
@@ -238,16 +238,18 @@ def run_live(
         progress = {}
         for name, archived in known.items():
             upto = {
-                (place.topic, place.queue_id): end for place, (_, end) in ranges.items() if place.broker_name == name
+                (origin.topic, origin.queue_id): end
+                for origin, (_, end) in ranges.items()
+                if origin.broker_name == name
             }
-            progress[name] = _advanced(archived or Progress(0, is_live=True), upto)
+            progress[name] = _advanced(archived or ArchiveProgress(0, is_live=True), upto)
         return _publish(target, summary, staged, progress)
 
 
-def _archived(lake: Lake) -> list[Queue]:
+def _archived(lake: LakeWriter) -> list[BrokerQueue]:
     """Return every queue of live brokers of which the lake has something."""
     return [
-        Queue(topic, name, int(queue_id))
+        BrokerQueue(topic, name, int(queue_id))
         for name, progress in lake.progress().items()
         if progress.is_live
         for topic, queues in progress.queues.items()
@@ -255,10 +257,10 @@ def _archived(lake: Lake) -> list[Queue]:
     ]
 
 
-def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> dict[str, str]:
+def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, int]]) -> dict[str, str]:
     """Return the options of a read of just these ranges of live queues."""
-    begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
-    ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
+    begins: dict[Origin, int] = {origin: begin for origin, (begin, _) in ranges.items()}
+    ends: dict[Origin, int] = {origin: end for origin, (_, end) in ranges.items()}
     assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
     return {
         "nameServer": str(parsed.name_server),
@@ -277,7 +279,7 @@ class Staged:
     last_physical_offset: int | None = None
 
 
-def stage(lake: Lake, messages: DataFrame) -> Staged:
+def stage(lake: LakeWriter, messages: DataFrame) -> Staged:
     """Write messages and their keys to staging. What was written is read back for it: the files themselves say."""
     rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
     rows.parquet(str(lake.staged_rows))
@@ -306,15 +308,15 @@ def stage(lake: Lake, messages: DataFrame) -> Staged:
     return Staged(tuple(queues), max(row.commitLogOffset for row in counted))
 
 
-def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
+def stage_directly(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> Staged:
     """Do what `stage` does in this process, with messages of all columns as record batches."""
-    row_files.write(batches, lake.staged_rows)
+    parquet_files.write_rows(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
         return Staged()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
-    written = pa.Table.from_batches([batch for path in paths for batch in row_files.read_staged(path, names)])
-    row_files.write_entries(row_files.entries(paths), lake.staged_keys)
+    written = pa.Table.from_batches([batch for path in paths for batch in parquet_files.read_staged_rows(path, names)])
+    parquet_files.write_key_entries(parquet_files.staged_key_entries(paths), lake.staged_keys)
     groups = Groups(written, ["brokerName", "topic", "queueId"])
     sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
     numbers = groups.count(), groups.sum(sizes), groups.least(offsets), groups.most(offsets) + 1
@@ -325,12 +327,12 @@ def stage_directly(lake: Lake, batches: Iterable[pa.RecordBatch]) -> Staged:
     return Staged(tuple(sorted(queues, key=_place_of)), int(ints(written["commitLogOffset"]).max()))
 
 
-def _stage(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> Staged:
+def _stage(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> Staged:
     """Read messages of about `size` bytes by the options of the data source, and stage them."""
-    read = parse(options)
+    read = parse_read_options(options)
     partitions = reader.plan(read)
     if runs_in_spark(spark, lambda: size):
-        return stage(lake, frame_of(session_of(spark), partitions, read, tuple(COLUMNS)))
+        return stage(lake, frame_of(resolve_session(spark), partitions, read, tuple(COLUMNS)))
     return stage_directly(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
 
 
@@ -338,7 +340,7 @@ def _place_of(queue: QueueSummary) -> tuple[str, str, int]:
     return queue.broker_name, queue.topic, queue.queue_id
 
 
-def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str, Progress]) -> Summary:
+def _publish(lake: LakeWriter, summary: Summary, staged: Staged, progress: Mapping[str, ArchiveProgress]) -> Summary:
     commit = lake.publish(progress)
     return replace(
         summary,
@@ -350,7 +352,7 @@ def _publish(lake: Lake, summary: Summary, staged: Staged, progress: Mapping[str
     )
 
 
-def _known(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
+def _known(lake: LakeWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:
     """Return how far a store or a live broker is archived. Raises StoreError where it was archived as the other."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
@@ -363,28 +365,30 @@ def _known(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
 
 
 def _live_ranges(
-    bounds: Ranges, known: Mapping[str, Progress | None], lake: Lake, fail_on_data_loss: bool
-) -> dict[Queue, tuple[int, int]]:
+    bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: LakeWriter, fail_on_data_loss: bool
+) -> dict[BrokerQueue, tuple[int, int]]:
     """Return what there is to archive of each queue."""
     ranges = {}
-    for place, (least, most) in bounds.items():
-        assert isinstance(place, Queue)
-        archived = known[place.broker_name]
-        begin = archived.queues.get(place.topic, {}).get(str(place.queue_id), least) if archived else least
+    for origin, (least, most) in bounds.items():
+        assert isinstance(origin, BrokerQueue)
+        archived = known[origin.broker_name]
+        begin = archived.queues.get(origin.topic, {}).get(str(origin.queue_id), least) if archived else least
         if begin > most:
             raise StoreError(
-                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was made anew. "
+                f"{origin} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was made anew. "
                 f"Archive into another lake to go on"
             )
         if begin < least:
-            _lost(f"{place} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
+            _lost(f"{origin} begins at offset {least}", f"what is before {begin}", lake, fail_on_data_loss)
             begin = least
         if begin < most:
-            ranges[place] = begin, most
+            ranges[origin] = begin, most
     return ranges
 
 
-def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
+def _begin(
+    reader: StoreReader, known: ArchiveProgress | None, name: str, lake: LakeWriter, fail_on_data_loss: bool
+) -> int:
     """Return where to go on, having made sure that this is the store that was archived up to there."""
     begin = reader.min_physical_offset
     if known is None:
@@ -410,7 +414,7 @@ def _begin(reader: StoreReader, known: Progress | None, name: str, lake: Lake, f
     return known.physical_offset
 
 
-def _lost(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
+def _lost(what: str, archived: str, lake: LakeWriter, fail_on_data_loss: bool) -> None:
     """Raise StoreError for messages that were deleted before they were archived, or warn of them."""
     sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
     if fail_on_data_loss:
@@ -418,7 +422,7 @@ def _lost(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None
     _log.warning("%s", sentence)
 
 
-def _advanced(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
+def _advanced(known: ArchiveProgress, ends: Mapping[tuple[str, int], int]) -> ArchiveProgress:
     """Return progress with the next queue offsets of these queues, by topic and queue id."""
     queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
     for (topic, queue_id), end in ends.items():

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from rucola.spark.errors import plainly
-from rucola.spark.lake import row_files as lake_rows
+from rucola.spark.errors import translate_spark_errors
+from rucola.spark.lake import parquet_files as lake_rows
 from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
-from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
+from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, LakeWriter, open_lake, read_lake
 from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 
 SMALL_SIZE: Final = 16 << 20
 TARGET_SIZE: Final = 128 << 20
@@ -43,7 +43,7 @@ class Summary:
     lake: str
     rows: int = 0
     replaced_row_files: int = 0
-    row_files: int = 0
+    parquet_files: int = 0
     replaced_key_files: int = 0
     key_files: int = 0
 
@@ -52,7 +52,7 @@ class Summary:
         return {
             "lake": self.lake,
             "rows": self.rows,
-            "rowFiles": {"replaced": self.replaced_row_files, "written": self.row_files},
+            "rowFiles": {"replaced": self.replaced_row_files, "written": self.parquet_files},
             "keyFiles": {"replaced": self.replaced_key_files, "written": self.key_files},
         }
 
@@ -72,9 +72,9 @@ def small_files(files: Sequence[RowFile], least_files: int) -> list[RowFile]:
     return [file for group in by_place.values() if len(group) >= least_files for file in group]
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     lake: str | Path,
     *,
     least_files: int = LEAST_FILES,
@@ -92,10 +92,10 @@ def run(
         merged = runs_to_merge(before.keys, least_files)
         keys = [file for file in before.keys if file.run in merged]
         if (rows or keys) and runs_in_spark(spark, partial(_size_of, target.root, rows, keys)):
-            _merge(session_of(spark), target, rows, keys)
+            _merge(resolve_session(spark), target, rows, keys)
         elif rows or keys:
-            lake_rows.merge(target.root, rows, target.staged_rows)
-            lake_rows.write_entries(lake_rows.read_entries(target.root, keys), target.staged_keys)
+            lake_rows.merge_rows(target.root, rows, target.staged_rows)
+            lake_rows.write_key_entries(lake_rows.read_key_entries(target.root, keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)
@@ -106,10 +106,10 @@ def run(
 
 def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
     """Return about how many bytes are to be merged."""
-    return lake_rows.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
+    return lake_rows.estimate_size(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
 
 
-def _merge(session: SparkSession, lake: Lake, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
+def _merge(session: SparkSession, lake: LakeWriter, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
     """Merge files of rows by topic and day, and files of keys into one run, in Spark."""
     if rows:
         # As many rows to a file as make the target at the size that they have now.

@@ -23,14 +23,14 @@ from pyspark.sql.datasource import InputPartition
 from rucola.errors import StoreError
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import row_files
+from rucola.spark.lake import parquet_files
 from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import RowFile, check_files, is_lake, read_snapshot
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader
 from rucola.spark.source.arrays import mask
-from rucola.spark.source.log_splits import StoreSource, Stretch
-from rucola.spark.source.options import Narrowing, Options, is_store, parse
+from rucola.spark.source.log_splits import LogSplit, StoreSource
+from rucola.spark.source.options import QueueFilter, ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS, ddl
 from rucola.store.reader import StoreReader
 
@@ -46,21 +46,21 @@ def check_source(source: str | Path, selection: Selection) -> None:
     if not is_store(directory):
         raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
     if selection.topics is not None:
-        StoreSource(parse({"storePath": str(directory), **selection.read_options()})).bounds()
+        StoreSource(parse_read_options({"storePath": str(directory), **selection.read_options()})).bounds()
 
 
 @dataclass(frozen=True)
 class Messages:
     """What a selection takes of one store directory or lake.
 
-    `options` and `narrowing` are further ones of the data source; they apply to a store. The constructor raises what
+    `options` and `queue_filter` are further ones of the data source; they apply to a store. The constructor raises what
     `check_source` does. A store's end is frozen when it is first asked for.
     """
 
     source: Path
     selection: Selection = field(default_factory=Selection)
     options: Mapping[str, str] = field(default_factory=dict)
-    narrowing: Narrowing = field(default_factory=Narrowing)
+    queue_filter: QueueFilter = field(default_factory=QueueFilter)
 
     def __post_init__(self) -> None:
         check_source(self.source, self.selection)
@@ -76,27 +76,27 @@ class Messages:
         return self.selection.files_of(read_snapshot(self.source).rows) if self.is_lake else None
 
     @cached_property
-    def _store(self) -> tuple[Options, Sequence[InputPartition]]:
+    def _store(self) -> tuple[ReadOptions, Sequence[InputPartition]]:
         """The options of the read of a store, and its partitions."""
-        options = parse({"storePath": str(self.source), **self.selection.read_options(), **self.options})
-        options = replace(options, narrowing=self.narrowing)
+        options = parse_read_options({"storePath": str(self.source), **self.selection.read_options(), **self.options})
+        options = replace(options, queue_filter=self.queue_filter)
         return options, batch_reader.plan(options)
 
     def of_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> Messages:
         """Return the messages with which a store holds these topics and queues; those of a lake are not narrowed."""
-        return replace(self, narrowing=self.narrowing.within(topics=topics, queue_ids=queue_ids))
+        return replace(self, queue_filter=self.queue_filter.intersect(topics=topics, queue_ids=queue_ids))
 
     def size(self) -> int:
         """Return about how many bytes of records there are to read."""
         if self._files is not None:
-            return row_files.size_of(self.source, self._files)
+            return parquet_files.estimate_size(self.source, self._files)
         _, partitions = self._store
         return sum(_size_of(partition) for partition in partitions)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these columns of the messages in this process; those of a store in the order of its log."""
         if self._files is not None:
-            rows = row_files.read(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
+            rows = parquet_files.read_rows(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
             yield from (_chosen(batch, self.selection, names) for batch in rows)
             return
         options, partitions = self._store
@@ -121,7 +121,7 @@ def _chosen(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -
 
 
 def frame_of(
-    session: SparkSession, partitions: Sequence[InputPartition], options: Options, names: Sequence[str]
+    session: SparkSession, partitions: Sequence[InputPartition], options: ReadOptions, names: Sequence[str]
 ) -> DataFrame:
     """Return the messages of some partitions as a DataFrame, each partition in a task of its own."""
     rows = [(number, pickle.dumps(partition)) for number, partition in enumerate(partitions)]
@@ -129,7 +129,7 @@ def frame_of(
     return tasks.mapInArrow(partial(_read, options, tuple(names)), ddl(names))
 
 
-def _read(options: Options, names: tuple[str, ...], tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(options: ReadOptions, names: tuple[str, ...], tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in tasks:
         for pickled in batch["partition"].to_pylist():
             yield from batch_reader.read(pickle.loads(pickled), options, names)
@@ -137,7 +137,7 @@ def _read(options: Options, names: tuple[str, ...], tasks: Iterator[pa.RecordBat
 
 def _size_of(partition: InputPartition) -> int:
     """Return the bytes of the records that a partition of a store reads."""
-    assert isinstance(partition, Stretch)
+    assert isinstance(partition, LogSplit)
     if partition.queues is None:
         return partition.end - partition.begin
     least = MIN_RECORD_SIZE * sum(each.end - each.begin for each in partition.queues)

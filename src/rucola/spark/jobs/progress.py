@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from rucola.spark.session import LaterSession
+    from rucola.spark.session import LazySession
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Is told (done, in all)."""
@@ -35,13 +35,13 @@ def looking(look: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def tasks_told(session: LaterSession, progress: Progress) -> Iterator[None]:
+def tasks_told(session: LazySession, progress: Progress) -> Iterator[None]:
     """Tell how many tasks of Spark's active stages are done while the block runs."""
 
     def look() -> None:
-        if session.made is None:
+        if session.session is None:
             return
-        tracker = session.made.sparkContext.statusTracker()
+        tracker = session.session.sparkContext.statusTracker()
         found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
         stages = [stage for stage in found if stage is not None]
         if stages:

@@ -28,8 +28,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
-from rucola.spark.errors import plainly
-from rucola.spark.session import Spark, session_of
+from rucola.spark.errors import translate_spark_errors
+from rucola.spark.session import AnySession, resolve_session
 from rucola.store.config import StoreConfig
 from rucola.store.tools.partial_rebuild import (
     IndexPart,
@@ -116,9 +116,9 @@ def queues(runs: DataFrame, pieces: Pieces, count: int) -> DataFrame:
     )
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
+    spark: AnySession, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> Rebuilt:
     """Rewrite ConsumeQueues and index of a store, in place or under `out`, like `rucola.store.tools.rebuild`.
 
@@ -129,9 +129,9 @@ def run(
     )
 
 
-def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
+def build(spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
-    session = session_of(spark)
+    session = resolve_session(spark)
     for name in ("consumequeue", "index"):
         (target / name).mkdir(parents=True)
     pieces = Pieces(log, target, settings)

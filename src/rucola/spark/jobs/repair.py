@@ -1,7 +1,7 @@
 """Repair job: restores a lake whose own files are missing or damaged.
 
     inventory   every file of the lake, read by itself (see `rucola.spark.lake.inventory`)
-    plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.lake.restoration`)
+    plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.lake.repair_plan`)
     verify      if the snapshot was lost: the old key index and the progress show messages that no file has
     index       entries of the key index that are lost are made again, from the rows
     commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake.lake`)
@@ -24,13 +24,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
 from rucola.files import make_directory
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.lake.inventory import Inventory, take_inventory
 from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
-from rucola.spark.lake.lake import Lake, locked, read_rows
-from rucola.spark.lake.restoration import Plan, Planner, completable
-from rucola.spark.lake.snapshot import OWN, Pending, Snapshot, check_files, committed_files
-from rucola.spark.session import Spark, session_of
+from rucola.spark.lake.lake import LakeWriter, locked, read_rows
+from rucola.spark.lake.repair_plan import RepairPlan, RepairPlanner, completable
+from rucola.spark.lake.snapshot import METADATA_DIRECTORY, PendingCommit, Snapshot, check_files, committed_files
+from rucola.spark.session import AnySession, resolve_session
 
 _ADDRESS: Final = ("topic", "date", "brokerName", "commitLogOffset")
 _MOST_NAMED: Final = 10
@@ -47,7 +47,7 @@ class Summary:
     findings: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     rows: int = 0
-    row_files: int = 0
+    parquet_files: int = 0
     key_files: int = 0
     asides: tuple[str, ...] = ()
     is_dry: bool = False
@@ -66,15 +66,15 @@ class Summary:
             "findings": list(self.findings),
             "losses": list(self.losses),
             "rows": self.rows,
-            "rowFiles": self.row_files,
+            "rowFiles": self.parquet_files,
             "keyFiles": self.key_files,
             "setAside": list(self.asides),
         }
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     lake: str | Path,
     *,
     dry_run: bool = False,
@@ -89,18 +89,18 @@ def run(
     ConfigError for brokers of which nothing says how they were archived. Nothing has changed then.
     """
     root = Path(lake).absolute()
-    own = root / OWN
+    own = root / METADATA_DIRECTORY
     if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
         raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
     if not dry_run:
         make_directory(own)
     with locked(root) if own.is_dir() else nullcontext():
-        target = Lake(root)
+        target = LakeWriter(root)
         found = take_inventory(root)
         if _is_interrupted(found) and not dry_run:
             target.finish()
             found = take_inventory(root)
-        plan = Planner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
+        plan = RepairPlanner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
         losses = _losses(spark, found, plan)
         if losses and not dry_run and not allow_loss:
             raise StoreError(
@@ -134,7 +134,7 @@ def _is_interrupted(found: Inventory) -> bool:
     return pending.is_repair or pending.number == found.snapshot.number + 1
 
 
-def _losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
+def _losses(spark: AnySession, found: Inventory, plan: RepairPlan) -> tuple[str, ...]:
     """Return which messages were archived and are in no file any more.
 
     Files that the snapshot names and that are gone are lost messages, unless the snapshot is an old one: then the
@@ -142,12 +142,12 @@ def _losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
     """
     if not plan.rebuilds_index:
         return tuple(_few(plan.missing))
-    session = session_of(spark)
+    session = resolve_session(spark)
     rows = _read(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
     keys = [file for path, file in found.keys.items() if path not in found.places]
     lost = _unheld(rows, read_keys(session, found.root, keys)) if keys else []
     lost += _behind_progress(rows, plan)
-    is_whole = bool(keys) and not any(path.startswith(f"{OWN}/keys/") for path in found.damages)
+    is_whole = bool(keys) and not any(path.startswith(f"{METADATA_DIRECTORY}/keys/") for path in found.damages)
     return tuple(_few(lost if is_whole else [*plan.missing, *lost]))
 
 
@@ -164,7 +164,7 @@ def _unheld(rows: DataFrame, entries: DataFrame) -> list[str]:
     ]
 
 
-def _behind_progress(rows: DataFrame, plan: Plan) -> list[str]:
+def _behind_progress(rows: DataFrame, plan: RepairPlan) -> list[str]:
     """Return the queues whose last archived messages are no rows."""
     counted = rows.groupBy("brokerName", "topic", "queueId").agg(F.max("queueOffset").alias("last")).collect()
     ends = {(row.brokerName, row.topic, str(row.queueId)): row.last + 1 for row in counted}
@@ -196,10 +196,10 @@ def _read(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFr
     return rows
 
 
-def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapshot:
+def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: RepairPlan) -> Snapshot:
     """Make the entries that the key index lacks, then commit. Returns the snapshot."""
     if plan.rebuilds_index or plan.completes_index:
-        session = session_of(spark)
+        session = resolve_session(spark)
         rows = _read(session, found, [file.path for file in plan.rows])
         if plan.completes_index and plan.keys:
             held = read_keys(session, found.root, plan.keys).select(*_ADDRESS).distinct()
@@ -210,7 +210,7 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
             write_keys(entries, count, target.staged_keys)
     keys, moves = target.staged_key_files(plan.number)
     target.commit(
-        Pending(
+        PendingCommit(
             number=plan.number,
             at_ms=time.time_ns() // 1_000_000,
             moves={**plan.moves, **moves},
@@ -219,7 +219,7 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
             progress=plan.progress,
             replaces=plan.replaced,
             is_repair=True,
-            asides={path: f"{OWN}/aside/{plan.number:010d}/{path}" for path in plan.asides},
+            asides={path: f"{METADATA_DIRECTORY}/aside/{plan.number:010d}/{path}" for path in plan.asides},
         )
     )
     snapshot = target.snapshot()

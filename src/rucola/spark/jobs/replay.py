@@ -33,7 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs import resend
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.messages import Messages
@@ -41,10 +41,10 @@ from rucola.spark.jobs.progress import Progress, looking
 from rucola.spark.jobs.replay_ledger import Ledger, Reached, SourceQueue, open_ledger
 from rucola.spark.jobs.resend import Resending
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import columns
 from rucola.spark.source.arrays import ints, mask
-from rucola.spark.source.options import SinkOptions, parse_sink
+from rucola.spark.source.options import SinkOptions, parse_sink_options
 
 GROUP: Final = "rucola_replay"
 
@@ -195,7 +195,7 @@ def _send_lanes(work: Resending, messages: Messages, tasks: Iterator[pa.RecordBa
 
 
 def run(
-    spark: Spark,
+    spark: AnySession,
     source: str | Path,
     *,
     name_server: str | None = None,
@@ -221,7 +221,7 @@ def run(
         queues = _count(spark, messages)
         return Summary(str(source), topic, queues, {}, is_dry=True)
     given = {"nameServer": name_server, "producerGroup": producer_group}
-    target = parse_sink(given if topic is None else {**given, "topic": topic})
+    target = parse_sink_options(given if topic is None else {**given, "topic": topic})
     with open_ledger(ledger) as opened:
         if topic is not None:
             asyncio.run(_check_topics({topic}, target))
@@ -234,7 +234,7 @@ def run(
             messages = replace(messages)  # as the source is now, of which messages may have been deleted
             with _watched(opened, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):
-                    sent = _send(session_of(spark), messages, opened, target, left, before, rate)
+                    sent = _send(resolve_session(spark), messages, opened, target, left, before, rate)
                 else:
                     bounds = {queue.queue: _bounds(queue, before) for queue in left}
                     work = Resending(uuid.uuid4().hex, opened.directory, target, None if rate is None else [rate])
@@ -263,7 +263,7 @@ def _send(
         bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in dealt}) for dealt in lanes]
         tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
         sent = tasks.mapInArrow(partial(_send_lanes, work, replace(messages)), _SENT)
-    with plainly():
+    with translate_spark_errors():
         return sum(row.sent for row in sent.collect())
 
 
@@ -272,18 +272,18 @@ def _bounds(queue: QueueToReplay, before: Mapping[SourceQueue, Reached]) -> tupl
     return before.get(queue.queue, Reached()).physical_offset, queue.last_physical_offset
 
 
-def _count(spark: Spark, messages: Messages) -> tuple[QueueToReplay, ...]:
+def _count(spark: AnySession, messages: Messages) -> tuple[QueueToReplay, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
     if runs_in_spark(spark, messages.size):
-        with plainly():
-            rows = queues_of(messages.frame(session_of(spark), names)).collect()
+        with translate_spark_errors():
+            rows = queues_of(messages.frame(resolve_session(spark), names)).collect()
         queues = [QueueToReplay(*row) for row in rows]
     else:
         queues = counted(messages.batches(names))
     return tuple(sorted(queues, key=lambda each: each.queue))
 
 
-def _settled(ledger: Ledger, spark: Spark, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
+def _settled(ledger: Ledger, spark: AnySession, messages: Messages, target: SinkOptions) -> tuple[QueueToReplay, ...]:
     """Return what the ledger says is to be replayed; if it is new, after writing that down."""
     asked = {
         "source": str(messages.source),

@@ -33,7 +33,7 @@ from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, Reached, SourceQueue, open_for_sending
 from rucola.spark.source.arrays import Array, arrow, ints
-from rucola.spark.source.encoding import Encoded, encode
+from rucola.spark.source.encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.sink import message_of
 
@@ -165,7 +165,7 @@ class Chunk:
     """Rows that are sent together, ordered by queue and then as they came, with the bounds of each queue."""
 
     rows: pa.RecordBatch
-    encoded: Encoded
+    encoded: EncodedMessages
     bounds: Mapping[SourceQueue, tuple[int, int]]
 
 
@@ -178,7 +178,7 @@ def chunk_of(rows: pa.RecordBatch, reached: Mapping[SourceQueue, Reached]) -> Ch
     rows = rows.take(arrow(order))
     edges = np.searchsorted(codes[order], np.arange(len(queues) + 1)).tolist()
     bounds = {queue: bound for queue, bound in zip(queues, pairwise(edges), strict=True) if bound[0] < bound[1]}
-    return Chunk(rows, encode(rows), bounds)
+    return Chunk(rows, encode_rows(rows), bounds)
 
 
 def queues_in(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
@@ -271,7 +271,7 @@ async def _persist(request: Callable[[], Awaitable[list[SendResult]]]) -> list[S
     return await request()
 
 
-def _requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
+def _requests(encoded: EncodedMessages, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
     """Cut the rows from `begin` to `end`, which are of one queue, into requests; say which of these are batches."""
     edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):

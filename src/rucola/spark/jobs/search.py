@@ -23,24 +23,24 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import row_files
+from rucola.spark.lake import parquet_files
 from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.lookup import (
-    MOST,
-    Found,
+    DEFAULT_LIMIT,
+    SearchResult,
     by_key,
     by_offset_msg_id,
-    files_at,
+    candidate_offsets,
+    files_with_offsets,
     has_key,
     messages_of,
     newest,
-    places,
 )
 from rucola.spark.lake.snapshot import RowFile, read_snapshot
-from rucola.spark.session import Spark, runs_in_spark, session_of
-from rucola.spark.source.options import matching, parse_tags
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.source.options import parse_tags, sql92_matcher
 
 _MOST_OFFSETS: Final = 1000
 """Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""
@@ -65,8 +65,8 @@ def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None)
     snapshot = read_snapshot(lake)
     files, offsets = selection.files_of(snapshot.rows), None
     if selection.keys is not None:
-        where = places(lake, snapshot, selection.keys)
-        files = files_at(files, where)
+        where = candidate_offsets(lake, snapshot, selection.keys)
+        files = files_with_offsets(files, where)
         offsets = sorted({offset for file in files for offset in where[file.topic, file.date].tolist()})
     if offset_msg_id is not None:
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
@@ -75,25 +75,25 @@ def parts_of(lake: Path, selection: Selection, offset_msg_id: str | None = None)
     return Parts(files, offsets)
 
 
-def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+def find(spark: AnySession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the messages of a lake that are asked for, as a DataFrame that reads no more than it must."""
     root = Path(lake).absolute()
     parts = parts_of(root, selection, offset_msg_id)
-    rows = read_lake(session_of(spark), root, parts.files)
+    rows = read_lake(resolve_session(spark), root, parts.files)
     if parts.offsets is not None and len(parts.offsets) <= _MOST_OFFSETS:
         rows = rows.where(F.col("commitLogOffset").isin(*parts.offsets))
     return search(rows, selection, offset_msg_id)
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     lake: str | Path,
     selection: Selection,
     offset_msg_id: str | None = None,
     *,
-    most: int = MOST,
-) -> Found:
+    most: int = DEFAULT_LIMIT,
+) -> SearchResult:
     """Return the newest `most` messages of a lake that are asked for.
 
     Raises StoreError if there is no lake, InvalidMessage for what is no offsetMsgId.
@@ -101,23 +101,23 @@ def run(
     root = Path(lake).absolute()
     if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
         return _run_directly(root, selection, offset_msg_id, most)
-    with plainly():
+    with translate_spark_errors():
         rows = find(spark, root, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
         messages = messages_of(rows.limit(most + 1).toArrow())
-    return Found(messages[:most], is_cut=len(messages) > most)
+    return SearchResult(messages[:most], is_cut=len(messages) > most)
 
 
 def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int:
     """Return about how many bytes are read; next to nothing of what the key index or the snapshot points at."""
     if offset_msg_id is not None or selection.keys is not None:
         return 0
-    return row_files.size_of(lake, selection.files_of(read_snapshot(lake).rows))
+    return parquet_files.estimate_size(lake, selection.files_of(read_snapshot(lake).rows))
 
 
-def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> Found:
+def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, most: int) -> SearchResult:
     if offset_msg_id is not None:
         found = by_offset_msg_id(lake, offset_msg_id)
-        return Found([found] if found is not None and _takes(selection)(found.message) else [])
+        return SearchResult([found] if found is not None and _takes(selection)(found.message) else [])
     if selection.keys is not None:
         keys, topics = selection.keys, selection.topics
         return by_key(lake, keys, most=most, topics=topics, days=selection.days, matches=_takes(selection))
@@ -128,7 +128,7 @@ def _run_directly(lake: Path, selection: Selection, offset_msg_id: str | None, m
 def _takes(selection: Selection) -> Callable[[MessageExt], bool]:
     """Return what tells of a single message whether it is asked for, as `Selection.of` does of rows."""
     tags = None if selection.tags is None else parse_tags(selection.tags)
-    matches = None if selection.expression is None else matching(selection.expression)
+    matches = None if selection.expression is None else sql92_matcher(selection.expression)
     begin, end = selection.starting_timestamp, selection.ending_timestamp
 
     def takes(message: MessageExt) -> bool:

@@ -25,7 +25,7 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.spark.lake.snapshot import RowFile
 from rucola.spark.source.arrays import Array, bools, ints, mask, strings, values_of
-from rucola.spark.source.options import matching, parse_tags
+from rucola.spark.source.options import parse_tags, sql92_matcher
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Selection:
             raise ConfigError(f"messages stored from {begin} to {end} are asked for, but the first is the later time")
         self._wanted_tags()
         if self.expression is not None:
-            matching(self.expression)
+            sql92_matcher(self.expression)
 
     def _wanted_tags(self) -> frozenset[str] | None:
         try:
@@ -112,7 +112,7 @@ class Selection:
         if self.keys is not None:
             found &= _with_keys(rows, self.keys)
         if self.expression is not None and found.any():
-            is_wanted = matching(self.expression)
+            is_wanted = sql92_matcher(self.expression)
             maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
             found[found] = [is_wanted(each) for each in maps]
         if self.starting_timestamp is not None:
@@ -131,7 +131,7 @@ class Selection:
             asked = F.array(*map(F.lit, self.keys))
             yield F.arrays_overlap("keys", asked) | unique.isin(*self.keys)
         if self.expression is not None:
-            yield _matches(matching(self.expression))(F.col("properties"))
+            yield _matches(sql92_matcher(self.expression))(F.col("properties"))
         stored = F.unix_millis("storeTimestamp")
         if self.starting_timestamp is not None:
             yield stored >= self.starting_timestamp

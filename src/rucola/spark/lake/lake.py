@@ -48,16 +48,16 @@ import pyarrow.parquet as pq
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.files import replace_file, sync_directory
 from rucola.spark.lake.snapshot import (
-    OWN,
+    METADATA_DIRECTORY,
+    ArchiveProgress,
     KeyFile,
-    Pending,
-    Progress,
+    PendingCommit,
     RowFile,
     Snapshot,
     check_file,
     check_files,
-    damage,
-    further,
+    furthest_progress,
+    lake_damage,
     pending_path,
     progress_path,
     read_json,
@@ -86,12 +86,12 @@ class LakeInUse(StoreError):
     """Another run is writing to the lake."""
 
 
-class Lake:
+class LakeWriter:
     """The lake in one directory, as its writer sees it. Made by `open_lake`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._staging = root / OWN / "staging"
+        self._staging = root / METADATA_DIRECTORY / "staging"
         run = self._staging / uuid.uuid4().hex
         self.staged_rows = run / "rows"
         """Where this run writes messages, partitioned by `PARTITION_COLUMNS`."""
@@ -102,17 +102,17 @@ class Lake:
         """Return what the lake holds."""
         return read_snapshot(self.root)
 
-    def progress(self) -> Mapping[str, Progress]:
+    def progress(self) -> Mapping[str, ArchiveProgress]:
         """Return how far each store and each live broker is archived, by broker name."""
         return self.snapshot().progress
 
     def publish(
         self,
-        progress: Mapping[str, Progress] | None = None,
+        progress: Mapping[str, ArchiveProgress] | None = None,
         replaces: Collection[str] = (),
         *,
         keep_replaced_ms: int = KEEP_REPLACED_MS,
-    ) -> Pending:
+    ) -> PendingCommit:
         """Make the staged files part of the lake, in place of the files `replaces`, and `progress` that of stores.
 
         Files that were replaced longer ago than `keep_replaced_ms` are removed. Returns the commit.
@@ -123,7 +123,7 @@ class Lake:
         keys, key_moves = self.staged_key_files(number)
         removes = frozenset(each.path for each in before.replaced if each.at_ms + keep_replaced_ms <= now_ms)
         moves = row_moves | key_moves
-        commit = Pending(number, now_ms, moves, rows, keys, progress or {}, frozenset(replaces), removes)
+        commit = PendingCommit(number, now_ms, moves, rows, keys, progress or {}, frozenset(replaces), removes)
         self.commit(commit)
         return commit
 
@@ -140,16 +140,18 @@ class Lake:
         """Return the staged files of the key index as commit `number` has them, and where each goes."""
         keys, moves = [], {}
         for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
-            place = f"{OWN}/keys/{number:010d}-{count:05d}.parquet"
+            place = f"{METADATA_DIRECTORY}/keys/{number:010d}-{count:05d}.parquet"
             keys.append(key_file(path, place, number))
             moves[str(path.relative_to(self._staging))] = place
         return tuple(keys), moves
 
-    def commit(self, commit: Pending) -> None:
+    def commit(self, commit: PendingCommit) -> None:
         """Make a commit of staged files durable and carry it out. Raises StoreCorrupt if it would overwrite a file."""
         for staged, place in commit.moves.items():
             if (self.root / place).exists() and (self._staging / staged).exists():
-                raise damage(self.root, self.root / place, 0, "a file that no commit names has the place of a new one")
+                raise lake_damage(
+                    self.root, self.root / place, 0, "a file that no commit names has the place of a new one"
+                )
             _sync(self._staging / staged if (self._staging / staged).exists() else self.root / place)
         replace_file(pending_path(self.root), msgspec.json.encode(commit))
         self.finish()
@@ -160,12 +162,12 @@ class Lake:
         Raises StoreCorrupt if the pending commit does not follow the snapshot, or its files are damaged.
         """
         path = pending_path(self.root)
-        commit = read_json(path, Pending)
+        commit = read_json(path, PendingCommit)
         snapshot = Snapshot() if commit is not None and commit.is_repair else self.snapshot()
         if commit is not None and snapshot.number != commit.number:
             if snapshot.number != commit.number - 1 and not commit.is_repair:
                 why = f"commit {commit.number} is pending, but the snapshot is that of commit {snapshot.number}"
-                raise damage(self.root, path, 0, why)
+                raise lake_damage(self.root, path, 0, why)
             self._move(commit)
             self._set_aside(commit.asides)
             snapshot = commit.after(snapshot)
@@ -184,16 +186,16 @@ class Lake:
     def _check_published(self, snapshot: Snapshot) -> None:
         """Raise StoreCorrupt if more is published than is in the snapshot, which must be an old one then."""
         try:
-            published = read_json(progress_path(self.root), dict[str, Progress]) or {}
+            published = read_json(progress_path(self.root), dict[str, ArchiveProgress]) or {}
         except StoreCorrupt:
             return  # it is written again, from the snapshot
         for name, progress in published.items():
             known = snapshot.progress.get(name)
-            if known is None or further(known, progress) != known:
-                why = f"the file is an old one: {OWN}/progress.json has more of {name}"
-                raise damage(self.root, snapshot_path(self.root), 0, why)
+            if known is None or furthest_progress(known, progress) != known:
+                why = f"the file is an old one: {METADATA_DIRECTORY}/progress.json has more of {name}"
+                raise lake_damage(self.root, snapshot_path(self.root), 0, why)
 
-    def _move(self, commit: Pending) -> None:
+    def _move(self, commit: PendingCommit) -> None:
         """Move staged files to their places, except those that are there already."""
         files: tuple[RowFile | KeyFile, ...] = (*commit.rows, *commit.keys)
         sizes = {file.path: file.size for file in files}
@@ -202,7 +204,7 @@ class Lake:
             if path.exists():
                 check_file(self.root, path, sizes[place])
                 if target.exists():
-                    raise damage(self.root, target, 0, f"the file has the place of {path}")
+                    raise lake_damage(self.root, target, 0, f"the file has the place of {path}")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
             else:
@@ -226,7 +228,7 @@ class Lake:
 
 
 @contextmanager
-def open_lake(root: str | Path) -> Iterator[Lake]:
+def open_lake(root: str | Path) -> Iterator[LakeWriter]:
     """Open the lake in a directory for writing, make it if it is new, and finish what an earlier run left.
 
     Raises ConfigError for what cannot hold a lake, LakeInUse when another run is writing to it, StoreCorrupt for a lake
@@ -235,14 +237,14 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
     if "://" in str(root):
         raise ConfigError(f"{root} is no local path; the lake must lie on a file system of this machine")
     root = Path(root).absolute()
-    own = root / OWN
+    own = root / METADATA_DIRECTORY
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
         if next(root.glob("topic=*"), None) is not None:
-            raise damage(root, own, 0, "the directory is missing, but there are messages of a lake")
+            raise lake_damage(root, own, 0, "the directory is missing, but there are messages of a lake")
         raise ConfigError(f"{root} holds other things than a lake; give an empty or a new directory")
     own.mkdir(parents=True, exist_ok=True)
     with locked(root):
-        lake = Lake(root)
+        lake = LakeWriter(root)
         lake.finish()
         snapshot = lake.snapshot()
         check_files(root, (*snapshot.rows, *snapshot.keys))
@@ -252,7 +254,7 @@ def open_lake(root: str | Path) -> Iterator[Lake]:
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Be the one run that writes to the lake in a directory. Raises LakeInUse when another run is."""
-    lock = os.open(root / OWN / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(root / METADATA_DIRECTORY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -312,7 +314,7 @@ def open_parquet(root: Path, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile
         with pq.ParquetFile(path, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as opened:
             yield opened
     except (pa.ArrowException, OSError) as error:
-        raise damage(root, path, 0, f"the file cannot be read: {first_line(error)}") from error
+        raise lake_damage(root, path, 0, f"the file cannot be read: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ through `rucola.message.properties.parse`, compressed bodies through `rucola.mes
 the CRC of the bodies is one call a record. The result is that of `rucola.message.record.decode`.
 
 Nothing in a log is trusted: a record that contradicts the format (size, magic, own address, lengths that do not
-add up, CRC, a body that cannot be decompressed) is left out of the batch and reported as `Damage`.
+add up, CRC, a body that cannot be decompressed) is left out of the batch and reported as `DamagedRecord`.
 
 Limits: callers keep a batch near `BATCH_ROWS` and `BATCH_SIZE` (see `batches`); one whose bodies grow beyond 512 MiB
 when they are decompressed is decoded in halves.
@@ -87,7 +87,7 @@ _BEHIND_HOSTS: Final = np.dtype(HEAD.descr[12:])
 
 _HOST: Final = np.dtype([("address", ">u4"), ("port", ">u4")])
 
-_PLACES: Final = np.dtype(
+_LAYOUT: Final = np.dtype(
     [(name, np.int64) for name in ("begin", "store_host", "body", "topic", "properties_size", "properties", "end")]
 )
 """Where in its file the parts of a record begin; a part ends where the fields before the next one begin."""
@@ -99,12 +99,12 @@ _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().
 """The four hexadecimal digits of every two bytes."""
 
 
-class _TooLarge(Exception):
+class _BodiesTooLarge(Exception):
     """Bodies of several records that together are too large to be decompressed into one array."""
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamagedRecord:
     """A record that cannot be read: where it stands in the CommitLog, and why."""
 
     physical_offset: int
@@ -112,7 +112,7 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Properties:
+class PropertyColumns:
     """The properties of a batch of records: those of row k are the names and values from offsets[k] to offsets[k+1]."""
 
     offsets: Array
@@ -153,12 +153,12 @@ class Records:
     """Sound records of one CommitLog file, in the order of their addresses.
 
     `log` is the file as bytes; it is borrowed, while every column made from it is a copy. `heads` holds the fixed
-    fields, `places` where the variable ones stand, `topics` the topic of each with each name once in its dictionary.
+    fields, `layout` where the variable ones stand, `topics` the topic of each with each name once in its dictionary.
     """
 
     log: Array
     heads: Array
-    places: Array
+    layout: Array
     topics: pa.DictionaryArray
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Records:
         """Return the records for which `kept` is true."""
         if kept.all():
             return self
-        return Records(self.log, self.heads[kept], self.places[kept], self.topics.filter(mask(kept)))
+        return Records(self.log, self.heads[kept], self.layout[kept], self.topics.filter(mask(kept)))
 
     def addresses(self, rows: Array) -> Array:
         """Return the physical offsets of the records for which `rows` is true."""
@@ -180,13 +180,13 @@ class Records:
         return ints(self.topics.indices)
 
     @cached_property
-    def properties(self) -> Properties:
+    def properties(self) -> PropertyColumns:
         """The properties of each record, without repeated names."""
-        return parse_properties(self.log, self.places["properties"], self.places["end"])
+        return parse_properties(self.log, self.layout["properties"], self.layout["end"])
 
     def body_crcs(self) -> Array:
         """Return the CRC of each body as it is on disk, cut to 31 bits as records hold it."""
-        begins, ends = self.places["body"], self.places["topic"] - 1
+        begins, ends = self.layout["body"], self.layout["topic"] - 1
         bodies: Iterable[Buffer]
         if (ends - begins).sum() < _SMALL_BODY * len(self):
             bodies = _gather(self.log, begins, ends).to_pylist()
@@ -198,9 +198,9 @@ class Records:
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:
         """Return the bodies, decompressed, and for each row whose body cannot be decompressed why not.
 
-        Raises _TooLarge when they are many and together too large for one array.
+        Raises _BodiesTooLarge when they are many and together too large for one array.
         """
-        stored = _gather(self.log, self.places["body"], self.places["topic"] - 1)
+        stored = _gather(self.log, self.layout["body"], self.layout["topic"] - 1)
         flags = self.heads["sys_flag"]
         compressed = np.flatnonzero(flags & sysflag.COMPRESSED)
         if not len(compressed):
@@ -216,7 +216,7 @@ class Records:
                 broken[row] = str(error)
             size += len(plain[-1])
             if size > _MAX_BODIES_SIZE and len(self) > 1:
-                raise _TooLarge
+                raise _BodiesTooLarge
         return _replace(stored, compressed, strings(plain, pa.binary())), broken
 
     def hosts(self, field: str) -> pa.StringArray:
@@ -229,7 +229,7 @@ class Records:
         wide = np.flatnonzero(is_wide)
         if not len(wide):
             return hosts
-        begin = self.places["begin"] + _BORN_HOST if field == "born_host" else self.places["store_host"]
+        begin = self.layout["begin"] + _BORN_HOST if field == "born_host" else self.layout["store_host"]
         packed = fields_at(self.log, begin[wide], np.dtype("V20"))
         return _replace(hosts, wide, strings([decode_host(host).encode() for host in packed.tolist()]))
 
@@ -242,7 +242,7 @@ class Records:
         if not len(wide):
             return ids
         packed = np.empty(len(wide), [("host", "V20"), ("physical_offset", ">i8")])
-        packed["host"] = fields_at(self.log, self.places["store_host"][wide], np.dtype("V20"))
+        packed["host"] = fields_at(self.log, self.layout["store_host"][wide], np.dtype("V20"))
         packed["physical_offset"] = self.heads["physical_offset"][wide]
         return _replace(ids, wide, _hexadecimal(packed))
 
@@ -262,7 +262,7 @@ class Records:
         return lists.cast(SCHEMA.field("keys").type)
 
 
-def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) -> tuple[Records, list[Damage]]:
+def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) -> tuple[Records, list[DamagedRecord]]:
     """Return the sound ones among the records expected at `positions` of a file, and the damage of the others.
 
     `log` holds the bytes of a CommitLog file whose first byte has the physical offset `log_offset`; that is None for
@@ -270,15 +270,15 @@ def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) 
     not overlap. Everything but the body is checked.
     """
     file = np.frombuffer(log, np.uint8)
-    rows = np.empty(len(positions), _PLACES)
+    rows = np.empty(len(positions), _LAYOUT)
     rows["begin"], rows["end"] = positions, positions + sizes
-    damages: list[Damage] = []
+    damages: list[DamagedRecord] = []
 
     def without(wrong: Array, why: str) -> Array | None:
         """Report the rows that are wrong; return which are left, or None while that is all of them."""
         if not wrong.any():
             return None
-        damages.extend(Damage((log_offset or 0) + position, why) for position in rows["begin"][wrong].tolist())
+        damages.extend(DamagedRecord((log_offset or 0) + position, why) for position in rows["begin"][wrong].tolist())
         return ~wrong
 
     kept = without(
@@ -374,22 +374,22 @@ def _column(name: str, records: Records, broker_name: str) -> pa.Array:
 
 def decode(
     records: Records, columns: Sequence[str], *, broker_name: str, check_crc: bool = True
-) -> Iterator[tuple[pa.RecordBatch, list[Damage]]]:
+) -> Iterator[tuple[pa.RecordBatch, list[DamagedRecord]]]:
     """Yield the named columns of `SCHEMA` for these records, in that order, with what was found damaged.
 
     There is one batch unless its bodies, decompressed, are too large for one. Bodies are looked at only when `body`
     is among the columns: a wrong CRC (with `check_crc`) or a body that cannot be decompressed takes the row out.
     """
-    damages: list[Damage] = []
+    damages: list[DamagedRecord] = []
     bodies = None
     if "body" in columns:
         if check_crc:
             wrong = records.body_crcs() != records.heads["body_crc"]
-            damages += [Damage(int(at), "the body does not match its CRC") for at in records.addresses(wrong)]
+            damages += [DamagedRecord(int(at), "the body does not match its CRC") for at in records.addresses(wrong)]
             records = records.where(~wrong)
         try:
             bodies, broken = records.bodies()
-        except _TooLarge:
+        except _BodiesTooLarge:
             first = np.arange(len(records)) < len(records) // 2
             for half in (records.where(first), records.where(~first)):
                 for batch, found in decode(half, columns, broker_name=broker_name, check_crc=False):
@@ -399,14 +399,14 @@ def decode(
         if broken:
             wrong = np.isin(np.arange(len(records)), list(broken))
             addresses = records.addresses(wrong).tolist()
-            damages += [Damage(at, why) for at, why in zip(addresses, broken.values(), strict=True)]
+            damages += [DamagedRecord(at, why) for at, why in zip(addresses, broken.values(), strict=True)]
             records, bodies = records.where(~wrong), bodies.filter(mask(~wrong))
     arrays = [bodies if name == "body" else _column(name, records, broker_name) for name in columns]
     yield _batch(arrays, columns, len(records)), damages
 
 
 def corrupt_rows(
-    damages: Sequence[Damage], columns: Sequence[str], *, broker_name: str, with_offsets: bool = True
+    damages: Sequence[DamagedRecord], columns: Sequence[str], *, broker_name: str, with_offsets: bool = True
 ) -> pa.RecordBatch:
     """Return a row for each damage: of the named columns only brokerName, commitLogOffset and _corrupt are not NULL.
 
@@ -435,7 +435,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(CORRUPT, pa.string()) if name == CORRUPT else SCHEMA.field(name) for name in columns])
 
 
-def parse_properties(log: Array, begins: Array, ends: Array) -> Properties:
+def parse_properties(log: Array, begins: Array, ends: Array) -> PropertyColumns:
     """Return what `rucola.message.properties.parse` reads in each of the strings log[begin:end].
 
     The ranges must ascend, be disjoint, and have a byte before each that belongs to no other.
@@ -468,7 +468,7 @@ def parse_properties(log: Array, begins: Array, ends: Array) -> Properties:
         names = _gather(data, some_begin[0::2], some_end[0::2]).dictionary_encode()
         values = _gather(data, some_begin[1::2], some_end[1::2]).view(pa.string())
         names = pa.DictionaryArray.from_arrays(names.indices, names.dictionary.cast(pa.string()))
-        parsed = Properties(pairs, names, values)
+        parsed = PropertyColumns(pairs, names, values)
         repeated = parsed.rows_with_repeats()
         if not len(repeated):
             break
@@ -478,7 +478,7 @@ def parse_properties(log: Array, begins: Array, ends: Array) -> Properties:
         return parsed
     plain = [properties.parse(data[slice(*offsets[row : row + 2])][1:].tobytes()) for row in irregular]
     maps = _replace(parsed.as_map(), irregular, _maps(plain))
-    return Properties(ints(maps.offsets), maps.keys.dictionary_encode(), maps.items)
+    return PropertyColumns(ints(maps.offsets), maps.keys.dictionary_encode(), maps.items)
 
 
 def _rows_out_of_turn(kinds: Array, empty: Array, of_row: Array) -> Array:
