@@ -20,9 +20,9 @@ from floors import Options
 from rucola.spark.jobs import search
 from rucola.spark.jobs.archive import stage
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake.lake import open_lake
 from rucola.spark.lake.lookup import SearchResult, by_key
 from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import local_session
 
 ROWS = 1_000_000

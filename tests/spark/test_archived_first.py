@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message.record import decode
-from rucola.spark.lake.lake import open_lake
 from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.writer import open_lake
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from support.stores import config, inner

@@ -24,8 +24,8 @@ from rucola.errors import ConfigError
 from rucola.spark import session
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import Acks
-from rucola.spark.lake.lake import LakeInUse, open_lake
 from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.writer import LakeInUse, open_lake
 from rucola.spark.session import LazySession, local_session
 from spark.test_archive_killed import DEADLINE_S, until
 from spark.test_sink import broker
@@ -50,11 +50,11 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("archive --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
         ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
-        ("archive --store STORE --out STORE", "STORE holds other things than a lake"),
+        ("archive --store STORE --out STORE", "STORE is not empty and not a lake"),
         ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
         ("archive -n 127.0.0.1:1 --allow-missing --require-broker broker-a --out NEW", "127.0.0.1:1"),
-        ("compact --lake EMPTY", "EMPTY is no lake"),
-        ("search --lake EMPTY -t T", "EMPTY is no lake"),
+        ("compact --lake EMPTY", "EMPTY is not a lake"),
+        ("search --lake EMPTY -t T", "EMPTY is not a lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
         ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
         ("rebuild EMPTY", "EMPTY is no store directory"),

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive, compact
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import key_hash, read_keys, runs_to_merge
-from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import KeyFile, read_snapshot
 from support.small_store import SmallStore
 
@@ -59,7 +59,7 @@ def test_small_files_become_one_and_nothing_else_changes(
 
 def test_what_is_no_lake_is_not_made_one(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
-    with pytest.raises(StoreError, match="is no lake"):
+    with pytest.raises(StoreError, match="is not a lake"):
         compact.run(None, tmp_path)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

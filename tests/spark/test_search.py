@@ -12,8 +12,8 @@ from rucola.message import MessageExt
 from rucola.message.record import body_crc
 from rucola.spark.jobs import archive, compact, search
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import key_hash
-from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, SearchResult, by_key, by_offset_msg_id
 from rucola.spark.session import LazySession, local_session
 from rucola.store.reader import StoreReader
@@ -168,5 +168,5 @@ def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
         lambda: by_key(tmp_path, ["k"]),
         lambda: by_offset_msg_id(tmp_path, "7F00000100002A9F0000000000000000"),
     ):
-        with pytest.raises(StoreError, match="is no lake"):
+        with pytest.raises(StoreError, match="is not a lake"):
             ask()

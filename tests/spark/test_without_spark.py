@@ -21,8 +21,8 @@ from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
 from rucola.spark.jobs.messages import Messages
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import read_keys
-from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
 from rucola.spark.session import SMALL_SIZE, AnySession, LazySession
 from rucola.spark.source.schema import COLUMNS

@@ -90,7 +90,7 @@ def archive(
     with spark_needed():
         from rucola.spark.jobs import archive as job
         from rucola.spark.jobs import compact as compaction
-        from rucola.spark.lake.lake import LakeInUse
+        from rucola.spark.lake.writer import LakeInUse
         from rucola.spark.session import LazySession
     session = LazySession("rucola pipeline archive", master, use_spark=use_spark)
     said = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}

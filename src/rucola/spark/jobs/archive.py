@@ -10,7 +10,7 @@ starts. A broker is known by its brokerName. Nothing follows from that about the
 none that deleteOnlyArchived can go by. A broker that was archived before, or that is required, and is missing now ends
 the run, unless that is allowed; a later run goes on where the broker's queues were.
 
-A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake.lake`, which also says
+A run writes rows and keys to staging and publishes both by one commit (see `rucola.spark.lake.writer`, which also says
 why a run that is killed leaves nothing twice). Running again is how one goes on, after a kill as after a day; there is
 no other state than the lake's own.
 """
@@ -34,9 +34,11 @@ from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.messages import frame_of
 from rucola.spark.lake import parquet_files
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
 from rucola.spark.lake.key_index import key_entries, write_keys
-from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, LakeWriter, open_lake, read_rows
+from rucola.spark.lake.reader import read_rows
 from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.writer import LakeWriter, open_lake
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader as reader
 from rucola.spark.source.arrays import ints

@@ -5,7 +5,7 @@
     keys    runs of like size become one (see `key_index.runs_to_merge`)
 
 Both are one commit, so that a reader sees every message once, in its old file or in its new one (see
-`rucola.spark.lake.lake`). No message is changed, and no other file is read.
+`rucola.spark.lake.writer`). No message is changed, and no other file is read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.lake import parquet_files as lake_rows
+from rucola.spark.lake import read_lake
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
 from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
-from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, LakeWriter, open_lake, read_lake
 from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
+from rucola.spark.lake.writer import KEEP_REPLACED_MS, LakeWriter, open_lake
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 
 SMALL_SIZE: Final = 16 << 20

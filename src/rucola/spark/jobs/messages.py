@@ -23,8 +23,7 @@ from pyspark.sql.datasource import InputPartition
 from rucola.errors import StoreError
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import parquet_files
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.snapshot import RowFile, check_files, is_lake, read_snapshot
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader

@@ -4,7 +4,7 @@
     plan        the content of the restored lake, files to set aside, losses (see `rucola.spark.lake.repair_plan`)
     verify      if the snapshot was lost: the old key index and the progress show messages that no file has
     index       entries of the key index that are lost are made again, from the rows
-    commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake.lake`)
+    commit      one commit, whose snapshot is whole in itself (see `rucola.spark.lake.writer`)
 
 A dry run ends before the index. Until the commit is decided nothing has changed, and from then on the next run that
 opens the lake completes it, so a repair can be killed anywhere and started again. It deletes no file.
@@ -27,9 +27,10 @@ from rucola.files import make_directory
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.lake.inventory import Inventory, take_inventory
 from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
-from rucola.spark.lake.lake import LakeWriter, locked, read_rows
+from rucola.spark.lake.reader import read_rows
 from rucola.spark.lake.repair_plan import RepairPlan, RepairPlanner, completable
 from rucola.spark.lake.snapshot import METADATA_DIRECTORY, PendingCommit, Snapshot, check_files, committed_files
+from rucola.spark.lake.writer import LakeWriter, locked
 from rucola.spark.session import AnySession, resolve_session
 
 _ADDRESS: Final = ("topic", "date", "brokerName", "commitLogOffset")
@@ -91,7 +92,7 @@ def run(
     root = Path(lake).absolute()
     own = root / METADATA_DIRECTORY
     if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
-        raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
+        raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
     if not dry_run:
         make_directory(own)
     with locked(root) if own.is_dir() else nullcontext():

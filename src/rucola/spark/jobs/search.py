@@ -25,8 +25,7 @@ from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import parquet_files
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.lookup import (
     DEFAULT_LIMIT,
     SearchResult,

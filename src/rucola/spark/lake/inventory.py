@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.errors import StoreCorrupt
-from rucola.spark.lake.lake import first_line, key_file, row_file, row_group_bounds
+from rucola.spark.lake.data_files import first_line, key_file_entry, row_file_entry, row_group_bounds
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
     ArchiveProgress,
@@ -97,9 +97,9 @@ def take_inventory(root: Path) -> Inventory:
             continue
         where = places.get(path, root / path)
         if path.startswith(METADATA_DIRECTORY):
-            _read(where, path, lambda where, path: key_file(where, path, commit_of(path)), keys, damages)
+            _read(where, path, lambda where, path: key_file_entry(where, path, commit_of(path)), keys, damages)
         else:
-            _read(where, path, row_file, rows, damages)
+            _read(where, path, row_file_entry, rows, damages)
     return Inventory(
         root,
         own(snapshot_path(root), Snapshot),

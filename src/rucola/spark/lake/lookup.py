@@ -28,8 +28,8 @@ from rucola.message.ids import parse_offset_msg_id
 from rucola.message.properties import KEY_SEPARATOR
 from rucola.message.record import body_crc
 from rucola.spark.lake import parquet_files
+from rucola.spark.lake.data_files import open_parquet, row_group_bounds
 from rucola.spark.lake.key_index import key_hash
-from rucola.spark.lake.lake import open_parquet, row_group_bounds
 from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
 from rucola.spark.source.arrays import Array, arrow, ints, repeated
 

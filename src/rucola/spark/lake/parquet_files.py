@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.message.record import MIN_RECORD_SIZE
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
 from rucola.spark.lake.key_index import ENTRIES_PER_FILE, HASH_BITS
-from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
 from rucola.spark.lake.snapshot import KeyFile, RowFile
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns

@@ -171,7 +171,7 @@ def read_snapshot(root: str | Path) -> Snapshot:
     """
     root = Path(root)
     if not is_lake(root):
-        raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
+        raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
     path = snapshot_path(root)
     found = read_json(path, Snapshot)
     if found is None and (traces := committed_files(root)):
