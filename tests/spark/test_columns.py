@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, compression, record, sysflag
-from rucola.spark.source import columns
-from rucola.spark.source.columns import DamagedRecord, batches, decode, locate
+from rucola.spark.source import columns, record_layout
+from rucola.spark.source.columns import decode
+from rucola.spark.source.record_layout import DamagedRecord, batches, locate
 from support.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
@@ -213,7 +214,7 @@ def test_a_compressed_body_that_is_no_stream_is_damage() -> None:
 
 
 def test_bodies_that_grow_too_large_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_MAX_BODIES_SIZE", 50_000)
+    monkeypatch.setattr(record_layout, "MAX_BODIES_SIZE", 50_000)
     log, places = bytearray(), []
     for n in range(9):
         encoded = record_of(zlib.compress(bytes([n]) * 20_000), physical_offset=len(log), sys_flag=0x301)
@@ -247,13 +248,17 @@ def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
     cuts = list(batches(array, array))
     assert [index for cut in cuts for index in range(len(sizes))[cut]] == list(range(len(sizes)))
     for cut in cuts:
-        assert 0 < cut.stop - cut.start <= columns.BATCH_ROWS
-        assert array[cut].sum() <= columns.BATCH_SIZE or cut.stop - cut.start == 1
+        assert 0 < cut.stop - cut.start <= record_layout.BATCH_ROWS
+        assert array[cut].sum() <= record_layout.BATCH_SIZE or cut.stop - cut.start == 1
 
 
 def test_a_batch_has_at_most_so_many_rows() -> None:
-    sizes = np.full(columns.BATCH_ROWS * 2 + 1, 91)
-    assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [columns.BATCH_ROWS, columns.BATCH_ROWS, 1]
+    sizes = np.full(record_layout.BATCH_ROWS * 2 + 1, 91)
+    assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [
+        record_layout.BATCH_ROWS,
+        record_layout.BATCH_ROWS,
+        1,
+    ]
 
 
 def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:

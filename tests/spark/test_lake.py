@@ -221,11 +221,11 @@ def test_a_lake_has_one_writer(tmp_path: Path) -> None:
 
 def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path):
+    with pytest.raises(ConfigError, match="not empty"), open_lake(tmp_path):
         pass
-    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path / "file"):
+    with pytest.raises(ConfigError, match="not empty"), open_lake(tmp_path / "file"):
         pass
-    with pytest.raises(ConfigError, match="no local path"), open_lake("s3a://bucket/lake"):
+    with pytest.raises(ConfigError, match="not a local path"), open_lake("s3a://bucket/lake"):
         pass
 
 

@@ -438,7 +438,7 @@ def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPath
         return [row for batch in found for row in batch.to_pylist()]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rucola.spark.source.columns.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
+        patch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
         with_queues = rows()
         patch.setattr("rucola.spark.source.log_reader._MOST_QUEUES", -1)
         assert rows() == with_queues

@@ -172,7 +172,7 @@ def test_many_rows_are_written_in_several_files(
 
     monkeypatch.setattr(parquet_files, "_MOST_BUFFERED", 1)
     monkeypatch.setattr(parquet_files, "ENTRIES_PER_FILE", 100)
-    monkeypatch.setattr("rucola.spark.source.columns.BATCH_ROWS", 40)
+    monkeypatch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", 40)
     fill(small_store, 200)
     first = archive.run(HERE, small_store.path, tmp_path / "lake")
     snapshot = read_snapshot(tmp_path / "lake")

@@ -1,8 +1,8 @@
 """Data files of a lake: their layout, how they are opened, and their entries in a snapshot.
 
-A lake has two kinds of Parquet files: row files with messages, partitioned by topic and UTC date, and key files with the
-key index. An entry (`RowFile`, `KeyFile`) is made from the footer alone: row count, file size, and the range of the one
-column by which readers skip files, which is commitLogOffset or hash.
+A lake has two kinds of Parquet files: row files with messages, partitioned by topic and UTC date, and key files with
+the key index. An entry (`RowFile`, `KeyFile`) is made from the footer alone: row count, file size, and the range of the
+one column by which readers skip files, which is commitLogOffset or hash.
 """
 
 from __future__ import annotations

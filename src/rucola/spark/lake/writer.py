@@ -30,9 +30,10 @@ Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
 `finish` performs steps 4 to 7. Each of them is idempotent, so the next run completes an interrupted commit by calling
 `finish` first. Progress never exceeds the rows, nor the rows the keys: all three change with one snapshot.
 
-**Readers** (`read_lake`, `lookup`, the job `search`) use the files that the snapshot names, so they see all of a commit or
-nothing. Files replaced by compaction are kept for `KEEP_REPLACED_MS`, for queries that began before. Tools that list the
-directory themselves see a commit file by file, and replaced files beside their replacements until these are deleted.
+**Readers** (`read_lake`, `lookup`, the job `search`) use the files that the snapshot names, so they see all of a commit
+or nothing. Files replaced by compaction are kept for `KEEP_REPLACED_MS`, for queries that began before. Tools that list
+the directory themselves see a commit file by file, and replaced files beside their replacements until these are
+deleted.
 
 **Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot, and no commit
 overwrites a file. The job `repair` restores a damaged lake; its commit replaces the snapshot as a whole.

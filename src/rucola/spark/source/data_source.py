@@ -15,7 +15,7 @@ topic's name. System topics are left out unless they are named or asked for.
 
 A store may be in use. Where its log or its queues ended when the query, or the batch of a stream, was planned is where
 that ends; partitions carry addresses and queue offsets, never data. Each worker opens the directory again, read-only,
-or pulls from the broker, and decodes records in batches of `columns.BATCH_ROWS`.
+or pulls from the broker, and decodes records in batches of `record_layout.BATCH_ROWS`.
 
 A record that contradicts the format ends the query with StoreCorrupt, which names file and position. With
 corruptRecords=skip it is left out and a warning tells how many were; with corruptRecords=column it is a row that says

@@ -27,11 +27,12 @@ from rucola.message import properties, sysflag
 from rucola.message.hashing import string_hashes
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.message.topics import DUE_TIME_TOPICS
-from rucola.spark.source import columns, log_splits
+from rucola.spark.source import columns, log_splits, record_layout
 from rucola.spark.source.arrays import Array
-from rucola.spark.source.columns import DamagedRecord, Records
+from rucola.spark.source.byte_ranges import fields_at
 from rucola.spark.source.log_splits import LogSplit, QueueRange
 from rucola.spark.source.options import CorruptRecords, ReadOptions, sql92_matcher
+from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import is_chosen_topic
 from rucola.store.reader import LogFile, StoreReader
 
@@ -96,8 +97,8 @@ def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator
         find = _along_the_log if split.queues is None else _by_units
         for found in find(reader, split, chosen, damaged):
             log = reader.buffer(found.file)
-            for cut in columns.batches(found.positions, found.sizes):
-                records, damages = columns.locate(log, found.file.begin, found.positions[cut], found.sizes[cut])
+            for cut in record_layout.batches(found.positions, found.sizes):
+                records, damages = record_layout.locate(log, found.file.begin, found.positions[cut], found.sizes[cut])
                 if split.queues is not None:
                     records, strangers = _as_expected(records, found, split.queues)
                     damages += strangers
@@ -144,7 +145,9 @@ def _along_the_log(
         log = reader.buffer(file)
         end = min(split.end - file.begin, file.size)
         first = int(np.searchsorted(dispatched, offset))
-        positions, position = _check_chained(log, dispatched[first : first + columns.BATCH_ROWS] - file.begin, end)
+        positions, position = _check_chained(
+            log, dispatched[first : first + record_layout.BATCH_ROWS] - file.begin, end
+        )
         if len(positions) and positions[0] == offset - file.begin:
             yield ExpectedRecords(file, positions, np.diff(positions, append=position))
             offset = file.begin + position
@@ -153,7 +156,7 @@ def _along_the_log(
         if len(positions):
             yield ExpectedRecords(file, positions, np.diff(positions, append=position))
         offset = file.begin + position
-        whole = position >= end or len(positions) == columns.BATCH_ROWS
+        whole = position >= end or len(positions) == record_layout.BATCH_ROWS
         size, magic = FRAME.unpack_from(log, position) if not whole and position + FRAME.size <= file.size else (0, 0)
         if not whole and magic == BLANK_MAGIC and size == file.size - position:
             offset = file.begin + file.size
@@ -192,7 +195,7 @@ def _check_chained(log: memoryview, positions: Array, end: int) -> tuple[Array, 
     of the positions are such, so that batches stay large.
     """
     positions = positions[(positions < end) & (positions <= len(log) - _FRAME.itemsize)]
-    frames = columns.fields_at(np.frombuffer(log, np.uint8), positions, _FRAME)
+    frames = fields_at(np.frombuffer(log, np.uint8), positions, _FRAME)
     sizes = frames["size"].astype(np.int64)
     ends = positions + sizes
     sound = (frames["magic"] == MESSAGE_MAGIC) & (sizes >= MIN_RECORD_SIZE) & (ends <= len(log))
@@ -212,7 +215,7 @@ def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]
     positions: list[int] = []
     found, unpack = positions.append, FRAME.unpack_from
     last = min(end, len(log) - FRAME.size + 1)
-    for _ in range(columns.BATCH_ROWS):
+    for _ in range(record_layout.BATCH_ROWS):
         if position >= last:
             break
         size, magic = unpack(log, position)

@@ -31,12 +31,12 @@ from pyspark.sql.datasource import InputPartition
 from rucola.client import MessageQueue, PullConsumer, PullStatus
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, StoreError
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
-from rucola.spark.source import columns
+from rucola.spark.source import columns, record_layout
 from rucola.spark.source.arrays import Array
-from rucola.spark.source.columns import DamagedRecord
 from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
 from rucola.spark.source.options import CorruptRecords, ReadOptions, parse_tags
+from rucola.spark.source.record_layout import DamagedRecord
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 
 _log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ async def _batches(
             chunks.append(chunk)
             size += len(chunk.records)
             rows += chunk.end - chunk.begin
-            if size >= columns.BATCH_SIZE or rows >= columns.BATCH_ROWS:
+            if size >= record_layout.BATCH_SIZE or rows >= record_layout.BATCH_ROWS:
                 yield chunks
                 chunks, size, rows = [], 0, 0
     if chunks:
@@ -256,8 +256,8 @@ def _decode(
     begins = np.repeat([chunk.range.begin for chunk in chunks], counts)
     ends = np.repeat([chunk.range.end for chunk in chunks], counts)
     data = b"".join([chunk.records for chunk in chunks])
-    for cut in columns.batches(places, sizes):
-        records, damages = columns.locate(data, None, places[cut], sizes[cut])
+    for cut in record_layout.batches(places, sizes):
+        records, damages = record_layout.locate(data, None, places[cut], sizes[cut])
         yield from _report(damages, broker_name, chosen, names)
         row = np.searchsorted(places, records.layout["begin"])
         offsets = records.heads["queue_offset"]
