@@ -15,7 +15,7 @@ from rucola.client import Message
 from rucola.client.sync import Producer
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.lookup import by_key
 from rucola.spark.lake.snapshot import read_snapshot
 from support.cluster import Cluster, cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message.record import decode
-from rucola.spark.lake.lake import open_lake
-from rucola.spark.lake.snapshot import Progress
+from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.writer import open_lake
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from support.stores import config, inner
@@ -31,6 +31,6 @@ def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:
 
         assert begin_after_a_round() == 0
         for archived, begin in ((end, 0), (4096, 4096), (store.max_physical_offset, 8192)):
-            progress = Progress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
+            progress = ArchiveProgress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
             lake.publish({str(settings.store_path_root_dir): progress})
             assert begin_after_a_round() == begin

@@ -24,9 +24,9 @@ from rucola.errors import ConfigError
 from rucola.spark import session
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import AckReader
-from rucola.spark.lake.lake import LakeInUse, open_lake
 from rucola.spark.lake.snapshot import read_snapshot
-from rucola.spark.session import LaterSession, local_session
+from rucola.spark.lake.writer import LakeInUse, open_lake
+from rucola.spark.session import LazySession, local_session
 from support.broker_thread import broker_thread
 from support.processes import DEADLINE_S, wait_for
 from support.servers import RUCOLA, server
@@ -50,11 +50,11 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("archive --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
         ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
-        ("archive --store STORE --out STORE", "STORE holds other things than a lake"),
+        ("archive --store STORE --out STORE", "STORE is not empty and not a lake"),
         ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
         ("archive -n 127.0.0.1:1 --allow-missing --require-broker broker-a --out NEW", "127.0.0.1:1"),
-        ("compact --lake EMPTY", "EMPTY is no lake"),
-        ("search --lake EMPTY -t T", "EMPTY is no lake"),
+        ("compact --lake EMPTY", "EMPTY is not a lake"),
+        ("search --lake EMPTY -t T", "EMPTY is not a lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
         ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
         ("rebuild EMPTY", "EMPTY is no store directory"),
@@ -153,13 +153,13 @@ def test_what_is_no_master_is_said(master: str) -> None:
 def test_a_master_that_is_not_there_is_said() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"no master of Spark answers at {masters}: .*refused"):
-        LaterSession("tests", masters).get()
+        LazySession("tests", masters).get()
 
 
 def test_spark_submit_has_said_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
-        LaterSession("tests", "local[1]").get()
+        LazySession("tests", "local[1]").get()
 
 
 @pytest.mark.spark

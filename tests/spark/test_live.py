@@ -15,7 +15,7 @@ from rucola.admin import AdminClient
 from rucola.client import Message, Producer, PullConsumer
 from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.spark.source import batch_reader
-from rucola.spark.source.options import parse
+from rucola.spark.source.options import parse_read_options
 from support.live_reads import live_cluster, read, send
 from support.log_query import LogQuery
 
@@ -172,7 +172,7 @@ async def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, capl
             for n in range(5):
                 await producer.send(Message("T", b"%d" % n))
         options = {"nameServer": running.namesrv, "subscribe": "T"}
-        strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
+        strict, tolerant = parse_read_options(options), parse_read_options({**options, "failOnDataLoss": "false"})
         (pulls,) = await asyncio.to_thread(batch_reader.plan, strict)
         pulls.ranges = (pulls.ranges[0]._replace(end=9),)
 

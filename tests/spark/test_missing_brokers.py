@@ -23,7 +23,7 @@ from rucola.client.sync import EventLoopThread
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.source import batch_reader
 from rucola.spark.source.lag import lag_of
-from rucola.spark.source.options import parse
+from rucola.spark.source.options import parse_read_options
 from support.cluster import Cluster, cluster
 from support.live_reads import read, send
 from support.micro_batches import MicroBatches
@@ -293,8 +293,8 @@ async def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: 
         del assigned["subscribe"]
         given = {"nameServer": pair.running.namesrv, **assigned}
         with pytest.raises(RemotingError, match=r"not registered.*: queues 1, 2 of topic 'T'"):
-            await asyncio.to_thread(batch_reader.plan, parse(given))
-        (pulls,) = await asyncio.to_thread(batch_reader.plan, parse({**given, **TOLERANT}))
+            await asyncio.to_thread(batch_reader.plan, parse_read_options(given))
+        (pulls,) = await asyncio.to_thread(batch_reader.plan, parse_read_options({**given, **TOLERANT}))
         assert pulls.broker_name == "broker-a"
 
 

@@ -24,7 +24,7 @@ from rucola.spark.jobs.replay import ReplayOptions
 from rucola.spark.jobs.replay_ledger import Ack, AckReader, SourceQueue, open_for_sending, open_ledger
 from rucola.spark.jobs.resend import RateLimiter
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.session import LaterSession, Spark
+from rucola.spark.session import AnySession, LazySession
 from support.broker_thread import broker_thread
 from support.live_reads import Row, read
 from support.servers import RUCOLA, server
@@ -56,7 +56,7 @@ def by_queue(rows: list[Row]) -> list[list[Row]]:
 
 @pytest.mark.spark
 def test_a_store_and_its_lake_are_replayed_alike(
-    spark: SparkSession, jobs: Spark, small_store: SmallStore, tmp_path: Path
+    spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     fill(small_store, 30)
     fill(small_store, 10, "Other")
@@ -105,7 +105,7 @@ def test_a_store_and_its_lake_are_replayed_alike(
 
 
 @pytest.mark.spark
-def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_message_that_no_broker_takes_ends_the_run(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
     """What was acknowledged before it is not sent again by the next run."""
     fill(small_store, 400, queues=1)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
@@ -129,7 +129,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     ledger = tmp_path / "ledger"
     with broker_thread(tmp_path / "broker", "T") as namesrv:
         with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
-            replay.run(LaterSession("tests", is_wanted=False), small_store.path, ReplayOptions(namesrv, ledger))
+            replay.run(LazySession("tests", use_spark=False), small_store.path, ReplayOptions(namesrv, ledger))
         reached = {queue.queue_id: each.count for queue, each in AckReader(ledger).refresh().items()}
         first, second = by_queue(read(namesrv, subscribe="T"))
     assert numbers(first) == list(range(0, 60, 2))
@@ -139,7 +139,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
 
 
 @pytest.mark.spark
-def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_said(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
     small_store.put("T")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="neither a store directory nor a lake"):

@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError
-from rucola.spark.source.options import parse_sink
+from rucola.spark.source.options import parse_sink_options
 from rucola.spark.source.sink import RocketMQWriter
 from support.broker_thread import broker_thread
 from support.live_reads import read, write
@@ -36,7 +36,7 @@ def test_what_cannot_be_sent_is_said(options: dict[str, str], schema: str, says:
     for column in schema.split(", "):
         columns.add(*column.split())
     with pytest.raises(ConfigError) as raised:
-        RocketMQWriter(parse_sink(options), columns)
+        RocketMQWriter(parse_sink_options(options), columns)
     assert says in str(raised.value)
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from rucola.broker.broker import Broker
 from rucola.client import Message, MessageQueue, Producer
 from rucola.spark.source import batch_reader
-from rucola.spark.source.options import parse
+from rucola.spark.source.options import parse_read_options
 from support.cluster import Cluster, cluster
 
 Row = dict[str, Any]
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 def read(namesrv: str, **given: str) -> list[Row]:
     """The rows of a batch; each partition goes through pickle as Spark sends it."""
-    options = parse({"nameServer": namesrv, **given})
+    options = parse_read_options({"nameServer": namesrv, **given})
     partitions = pickle.loads(pickle.dumps(batch_reader.plan(options)))
     batches = [batch for partition in partitions for batch in batch_reader.read(partition, options, options.columns)]
     return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]

@@ -6,7 +6,7 @@ import json
 import pickle
 from typing import Any
 
-from rucola.spark.source.options import check_for_stream, parse
+from rucola.spark.source.options import check_for_stream, parse_read_options
 from rucola.spark.source.stream_reader import RocketMQStreamReader
 
 Offset = dict[str, Any]
@@ -19,7 +19,7 @@ class LogQuery:
     """
 
     def __init__(self, checkpoint: Offset | None = None, **given: str) -> None:
-        self.options = parse(given)
+        self.options = parse_read_options(given)
         check_for_stream(self.options)
         self.reader = RocketMQStreamReader(self.options, ("commitLogOffset", "topic", "queueOffset"))
         self.offset = checkpoint if checkpoint is not None else _as_json(self.reader.initialOffset())

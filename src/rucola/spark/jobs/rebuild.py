@@ -27,8 +27,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
-from rucola.spark.errors import plainly
-from rucola.spark.session import Spark, session_of
+from rucola.spark.errors import translate_spark_errors
+from rucola.spark.session import AnySession, resolve_session
 from rucola.store.config import StoreConfig
 from rucola.store.tools.partial_rebuild import (
     IndexSource,
@@ -115,9 +115,9 @@ def write_queues(runs: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
     )
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
+    spark: AnySession, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> RebuildResult:
     """Rebuild ConsumeQueues and index of a store, in place or under `out`.
 
@@ -128,9 +128,9 @@ def run(
     )
 
 
-def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> RebuildResult:
+def build(spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
-    session = session_of(spark)
+    session = resolve_session(spark)
     for name in ("consumequeue", "index"):
         (target / name).mkdir(parents=True)
     tasks = RebuildTasks(log, target, settings)
