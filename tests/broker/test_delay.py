@@ -13,8 +13,8 @@ import pytest
 
 from broker.test_broker import Peer, serving, with_broker
 from rucola import fastjson
-from rucola.broker.background.scheduler import Alarm
-from rucola.broker.delivery.delay import BATCH, DelayedDelivery, postpone
+from rucola.broker.background.scheduler import DueTask
+from rucola.broker.delivery.delay import DELIVERY_BATCH, ScheduleMessageService, redirect_by_level
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt, MessageInner, properties
@@ -39,7 +39,7 @@ class Scene:
     def __init__(self, store: MessageStore, delays_ms: list[int]) -> None:
         self.store = store
         self.puts = InternalPuts(store)
-        self.delayed = DelayedDelivery(store, self.puts, delays_ms, self.offsets_file)
+        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, self.offsets_file)
         self.delayed.load()
 
     @property
@@ -49,7 +49,7 @@ class Scene:
     def send(self, now_ms: int, level: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
         """Put a message with a delay, as the broker does."""
         named = {DELAY: str(level), **pairs}
-        place = postpone("T", queue_id, named, len(DELAYS_MS))
+        place = redirect_by_level("T", queue_id, named, len(DELAYS_MS))
         message = MessageInner(
             *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
         )
@@ -88,14 +88,14 @@ def scene(path: Path, delays_ms: list[int] | None = None, **settings: Any) -> It
 )
 def test_where_a_message_waits(delay: str, place: tuple[str, int], noted: str) -> None:
     pairs = {DELAY: delay, "a": "b"}
-    assert postpone("T", 4, pairs, 3) == place
+    assert redirect_by_level("T", 4, pairs, 3) == place
     waits = {REAL_TOPIC: "T", REAL_QID: "4"} if place[0] == SCHEDULE_TOPIC else {}
     assert pairs == {DELAY: noted, "a": "b"} | waits
 
 
 def test_a_delay_that_is_no_number_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="DELAY is 'soon'"):
-        postpone("T", 0, {DELAY: "soon"}, 3)
+        redirect_by_level("T", 0, {DELAY: "soon"}, 3)
 
 
 def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
@@ -133,11 +133,11 @@ def test_levels_wait_each_for_itself_and_the_nearest_due_time_is_told(tmp_path: 
 
 def test_many_due_messages_come_in_turns_and_in_order(tmp_path: Path) -> None:
     with scene(tmp_path, mapped_file_size_consume_queue=20 * 1000, mapped_file_size_commit_log=1 << 20) as here:
-        bodies = [b"%d" % number for number in range(BATCH + 10)]
+        bodies = [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
         for body in bodies:
             here.send(T0, 1, body)
         assert here.delayed.deliver(T0 + 1000) == T0 + 1000
-        assert here.bodies() == bodies[:BATCH]
+        assert here.bodies() == bodies[:DELIVERY_BATCH]
         assert here.delayed.deliver(T0 + 1000) is None
         assert here.bodies() == bodies
 
@@ -312,15 +312,15 @@ def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) ->
 
     async def run() -> None:
         nonlocal now_ms
-        alarm = Alarm("test", step, lambda: now_ms)
+        alarm = DueTask("test", step, lambda: now_ms)
         alarm.WAIT_AFTER_FAILURE_MS = 0
-        alarm.ring_at(3_600_000)
+        alarm.schedule_at(3_600_000)
         now_ms = 5
-        alarm.ring_at(5)
-        alarm.ring_at(50_000)
+        alarm.schedule_at(5)
+        alarm.schedule_at(50_000)
         await asyncio.wait_for(done.wait(), 10)
         alarm.stop()
-        alarm.ring_at(0)
+        alarm.schedule_at(0)
 
     asyncio.run(run())
     assert rung == [5, 5, 6, 7]

@@ -42,7 +42,7 @@ class World:
     def clock(self) -> int:
         return self.now_ms
 
-    def ask_disk(self, path: Path) -> DiskUsage:
+    def probe_disk(self, path: Path) -> DiskUsage:
         return DiskUsage(path, self.percent << 30, 100 << 30)
 
 
@@ -54,7 +54,7 @@ def store_config(path: Path) -> StoreConfig:
 @asynccontextmanager
 async def serving(path: Path, world: World, **settings: Any) -> AsyncIterator[Peer]:
     config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    async with Broker(config, store_config(path), clock=world.clock, ask_disk=world.ask_disk) as broker:
+    async with Broker(config, store_config(path), clock=world.clock, probe_disk=world.probe_disk) as broker:
         client = RemotingClient()
         try:
             yield Peer(broker, client)

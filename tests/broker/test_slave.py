@@ -34,7 +34,7 @@ from support.replication import caught_up, pair, send, until
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "SYNCHRONIZE_INTERVAL_MS", 50)
+    monkeypatch.setattr(broker_module, "SYNC_INTERVAL_MS", 50)
 
 
 async def ask(running: Cluster, broker: Broker, code: RequestCode, header: Any = None, body: bytes = b"") -> Any:

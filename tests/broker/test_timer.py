@@ -20,9 +20,9 @@ from broker.test_broker import Peer, serving, with_broker
 from broker.test_delay import arrives
 from broker.test_retention import World, until
 from broker.test_retention import serving as serving_world
-from rucola.broker.delivery.due_delivery import BATCH
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
-from rucola.broker.delivery.timer import Progress, TimedDelivery, waiting_place
+from rucola.broker.delivery.timer import TimerCheckpoint, TimerMessageService, redirect_delayed
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import (
@@ -58,18 +58,18 @@ class Scene:
         self.store = MessageStore(stores.config(path, **more), self._arrived)
         self.store.open(T0)
         self.puts = InternalPuts(self.store)
-        self.timed = TimedDelivery(self.store, self.puts, path / "config" / "timer.json", **sizes)
+        self.timed = TimerMessageService(self.store, self.puts, path / "config" / "timer.json", **sizes)
         self.timed.load()
 
     def _arrived(self, topics: Mapping[str, Arrived]) -> None:
         if TIMER_TOPIC in topics:
             queues, tags_codes, _ = topics[TIMER_TOPIC]
-            self.timed.arrived(queues[0].max_offset, tags_codes)
+            self.timed.on_arrival(queues[0].max_offset, tags_codes)
 
     def send(self, now_ms: int, due_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
         """Put a message for a time, as the broker does."""
         named = {TIMER_DELIVER_MS: str(due_ms), **pairs}
-        place = waiting_place("T", queue_id, named, 18, now_ms)
+        place = redirect_delayed("T", queue_id, named, 18, now_ms)
         message = MessageInner(
             *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
         )
@@ -97,8 +97,8 @@ class Scene:
 
 
 @contextmanager
-def scene(path: Path, *, near: int = 4, stretch: int = 8, **more: Any) -> Iterator[Scene]:
-    here = Scene(path, {"near": near, "stretch": stretch}, **more)
+def scene(path: Path, *, near_capacity: int = 4, segment_units: int = 8, **more: Any) -> Iterator[Scene]:
+    here = Scene(path, {"near_capacity": near_capacity, "segment_units": segment_units}, **more)
     try:
         yield here
     finally:
@@ -123,7 +123,7 @@ def scene(path: Path, *, near: int = 4, stretch: int = 8, **more: Any) -> Iterat
 )
 def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> None:
     named = dict(pairs)
-    assert waiting_place("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
+    assert redirect_delayed("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
     assert named == {**pairs, TIMER_OUT_MS: str(due_ms), REAL_TOPIC: "T", REAL_QID: "3"}
 
 
@@ -140,18 +140,18 @@ def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> Non
 )
 def test_a_time_that_is_past_is_now(pairs: dict[str, str]) -> None:
     named = dict(pairs)
-    assert waiting_place("T", 3, named, 18, T0) == ("T", 3)
+    assert redirect_delayed("T", 3, named, 18, T0) == ("T", 3)
     assert named == pairs
 
 
 def test_a_delay_level_counts_more_than_a_time() -> None:
-    assert waiting_place("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
+    assert redirect_delayed("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1.5", "9" * 5000, str(2**63)])
 def test_a_time_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="TIMER_DELIVER_MS"):
-        waiting_place("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
+        redirect_delayed("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
 
 
 # Delivery.
@@ -186,7 +186,7 @@ def test_the_unit_of_a_waiting_message_says_when_it_is_due(tmp_path: Path) -> No
 
 def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: Path) -> None:
     order = random.Random(7).sample(range(600), 600)
-    with scene(tmp_path, near=16, stretch=32, mapped_file_size_commit_log=1 << 20) as here:
+    with scene(tmp_path, near_capacity=16, segment_units=32, mapped_file_size_commit_log=1 << 20) as here:
         for number in order:
             here.send(T0, T0 + 1000 + number // 3, b"%d" % number)
         for now_ms in range(T0 + 1000, T0 + 1300, 25):
@@ -199,14 +199,14 @@ def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: P
 
 
 def test_many_due_messages_come_in_turns(tmp_path: Path) -> None:
-    with scene(tmp_path, near=1000, mapped_file_size_commit_log=1 << 20) as here:
-        for number in range(BATCH + 10):
+    with scene(tmp_path, near_capacity=1000, mapped_file_size_commit_log=1 << 20) as here:
+        for number in range(DELIVERY_BATCH + 10):
             here.send(T0, T0 + 1000, b"%d" % number)
         here.store.reput()
         assert here.timed.deliver(T0 + 1000) == T0 + 1000
-        assert here.bodies() == [b"%d" % number for number in range(BATCH)]
+        assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH)]
         assert here.timed.deliver(T0 + 1000) is None
-        assert here.bodies() == [b"%d" % number for number in range(BATCH + 10)]
+        assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
 
 
 def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
         here.deliver(T0)
         here.store.refuses_writes = "full"
         assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.timed.progress() == Progress(T0 + 999, 1, 0)
+        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 1, 0)
         here.store.refuses_writes = None
         assert here.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
@@ -227,7 +227,7 @@ def test_a_message_due_before_one_that_was_delivered_is_delivered(tmp_path: Path
         here.send(T0, T0 + 5000, b"late")
         here.deliver(T0 + 5000)
         here.send(T0, T0 + 1000, b"early")
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         assert here.deliver(T0) == T0 + 1000
         here.deliver(T0 + 1000)
         assert here.bodies() == [b"late", b"early"]
@@ -241,7 +241,7 @@ def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) 
         for number in range(40):
             here.send(T0, T0 + 1000 + 10 * (number % 20), b"%d" % number)
         here.deliver(T0 + 1095)
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         written = json.loads((tmp_path / "config" / "timer.json").read_text())
         assert written == {"deliveredMs": T0 + 1099, "queueOffset": 40, "rolledOffset": 0}
     with scene(tmp_path) as here:
@@ -249,7 +249,7 @@ def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) 
         assert len(here.bodies()) == 20
         here.deliver(T0 + 2000)
         assert sorted(map(int, here.bodies())) == list(range(40))
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
     with scene(tmp_path) as here:
         assert here.deliver(T0 + 9000) is None
         assert len(here.bodies()) == 40
@@ -259,7 +259,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
     with scene(tmp_path / "before") as here:
         here.send(T0, T0 + 1000, b"noted")
         here.deliver(T0 + 1000)
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         here.send(T0 + 1000, T0 + 1500, b"not noted", UNIQ_KEY="1")
         here.send(T0 + 1000, T0 + 1500, b"has no key")
         here.deliver(T0 + 1500)
@@ -273,7 +273,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
 def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     with scene(tmp_path) as here:
-        here.timed.persist(Progress(0, 1, 0))
+        here.timed.persist(TimerCheckpoint(0, 1, 0))
         (tmp_path / "config" / "timer.json").write_text(text)
         with pytest.raises(StoreCorrupt, match=r"timer\.json"):
             here.timed.load()
@@ -302,7 +302,7 @@ def test_what_waits_in_the_oldest_file_is_put_again_at_the_end(tmp_path: Path) -
         assert here.store.max_offset(TIMER_TOPIC, 0) == 4
         copy = decode(here.store.get(TIMER_TOPIC, 0, 3, 1).records[0])
         assert (copy.body, copy.properties[TIMER_ROLL_TIMES]) == (b"far", "1")
-        assert here.timed.progress() == Progress(T0 + 80 * DAY_MS - 1, 4, 2)
+        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 80 * DAY_MS - 1, 4, 2)
         here.deliver(T0 + 90 * DAY_MS)
         assert here.bodies() == [b"soon", b"in the next file", b"far"]
         assert TIMER_ROLL_TIMES not in here.delivered()[2].properties
@@ -345,7 +345,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=10))
 def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:
-        sizes = {"near": 3, "stretch": 5}
+        sizes = {"near_capacity": 3, "segment_units": 5}
         here, count, now_ms, due = Scene(Path(directory) / "0", sizes), 0, T0, {}
         for number, (step, value) in enumerate([*script, ("wait", 100)], 1):
             match step:
@@ -360,13 +360,13 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
                     arrived = sorted(map(int, here.bodies()))
                     assert arrived == sorted(key for key, due_ms in due.items() if due_ms <= now_ms)
                 case "note":
-                    here.timed.persist(here.timed.progress())
+                    here.timed.persist(here.timed.checkpoint())
                 case "roll":
                     assert here.roll(now_ms)
                 case _:
                     if step == "restart":
                         here.store.reput()
-                        here.timed.persist(here.timed.progress())
+                        here.timed.persist(here.timed.checkpoint())
                     after = Path(directory) / str(number)
                     here.store.reput()
                     if step == "crash":

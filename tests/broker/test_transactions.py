@@ -1,4 +1,5 @@
-"""Transactions, with a clock that the test winds: ends, checks, repeats, restarts; then a whole broker."""
+"""TransactionalMessageService, with a clock that the test winds: ends, checks, repeats, restarts; then a whole
+broker."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from broker.test_broker import Peer, serving, with_broker
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.transactions import TRANSACTION_GROUP, CheckBack, Transactions
+from rucola.broker.delivery.transactions import TRANSACTION_GROUP, TransactionalMessageService, TransactionCheckRequest
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.message import MessageExt, MessageInner, properties, sysflag
@@ -57,7 +58,7 @@ class Scene:
         self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
         self.topics.load(T0)
         self.puts = InternalPuts(store)
-        self.transactions = Transactions(
+        self.transactions = TransactionalMessageService(
             store,
             self.puts,
             self.topics,
@@ -77,8 +78,10 @@ class Scene:
         assert put.status is PutMessageStatus.PUT_OK
         return put
 
-    def end(self, half: PutResult | CheckBack, outcome: int, now_ms: int = T0, **fields: Any) -> str | None:
-        if isinstance(half, CheckBack):
+    def end(
+        self, half: PutResult | TransactionCheckRequest, outcome: int, now_ms: int = T0, **fields: Any
+    ) -> str | None:
+        if isinstance(half, TransactionCheckRequest):
             place = (half.header.tran_state_table_offset, half.header.commit_log_offset)
         else:
             place = (half.queue_offset, half.physical_offset)
@@ -86,13 +89,13 @@ class Scene:
         header = EndTransactionRequestHeader(**{**named, "commit_or_rollback": outcome, **fields})
         return self.transactions.end(header, now_ms)
 
-    def check(self, now_ms: int) -> list[CheckBack]:
+    def check(self, now_ms: int) -> list[TransactionCheckRequest]:
         return list(self.transactions.check(now_ms))
 
     def note(self) -> None:
         """Write the progress, as a broker does."""
-        self.transactions.commit(self.transactions.progress())
-        self.offsets.persisting()()
+        self.transactions.commit_offsets(self.transactions.offsets())
+        self.offsets.snapshot_writer()()
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []
@@ -115,7 +118,7 @@ def scene(path: Path, **settings: Any) -> Iterator[Scene]:
     assert check(path) == []
 
 
-def asked(question: CheckBack) -> bytes:
+def asked(question: TransactionCheckRequest) -> bytes:
     return decode(question.record).body
 
 
@@ -346,9 +349,9 @@ def test_progress_is_noted_no_further_than_the_oldest_open_transaction(tmp_path:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         for number in (3, 1, 0):
             here.end(halves[number], COMMIT)
-        assert here.transactions.progress() == (2, 0)
+        assert here.transactions.offsets() == (2, 0)
         here.end(halves[2], COMMIT)
-        assert here.transactions.progress() == (4, 4)
+        assert here.transactions.offsets() == (4, 4)
         here.note()
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 4
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0) == 4
@@ -392,7 +395,7 @@ def test_what_apaches_broker_ended_stays_ended(golden: Path, tmp_path: Path, not
     questions = here.check(store.last_store_timestamp + 1_000_000)
     if noted:
         assert questions == []
-        assert here.transactions.progress() == (20, 8)
+        assert here.transactions.offsets() == (20, 8)
     else:  # two were laid aside, six went on as copies; only the notes tell that of their older copies
         assert {decode(question.record).keys for question in questions} == {
             "tx-2", "tx-3", "tx-4", "tx-7", "tx-8", "tx-9",

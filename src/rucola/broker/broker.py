@@ -19,17 +19,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
-from rucola.broker.background.group_commit import Flush
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.registration import Registration
-from rucola.broker.background.retention import AskDisk, Cleaning, disk_usage
-from rucola.broker.background.scheduler import Alarm, Clockwork, Reput, in_thread
+from rucola.broker.background.retention import DiskUsageProbe, RetentionTask, disk_usage
+from rucola.broker.background.scheduler import DueTask, ReputService, Scheduler, in_thread
 from rucola.broker.client_registry import Clients
 from rucola.broker.config import BrokerConfig, MetricsExporterType
-from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, DelayedDelivery
+from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.timer import TimedDelivery
-from rucola.broker.delivery.transaction_check import TransactionCheck
-from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.delivery.timer import TimerMessageService
+from rucola.broker.delivery.transaction_check import TransactionCheckService
+from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.durability import Durability
 from rucola.broker.flow_control import TICK_MS, Congestion
 from rucola.broker.pull_request_hold import PullRequestHold
@@ -49,16 +49,15 @@ from rucola.broker.remoting.send_back import SendBackProcessor
 from rucola.broker.remoting.slave import SlaveProcessor
 from rucola.broker.remoting.topic import TopicProcessor
 from rucola.broker.remoting.transaction import TransactionProcessor
-from rucola.broker.replication.master import Master
-from rucola.broker.replication.slave import Slave
-from rucola.broker.replication.table_sync import INTERVAL_MS as SYNCHRONIZE_INTERVAL_MS
-from rucola.broker.replication.table_sync import SlaveSynchronize
+from rucola.broker.replication.ha_client import HAClient
+from rucola.broker.replication.ha_service import HAService
+from rucola.broker.replication.table_sync import SYNC_INTERVAL_MS, SlaveSynchronize
 from rucola.broker.state import BrokerState
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import ConfigError
 from rucola.message.delay import parse_delay_levels
@@ -93,13 +92,13 @@ class Broker:
         store_config: StoreConfig,
         *,
         clock: Callable[[], int] = wall_clock_ms,
-        ask_disk: AskDisk = disk_usage,
+        probe_disk: DiskUsageProbe = disk_usage,
         config_file: Path | None = None,
     ) -> None:
         self.config = config
         self.store_config = store_config
         self._clock = clock
-        self._ask_disk = ask_disk
+        self._probe_disk = probe_disk
         self._config_file = config_file
         self._running = AsyncExitStack()
 
@@ -133,8 +132,8 @@ class Broker:
         config, clock = self.config, self._clock
         processors: dict[int, Processor] = {}
         clients = Clients(
-            is_told=lambda group: config.notify_consumer_ids_changed_enable and groups.notifies(group),
-            on_gone=lambda group: filters.leave(group, clock()),
+            is_told=lambda group: config.notify_consumer_ids_changed_enable and groups.should_notify(group),
+            on_gone=lambda group: filters.unregister(group, clock()),
         )
         locks = QueueLocks()
         hold = PullRequestHold()
@@ -147,36 +146,36 @@ class Broker:
         is_slave = self.store_config.is_slave
 
         def arrived(topics: Mapping[str, Arrived]) -> None:
-            stats.put(topics)
+            stats.record_put(topics)
             for topic, (queues, tags_codes, _) in topics.items():
                 if hold.held:
                     for queue in queues:
                         hold.arrived(topic, queue.queue_id, queue.max_offset)
                 if is_slave:
-                    synchronize.arrived(topic)
+                    synchronize.on_arrival(topic)
                 elif topic == TIMER_TOPIC:
-                    timed.arrived(queues[0].max_offset, tags_codes)
-                    timer_alarm.ring_at(min(tags_codes))
+                    timed.on_arrival(queues[0].max_offset, tags_codes)
+                    timer_alarm.schedule_at(min(tags_codes))
                 elif topic == SCHEDULE_TOPIC:
-                    delay_alarm.ring_at(min(tags_codes))
+                    delay_alarm.schedule_at(min(tags_codes))
 
         store = MessageStore(self.store_config, arrived, lambda: reput.on_pending())
         await asyncio.to_thread(store.open, clock())
         running.push_async_callback(asyncio.to_thread, store.close)
-        flush = Flush(store)
+        flush = GroupCommit(store)
         running.push_async_callback(flush.stop)
 
         client = RemotingClient()
         running.push_async_callback(client.close)
         directory = Path(self.store_config.store_path_root_dir) / "config"
-        writing = TableWriting()
+        writing = TablePersistence()
 
         def topics_changed() -> None:
-            writing.changed(topics.persisting)
-            registration.changed()
+            writing.schedule(topics.snapshot_writer)
+            registration.schedule()
 
         def groups_changed() -> None:
-            writing.changed(groups.persisting)
+            writing.schedule(groups.snapshot_writer)
 
         topics = TopicConfigTable(directory / "topics.json", config, topics_changed)
         groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config, groups_changed)
@@ -190,36 +189,36 @@ class Broker:
         filters.load(clock())
 
         async def persist_offsets() -> None:
-            await in_thread(offsets.persisting())
+            await in_thread(offsets.snapshot_writer())
 
         async def persist_filters() -> None:
-            await in_thread(filters.persisting(clock()))
+            await in_thread(filters.snapshot_writer(clock()))
 
         running.push_async_callback(persist_filters)
         running.push_async_callback(persist_offsets)
-        running.push_async_callback(writing.stop, topics.persisting, groups.persisting)
+        running.push_async_callback(writing.stop, topics.snapshot_writer, groups.snapshot_writer)
 
-        master = None if is_slave else Master(config, store)
+        master = None if is_slave else HAService(config, store)
         durability = Durability(store, flush, master)
-        reput = Reput(store, hold, master.on_put if master is not None else _nobody_waits)
+        reput = ReputService(store, hold, master.on_put if master is not None else _nobody_waits)
         running.callback(reput.stop)
         delays_ms = parse_delay_levels(self.store_config.message_delay_level)
-        puts = InternalPuts(store, lambda due_ms: kept_alarm.ring_at(due_ms))
-        kept_alarm = Alarm("puts that were kept", lambda: puts.put_kept(clock()), clock)
+        puts = InternalPuts(store, lambda due_ms: kept_alarm.schedule_at(due_ms))
+        kept_alarm = DueTask("puts that were kept", lambda: puts.put_buffered(clock()), clock)
         running.callback(lambda: puts.close(clock()))
         running.callback(kept_alarm.stop)
 
-        delayed = DelayedDelivery(store, puts, delays_ms, directory / "delayOffset.json")
+        delayed = ScheduleMessageService(store, puts, delays_ms, directory / "delayOffset.json")
         delayed.load()
-        delay_alarm = Alarm("delayed delivery", lambda: delayed.deliver(clock()), clock)
+        delay_alarm = DueTask("delayed delivery", lambda: delayed.deliver(clock()), clock)
 
-        timed = TimedDelivery(store, puts, directory / "timer.json")
+        timed = TimerMessageService(store, puts, directory / "timer.json")
         timed.load()
-        timer_alarm = Alarm("timed delivery", lambda: timed.deliver(clock()), clock)
+        timer_alarm = DueTask("timed delivery", lambda: timed.deliver(clock()), clock)
 
         async def persist_deliveries() -> bool:
-            offsets, progress = delayed.offsets(), timed.progress()
-            flushed = await flush.until(store.max_physical_offset, self.store_config.sync_flush_timeout)
+            offsets, progress = delayed.offsets(), timed.checkpoint()
+            flushed = await flush.wait_flushed(store.max_physical_offset, self.store_config.sync_flush_timeout)
             if not flushed or store.failure is not None:
                 return False
             await in_thread(delayed.persist, offsets)
@@ -232,14 +231,14 @@ class Broker:
             before = timed.rolled_offset
             return await timed.roll(clock) and (timed.rolled_offset == before or await persist_deliveries())
 
-        cleaning = Cleaning(self.store_config, store, clock, self._ask_disk, make_ready_for_cleaning)
-        await cleaning.look()
+        cleaning = RetentionTask(self.store_config, store, clock, self._probe_disk, make_ready_for_cleaning)
+        await cleaning.check_disks()
         if not is_slave:
             running.push_async_callback(persist_deliveries)
         running.callback(delay_alarm.stop)
         running.callback(timer_alarm.stop)
 
-        transactions = Transactions(
+        transactions = TransactionalMessageService(
             store,
             puts,
             topics,
@@ -249,10 +248,10 @@ class Broker:
             timeout_ms=config.transaction_time_out,
             check_max=config.transaction_check_max,
         )
-        transaction_check = TransactionCheck(transactions, store, offsets, clients, flush, clock)
+        transaction_check = TransactionCheckService(transactions, store, offsets, clients, flush, clock)
         if not is_slave:
             transactions.load()
-            running.push_async_callback(transaction_check.note_progress)
+            running.push_async_callback(transaction_check.commit_offsets)
 
         state = BrokerState(config, store, puts, topics, groups, offsets, filters, writing, clients, stats, clock)
         send = SendProcessor(
@@ -288,10 +287,10 @@ class Broker:
         if is_slave:
             processors |= SlaveProcessor(registration).table()
 
-        clockwork = Clockwork()
+        clockwork = Scheduler()
         running.push_async_callback(clockwork.stop)
         clockwork.every(100, "answer held pulls", lambda: hold.expire(clock()))
-        clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
+        clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start_flush)
         congestion = Congestion(config, processors, lambda: time.monotonic_ns() // 1_000_000)
         clockwork.every(TICK_MS, "watch for congestion", congestion.tick)
         clockwork.every(100, "touch pages ahead", lambda: congestion.touch(store.warm))
@@ -307,11 +306,11 @@ class Broker:
         clockwork.every(10_000, "expire locks", lambda: locks.expire(clock()))
         clockwork.every(config.register_name_server_period, "register", registration.register)
         if master is not None:
-            clockwork.every(60_000, "tell of slaves", master.tell)
+            clockwork.every(60_000, "tell of slaves", master.log_replication_lag)
             clockwork.every(PERSIST_INTERVAL_MS, "persist deliveries", persist_deliveries)
             clockwork.every(config.transaction_check_interval, "check transactions", transaction_check.run)
-            delay_alarm.ring_at(clock())
-            timer_alarm.ring_at(clock())
+            delay_alarm.schedule_at(clock())
+            timer_alarm.schedule_at(clock())
 
         if config.metrics_exporter_type is MetricsExporterType.PROM:
             try:
@@ -319,7 +318,7 @@ class Broker:
             except ModuleNotFoundError as error:
                 raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
             root = self.store_config.store_path_root_dir
-            behind = dict[str, int] if master is None else master.behind
+            behind = dict[str, int] if master is None else master.replication_lag
             collector = BrokerCollector(
                 config, store, puts, topics, offsets, clients, stats, runtime.figures, behind, clock, root
             )
@@ -340,9 +339,9 @@ class Broker:
         running.push_async_callback(registration.unregister)
         if is_slave:
             running.push_async_callback(synchronize.stop)
-            await synchronize.run()
-            clockwork.every(SYNCHRONIZE_INTERVAL_MS, "synchronize with the master", synchronize.run)
-            slave = Slave(config, store, flush, registration)
+            await synchronize.synchronize()
+            clockwork.every(SYNC_INTERVAL_MS, "synchronize with the master", synchronize.synchronize)
+            slave = HAClient(config, store, flush, registration)
             slave.start()
             running.push_async_callback(slave.stop)
 
