@@ -42,7 +42,7 @@ def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0
     """Let time pass, with so many messages for topic T before each sample; the time afterwards."""
     for now_ms in range(begin_ms + SAMPLE_INTERVAL_MS, begin_ms + duration_ms + 1, SAMPLE_INTERVAL_MS):
         if per_sample:
-            stats.put(arrived("T", per_sample, 100 * per_sample))
+            stats.record_put(arrived("T", per_sample, 100 * per_sample))
         stats.sample(now_ms)
     return begin_ms + duration_ms
 
@@ -61,8 +61,8 @@ def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsD
 
 def test_what_was_counted_is_there_at_once() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put(arrived("T", 3, 300))
-    stats.put(arrived("T", 1, 60))
+    stats.record_put(arrived("T", 3, 300))
+    stats.record_put(arrived("T", 1, 60))
     stats.record_get("g", "T", 2, 200)
     now_ms = BEGIN_MS + 2000
     put = viewed(stats, TOPIC_PUT_NUMS, "T", now_ms).stats_minute
@@ -82,7 +82,7 @@ def test_what_was_counted_is_there_at_once() -> None:
 )
 def test_what_was_never_counted_is_none(name: str, key: str) -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put(arrived("T", 1, 1))
+    stats.record_put(arrived("T", 1, 1))
     stats.record_get("g", "T", 1, 1)
     assert stats.view(name, key, BEGIN_MS) is None
     assert stats.consume_tps("nobody", "T", BEGIN_MS) == 0.0
@@ -126,10 +126,10 @@ def test_rates_of_ten_seconds_a_minute_and_an_hour() -> None:
 
 def test_mornings() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put(arrived("T", 5, 5))
+    stats.record_put(arrived("T", 5, 5))
     now_ms = run(stats, BEGIN_MS, 24 * HOUR_MS)
     assert (stats.put_at_midnight.yesterday, stats.put_at_midnight.today) == (0, 5)
-    stats.put(arrived("T", 2, 2))
+    stats.record_put(arrived("T", 2, 2))
     stats.record_get("g", "T", 1, 1)
     run(stats, now_ms, 24 * HOUR_MS)
     assert (stats.put_at_midnight.yesterday, stats.put_at_midnight.today) == (5, 7)
@@ -139,7 +139,7 @@ def test_mornings() -> None:
 def test_topics_and_groups_are_forgotten() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     for topic in ("T", "U"):
-        stats.put(arrived(topic, 1, 1))
+        stats.record_put(arrived(topic, 1, 1))
         for group in ("g", "h"):
             stats.record_get(group, topic, 1, 1)
             stats.record_send_back(group, topic)

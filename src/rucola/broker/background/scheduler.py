@@ -63,9 +63,11 @@ class ReputService:
     `on_dispatch` is called at each.
     """
 
-    def __init__(self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None]) -> None:
+    def __init__(
+        self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None] | None = None
+    ) -> None:
+        self.on_dispatch = on_dispatch
         self._store = store
-        self._on_dispatch = on_dispatch
         self._held = hold.held
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
@@ -88,7 +90,8 @@ class ReputService:
         self.stop()
         try:
             self._store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
-            self._on_dispatch()
+            if self.on_dispatch is not None:
+                self.on_dispatch()
         finally:  # nobody is told of what stays pending
             if self._store.has_pending:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)

@@ -37,6 +37,7 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
@@ -85,24 +86,21 @@ class TransactionalMessageService:
 
     def __init__(
         self,
+        config: BrokerConfig,
         store: MessageStore,
         puts: InternalPuts,
         topics: TopicConfigTable,
         offsets: ConsumerOffsetTable,
-        store_host: bytes,
         delay_level_count: int,
-        *,
-        timeout_ms: int,
-        check_max: int,
     ) -> None:
         self._store = store
         self._puts = puts
         self._topics = topics
         self._offsets = offsets
-        self._store_host = store_host
+        self._store_host = config.store_host
         self._delay_level_count = delay_level_count
-        self._timeout_ms = timeout_ms
-        self._check_max = check_max
+        self._timeout_ms = config.transaction_time_out
+        self._check_max = config.transaction_check_max
         self._half_begin = 0
         self._known_from = 0  # of half messages before this one it is not known whether they were ended or copied
         self._op_end = 0
