@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rucola import fastjson
-from rucola.broker.background.scheduler import Alarm
-from rucola.broker.delivery.delay import BATCH, postpone
+from rucola.broker.background.scheduler import DueTask
+from rucola.broker.delivery.delay import DELIVERY_BATCH, redirect_by_level
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageInner, properties
@@ -39,14 +39,14 @@ from support.delayed_store import DELAYS_MS, T0, DelayedStore, delayed_store
 )
 def test_where_a_message_waits(delay: str, place: tuple[str, int], noted: str) -> None:
     pairs = {DELAY: delay, "a": "b"}
-    assert postpone("T", 4, pairs, 3) == place
+    assert redirect_by_level("T", 4, pairs, 3) == place
     waits = {REAL_TOPIC: "T", REAL_QID: "4"} if place[0] == SCHEDULE_TOPIC else {}
     assert pairs == {DELAY: noted, "a": "b"} | waits
 
 
 def test_a_delay_that_is_no_number_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="DELAY is 'soon'"):
-        postpone("T", 0, {DELAY: "soon"}, 3)
+        redirect_by_level("T", 0, {DELAY: "soon"}, 3)
 
 
 def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ def test_levels_wait_each_for_itself_and_the_nearest_due_time_is_told(tmp_path: 
 
 def test_many_due_messages_come_in_turns_and_in_order(tmp_path: Path) -> None:
     with delayed_store(tmp_path, mapped_file_size_consume_queue=20 * 1000, mapped_file_size_commit_log=1 << 20) as here:
-        bodies = [b"%d" % number for number in range(BATCH + 10)]
+        bodies = [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
         for body in bodies:
             here.send(T0, 1, body)
         assert here.delayed.deliver(T0 + 1000) == T0 + 1000
-        assert here.bodies() == bodies[:BATCH]
+        assert here.bodies() == bodies[:DELIVERY_BATCH]
         assert here.delayed.deliver(T0 + 1000) is None
         assert here.bodies() == bodies
 
@@ -261,15 +261,15 @@ async def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Pa
         done.set()
         return None
 
-    alarm = Alarm("test", step, lambda: now_ms)
+    alarm = DueTask("test", step, lambda: now_ms)
     alarm.WAIT_AFTER_FAILURE_MS = 0
-    alarm.ring_at(3_600_000)
+    alarm.schedule_at(3_600_000)
     now_ms = 5
-    alarm.ring_at(5)
-    alarm.ring_at(50_000)
+    alarm.schedule_at(5)
+    alarm.schedule_at(50_000)
     await asyncio.wait_for(done.wait(), 10)
     alarm.stop()
-    alarm.ring_at(0)
+    alarm.schedule_at(0)
     assert rung == [5, 5, 6, 7]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.bloom import bloom_places
+from rucola.broker.bloom import bloom_filter_positions
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.errors import StoreCorrupt
@@ -51,9 +51,9 @@ def table(tmp_path: Path) -> ConsumerFilterTable:
 
 
 def test_places_in_the_bloom_filter_are_apaches() -> None:
-    assert bloom_places("G_g_sql#GSql") == [44, 64, 84]
-    assert bloom_places("") == [0, 0, 0]
-    assert all(0 <= place < 112 for length in range(50) for place in bloom_places("é" * length))
+    assert bloom_filter_positions("G_g_sql#GSql") == [44, 64, 84]
+    assert bloom_filter_positions("") == [0, 0, 0]
+    assert all(0 <= place < 112 for length in range(50) for place in bloom_filter_positions("é" * length))
 
 
 def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path, table: ConsumerFilterTable) -> None:
@@ -69,16 +69,16 @@ def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path,
     ]
     (tmp_path / "consumerFilter.json").unlink()
     died = json.loads(recorded.read_text())["filterDataByTopic"]["GSql"]["groupFilterData"]["G_g_sql"]["deadTime"]
-    table.persisting(died + DAY_MS - 1)()
+    table.snapshot_writer(died + DAY_MS - 1)()
     assert (tmp_path / "consumerFilter.json").read_text() == recorded.read_text()
-    table.persisting(died + DAY_MS)()
+    table.snapshot_writer(died + DAY_MS)()
     assert table.get("GSql", "G_g_sql") is None
     assert json.loads((tmp_path / "consumerFilter.json").read_text()) == {"filterDataByTopic": {}}
 
 
 def test_what_was_there_at_the_stop_has_left_until_it_is_heard_of(tmp_path: Path, table: ConsumerFilterTable) -> None:
     table.register("g", [by_properties("a > 1")], T0)
-    table.persisting(T0)()
+    table.snapshot_writer(T0)()
     again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
     again.load(T0 + 60_000)
     data = again.get("T", "g")
@@ -119,7 +119,7 @@ def test_a_group_leaves_a_topic_or_altogether_or_goes_over_to_tags(table: Consum
     assert alive is not None
     assert left is not None
     assert (alive.dead, left.dead, left.dead_time) == (False, True, T0 + 1)
-    table.leave("g", T0 + 2)
+    table.unregister("g", T0 + 2)
     assert (alive.dead_time, left.dead_time) == (T0 + 2, T0 + 1)
     table.register("g", [SubscriptionData(topic="T")], T0 + 3)
     assert table.get("T", "g") is None
@@ -261,7 +261,7 @@ async def test_filters_are_kept_over_a_restart_and_die_with_their_group(tmp_path
     data = kept["filterDataByTopic"]["T"]["groupFilterData"]["g"]
     assert data.pop("bornTime") <= data.pop("deadTime")
     assert data == {
-        "bloomFilterData": {"bitNum": 112, "bitPos": bloom_places("g#T")},
+        "bloomFilterData": {"bitNum": 112, "bitPos": bloom_filter_positions("g#T")},
         "clientVersion": 2,
         "consumerGroup": "g",
         "dead": True,

@@ -14,7 +14,7 @@ import pytest
 from rucola.broker.config import MetricsExporterType
 from rucola.broker.delivery import internal_puts
 from rucola.broker.delivery.internal_puts import LAST_RETRY_MS, Backoff, InternalPuts
-from rucola.broker.delivery.timer import Progress
+from rucola.broker.delivery.timer import TimerCheckpoint
 from rucola.message import MessageInner, properties
 from rucola.message.properties import DELAY, TIMER_ROLL_TIMES
 from rucola.message.record import decode, decode_many
@@ -183,7 +183,7 @@ def test_timed_delivery_does_not_move_on_while_its_puts_fail(
             assert here.deliver(T0 + 2000) == T0 + 3000
             assert here.deliver(T0 + 2500) == T0 + 3000
             assert here.deliver(T0 + 3000) == T0 + 5000
-            assert here.timed.progress() == Progress(T0 + 999, 2, 0)
+            assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 2, 0)
             assert here.bodies() == []
         assert here.puts.failures == {"timer message": 2}
         assert len(errors(caplog)) == 1
@@ -370,21 +370,21 @@ def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     store.open(T0)
     puts = InternalPuts(store, rings.append)
     store.refuses_writes = "full"
-    for number in range(internal_puts.MAX_KEPT + 2):
-        put = puts.put_or_keep("event", stores.inner(body=b"%d" % number), T0)
+    for number in range(internal_puts.MAX_BUFFERED + 2):
+        put = puts.put_or_buffer("event", stores.inner(body=b"%d" % number), T0)
         assert put.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert rings == [T0 + 1000]
-    assert puts.put_kept(T0 + 999) == T0 + 1000
-    assert puts.put_kept(T0 + 1000) == T0 + 3000
+    assert puts.put_buffered(T0 + 999) == T0 + 1000
+    assert puts.put_buffered(T0 + 1000) == T0 + 3000
     assert caplog.text.count("more of them are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
     store.refuses_writes = None
-    assert puts.put_kept(T0 + 3000) is None
-    assert store.max_offset("T", 0) == internal_puts.MAX_KEPT
+    assert puts.put_buffered(T0 + 3000) is None
+    assert store.max_offset("T", 0) == internal_puts.MAX_BUFFERED
     store.refuses_writes = "full"
-    kept = internal_puts.MAX_KEPT_BYTES // (1 << 20)
+    kept = internal_puts.MAX_BUFFERED_BYTES // (1 << 20)
     for _ in range(kept + 1):
-        puts.put_or_keep("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
+        puts.put_or_buffer("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
     assert caplog.text.count("more of them are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text

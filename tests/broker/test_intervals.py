@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.background.scheduler import Clockwork
+from rucola.broker.background.scheduler import Scheduler
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
@@ -26,15 +26,15 @@ Only = Callable[[str], None]
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Only:
     """Have a broker that starts now do one thing of those that it does at intervals, and that all the time."""
-    every = Clockwork.every
+    every = Scheduler.every
 
     def choose(name: str) -> None:
         def often(
-            clockwork: Clockwork, interval_ms: int, its_name: str, step: Callable[[], Awaitable[object] | None]
+            clockwork: Scheduler, interval_ms: int, its_name: str, step: Callable[[], Awaitable[object] | None]
         ) -> None:
             every(clockwork, 5 if its_name == name else 3_600_000, its_name, step)
 
-        monkeypatch.setattr(Clockwork, "every", often)
+        monkeypatch.setattr(Scheduler, "every", often)
 
     return choose
 

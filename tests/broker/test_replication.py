@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.replication import slave as slave_module
+from rucola.broker.replication import ha_client
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.message import Message
@@ -294,7 +294,7 @@ async def test_garbage_on_the_port_of_the_master(
 async def test_garbage_from_a_master(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str
 ) -> None:
-    monkeypatch.setattr(slave_module, "LONG_WAIT_S", 0.01)
+    monkeypatch.setattr(ha_client, "LONG_WAIT_S", 0.01)
 
     async with cluster(tmp_path) as running:
         turns = 0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rucola import fastjson
-from rucola.broker import broker as broker_module
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
+from rucola.broker.replication import table_sync
 from rucola.client import Producer, PullConsumer
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message
@@ -34,7 +34,7 @@ from support.replication import caught_up, pair, send, until
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "SYNCHRONIZE_INTERVAL_MS", 50)
+    monkeypatch.setattr(table_sync, "SYNC_INTERVAL_MS", 50)
 
 
 async def ask(running: Cluster, broker: Broker, code: RequestCode, header: Any = None, body: bytes = b"") -> Any:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rucola.broker.delivery.due_delivery import BATCH
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
-from rucola.broker.delivery.timer import Progress, waiting_place
+from rucola.broker.delivery.timer import TimerCheckpoint, redirect_delayed
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.properties import (
@@ -56,7 +56,7 @@ from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
 )
 def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> None:
     named = dict(pairs)
-    assert waiting_place("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
+    assert redirect_delayed("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
     assert named == {**pairs, TIMER_OUT_MS: str(due_ms), REAL_TOPIC: "T", REAL_QID: "3"}
 
 
@@ -73,18 +73,18 @@ def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> Non
 )
 def test_a_time_that_is_past_is_now(pairs: dict[str, str]) -> None:
     named = dict(pairs)
-    assert waiting_place("T", 3, named, 18, T0) == ("T", 3)
+    assert redirect_delayed("T", 3, named, 18, T0) == ("T", 3)
     assert named == pairs
 
 
 def test_a_delay_level_counts_more_than_a_time() -> None:
-    assert waiting_place("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
+    assert redirect_delayed("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1.5", "9" * 5000, str(2**63)])
 def test_a_time_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="TIMER_DELIVER_MS"):
-        waiting_place("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
+        redirect_delayed("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
 
 
 # Delivery.
@@ -119,7 +119,7 @@ def test_the_unit_of_a_waiting_message_says_when_it_is_due(tmp_path: Path) -> No
 
 def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: Path) -> None:
     order = random.Random(7).sample(range(600), 600)
-    with timer_store(tmp_path, near=16, stretch=32, mapped_file_size_commit_log=1 << 20) as here:
+    with timer_store(tmp_path, near_capacity=16, segment_units=32, mapped_file_size_commit_log=1 << 20) as here:
         for number in order:
             here.send(T0, T0 + 1000 + number // 3, b"%d" % number)
         for now_ms in range(T0 + 1000, T0 + 1300, 25):
@@ -132,14 +132,14 @@ def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: P
 
 
 def test_many_due_messages_come_in_turns(tmp_path: Path) -> None:
-    with timer_store(tmp_path, near=1000, mapped_file_size_commit_log=1 << 20) as here:
-        for number in range(BATCH + 10):
+    with timer_store(tmp_path, near_capacity=1000, mapped_file_size_commit_log=1 << 20) as here:
+        for number in range(DELIVERY_BATCH + 10):
             here.send(T0, T0 + 1000, b"%d" % number)
         here.store.reput()
         assert here.timed.deliver(T0 + 1000) == T0 + 1000
-        assert here.bodies() == [b"%d" % number for number in range(BATCH)]
+        assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH)]
         assert here.timed.deliver(T0 + 1000) is None
-        assert here.bodies() == [b"%d" % number for number in range(BATCH + 10)]
+        assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
 
 
 def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
         here.deliver(T0)
         here.store.refuses_writes = "full"
         assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.timed.progress() == Progress(T0 + 999, 1, 0)
+        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 1, 0)
         here.store.refuses_writes = None
         assert here.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
@@ -160,7 +160,7 @@ def test_a_message_due_before_one_that_was_delivered_is_delivered(tmp_path: Path
         here.send(T0, T0 + 5000, b"late")
         here.deliver(T0 + 5000)
         here.send(T0, T0 + 1000, b"early")
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         assert here.deliver(T0) == T0 + 1000
         here.deliver(T0 + 1000)
         assert here.bodies() == [b"late", b"early"]
@@ -174,7 +174,7 @@ def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) 
         for number in range(40):
             here.send(T0, T0 + 1000 + 10 * (number % 20), b"%d" % number)
         here.deliver(T0 + 1095)
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         written = json.loads((tmp_path / "config" / "timer.json").read_text())
         assert written == {"deliveredMs": T0 + 1099, "queueOffset": 40, "rolledOffset": 0}
     with timer_store(tmp_path) as here:
@@ -182,7 +182,7 @@ def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) 
         assert len(here.bodies()) == 20
         here.deliver(T0 + 2000)
         assert sorted(map(int, here.bodies())) == list(range(40))
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
     with timer_store(tmp_path) as here:
         assert here.deliver(T0 + 9000) is None
         assert len(here.bodies()) == 40
@@ -192,7 +192,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
     with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + 1000, b"noted")
         here.deliver(T0 + 1000)
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         here.send(T0 + 1000, T0 + 1500, b"not noted", UNIQ_KEY="1")
         here.send(T0 + 1000, T0 + 1500, b"has no key")
         here.deliver(T0 + 1500)
@@ -206,7 +206,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
 def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     with timer_store(tmp_path) as here:
-        here.timed.persist(Progress(0, 1, 0))
+        here.timed.persist(TimerCheckpoint(0, 1, 0))
         (tmp_path / "config" / "timer.json").write_text(text)
         with pytest.raises(StoreCorrupt, match=r"timer\.json"):
             here.timed.load()
@@ -229,7 +229,7 @@ def test_what_waits_in_the_oldest_file_is_put_again_at_the_end(tmp_path: Path) -
         assert here.store.max_offset(TIMER_TOPIC, 0) == 4
         copy = decode(here.store.get(TIMER_TOPIC, 0, 3, 1).records[0])
         assert (copy.body, copy.properties[TIMER_ROLL_TIMES]) == (b"far", "1")
-        assert here.timed.progress() == Progress(T0 + 80 * DAY_MS - 1, 4, 2)
+        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 80 * DAY_MS - 1, 4, 2)
         here.deliver(T0 + 90 * DAY_MS)
         assert here.bodies() == [b"soon", b"in the next file", b"far"]
         assert TIMER_ROLL_TIMES not in here.delivered()[2].properties
@@ -272,7 +272,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=10))
 def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:
-        sizes = {"near": 3, "stretch": 5}
+        sizes = {"near_capacity": 3, "segment_units": 5}
         here, count, now_ms, due = TimerStore(Path(directory) / "0", sizes), 0, T0, {}
         for number, (step, value) in enumerate([*script, ("wait", 100)], 1):
             match step:
@@ -287,13 +287,13 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
                     arrived = sorted(map(int, here.bodies()))
                     assert arrived == sorted(key for key, due_ms in due.items() if due_ms <= now_ms)
                 case "note":
-                    here.timed.persist(here.timed.progress())
+                    here.timed.persist(here.timed.checkpoint())
                 case "roll":
                     assert here.roll(now_ms)
                 case _:
                     if step == "restart":
                         here.store.reput()
-                        here.timed.persist(here.timed.progress())
+                        here.timed.persist(here.timed.checkpoint())
                     after = Path(directory) / str(number)
                     here.store.reput()
                     if step == "crash":

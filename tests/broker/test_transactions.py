@@ -1,4 +1,5 @@
-"""Transactions, with a clock that the test winds: ends, checks, repeats, restarts; then a whole broker."""
+"""TransactionalMessageService, with a clock that the test winds: ends, checks, repeats, restarts; then a whole
+broker."""
 
 from __future__ import annotations
 
@@ -271,9 +272,9 @@ def test_progress_is_noted_no_further_than_the_oldest_open_transaction(tmp_path:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         for number in (3, 1, 0):
             here.end(halves[number], COMMIT)
-        assert here.transactions.progress() == (2, 0)
+        assert here.transactions.offsets() == (2, 0)
         here.end(halves[2], COMMIT)
-        assert here.transactions.progress() == (4, 4)
+        assert here.transactions.offsets() == (4, 4)
         here.note()
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 4
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0) == 4
@@ -317,7 +318,7 @@ def test_what_apaches_broker_ended_stays_ended(golden: Path, tmp_path: Path, not
     questions = here.check(store.last_store_timestamp + 1_000_000)
     if noted:
         assert questions == []
-        assert here.transactions.progress() == (20, 8)
+        assert here.transactions.offsets() == (20, 8)
     else:  # two were laid aside, six went on as copies; only the notes tell that of their older copies
         assert {decode(question.record).keys for question in questions} == {
             "tx-2", "tx-3", "tx-4", "tx-7", "tx-8", "tx-9",

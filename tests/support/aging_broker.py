@@ -32,7 +32,7 @@ class ClockAndDisk:
     def clock(self) -> int:
         return self.now_ms
 
-    def ask_disk(self, path: Path) -> DiskUsage:
+    def probe_disk(self, path: Path) -> DiskUsage:
         return DiskUsage(path, self.percent << 30, 100 << 30)
 
 
@@ -48,7 +48,7 @@ async def aging_broker(
     """A broker with a clock and a disk of the test's, on a store that passes its check afterwards; and a peer of it."""
     world = world or ClockAndDisk()
     config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    async with Broker(config, store_config(path), clock=world.clock, ask_disk=world.ask_disk) as broker:
+    async with Broker(config, store_config(path), clock=world.clock, probe_disk=world.probe_disk) as broker:
         client = RemotingClient()
         try:
             yield Peer(broker, client), world

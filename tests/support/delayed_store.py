@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rucola.broker.delivery.delay import DelayedDelivery, postpone
+from rucola.broker.delivery.delay import ScheduleMessageService, redirect_by_level
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import DELAY, UNIQ_KEY
@@ -29,7 +29,7 @@ class DelayedStore:
     def __init__(self, store: MessageStore, delays_ms: list[int]) -> None:
         self.store = store
         self.puts = InternalPuts(store)
-        self.delayed = DelayedDelivery(store, self.puts, delays_ms, self.offsets_file)
+        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, self.offsets_file)
         self.delayed.load()
 
     @property
@@ -39,7 +39,7 @@ class DelayedStore:
     def send(self, now_ms: int, level: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
         """Put a message with a delay, as the broker does."""
         named = {DELAY: str(level), **pairs}
-        place = postpone("T", queue_id, named, len(DELAYS_MS))
+        place = redirect_by_level("T", queue_id, named, len(DELAYS_MS))
         message = MessageInner(
             *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.timer import TimedDelivery, waiting_place
+from rucola.broker.delivery.timer import TimerMessageService, redirect_delayed
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import TIMER_DELIVER_MS, UNIQ_KEY
 from rucola.message.record import decode
@@ -34,7 +34,7 @@ class TimerStore:
         self.store = MessageStore(stores.config(path, **more), self._arrived)
         self.store.open(T0)
         self.puts = InternalPuts(self.store)
-        self.timed = TimedDelivery(self.store, self.puts, path / "config" / "timer.json", **sizes)
+        self.timed = TimerMessageService(self.store, self.puts, path / "config" / "timer.json", **sizes)
         self.timed.load()
 
     def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
@@ -45,7 +45,7 @@ class TimerStore:
     def send(self, now_ms: int, due_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
         """Put a message for a time, as the broker does."""
         named = {TIMER_DELIVER_MS: str(due_ms), **pairs}
-        place = waiting_place("T", queue_id, named, 18, now_ms)
+        place = redirect_delayed("T", queue_id, named, 18, now_ms)
         message = MessageInner(
             *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.transactions import CheckBack, Transactions
+from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.message import MessageExt, MessageInner, properties, sysflag
@@ -44,7 +44,7 @@ class TransactionStore:
         self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
         self.topics.load(T0)
         self.puts = InternalPuts(store)
-        self.transactions = Transactions(
+        self.transactions = TransactionalMessageService(
             store,
             self.puts,
             self.topics,
@@ -64,8 +64,10 @@ class TransactionStore:
         assert put.status is PutMessageStatus.PUT_OK
         return put
 
-    def end(self, half: PutResult | CheckBack, outcome: int, now_ms: int = T0, **fields: Any) -> str | None:
-        if isinstance(half, CheckBack):
+    def end(
+        self, half: PutResult | TransactionCheckRequest, outcome: int, now_ms: int = T0, **fields: Any
+    ) -> str | None:
+        if isinstance(half, TransactionCheckRequest):
             place = (half.header.tran_state_table_offset, half.header.commit_log_offset)
         else:
             place = (half.queue_offset, half.physical_offset)
@@ -73,7 +75,7 @@ class TransactionStore:
         header = EndTransactionRequestHeader(**{**named, "commit_or_rollback": outcome, **fields})
         return self.transactions.end(header, now_ms)
 
-    def check(self, now_ms: int) -> list[CheckBack]:
+    def check(self, now_ms: int) -> list[TransactionCheckRequest]:
         return list(self.transactions.check(now_ms))
 
     def note(self) -> None:
@@ -102,7 +104,7 @@ def transaction_store(path: Path, **settings: Any) -> Iterator[TransactionStore]
     assert check(path) == []
 
 
-def checked_body(question: CheckBack) -> bytes:
+def checked_body(question: TransactionCheckRequest) -> bytes:
     return decode(question.record).body
 
 

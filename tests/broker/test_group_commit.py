@@ -1,4 +1,4 @@
-"""Flush: whom it lets wait, and for how long."""
+"""GroupCommit: whom it lets wait, and for how long."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.background.group_commit import Flush
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.stores import config, inner
 
 
 @asynccontextmanager
-async def flushing(path: Path) -> AsyncIterator[tuple[MessageStore, Flush]]:
+async def flushing(path: Path) -> AsyncIterator[tuple[MessageStore, GroupCommit]]:
     sizes = {"mapped_file_size_commit_log": 64 << 20, "mapped_file_size_consume_queue": 6_000_000}
     with MessageStore(config(path, **sizes)) as store:
-        flush = Flush(store)
+        flush = GroupCommit(store)
         try:
             async with asyncio.timeout(60):
                 yield store, flush
@@ -42,7 +42,7 @@ async def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch
         waiting = []
         for number in range(5):
             put = store.put(inner(), number)
-            waiting.append(asyncio.create_task(flush.until(put.physical_offset + put.size, 60_000)))
+            waiting.append(asyncio.create_task(flush.wait_flushed(put.physical_offset + put.size, 60_000)))
             await asyncio.sleep(0)
         assert await asyncio.gather(*waiting) == [True] * 5
         assert flushed == [store.max_physical_offset]
@@ -53,7 +53,7 @@ async def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> 
 
         async def message(number: int) -> bool:
             put = store.put(inner(), number)
-            return await flush.until(put.physical_offset + put.size, 60_000)
+            return await flush.wait_flushed(put.physical_offset + put.size, 60_000)
 
         first = asyncio.create_task(message(0))
         others = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
@@ -29,7 +29,7 @@ class Table:
         self.number = 0
         self.asked: list[int] = []
 
-    def persisting(self) -> Any:
+    def snapshot_writer(self) -> Any:
         number = self.number
         self.asked.append(number)
         return self.file.prepare_write(lambda: {"number": number})
@@ -53,33 +53,33 @@ class SlowDisk:
 async def test_changes_that_come_while_a_table_is_written_are_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TableWriting()
-    writing.changed(table.persisting)
+    table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TablePersistence()
+    writing.schedule(table.snapshot_writer)
     await asyncio.to_thread(disk.is_asked.wait, 20)
     for table.number in range(1, 100):
-        writing.changed(table.persisting)
-    waiting = asyncio.ensure_future(writing.settled())
+        writing.schedule(table.snapshot_writer)
+    waiting = asyncio.ensure_future(writing.wait_persisted())
     await asyncio.sleep(0)
     assert (table.asked, waiting.done()) == ([0], False)
     disk.may_go.set()
     await waiting
     assert (table.asked, table.file.read()) == ([0, 99], {"number": 99})
     table.number = 100
-    await writing.stop(table.persisting)
+    await writing.stop(table.snapshot_writer)
     assert table.file.read() == {"number": 100}
 
 
 async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
-    broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TableWriting()
+    broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TablePersistence()
     obstacle = tmp_path / "broken.json.tmp"
     obstacle.mkdir()
-    await writing.settled()  # nothing is to be written yet
-    writing.changed(broken.persisting)
+    await writing.wait_persisted()  # nothing is to be written yet
+    writing.schedule(broken.snapshot_writer)
     with pytest.raises(IsADirectoryError):
-        await writing.settled()
+        await writing.wait_persisted()
     obstacle.rmdir()
-    writing.changed(sound.persisting)
-    await writing.settled()
+    writing.schedule(sound.snapshot_writer)
+    await writing.wait_persisted()
     assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
 
 
