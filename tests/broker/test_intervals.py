@@ -65,7 +65,7 @@ async def test_the_checkpoint_vouches_for_messages(tmp_path: Path, only: Only) -
 
 
 async def test_the_next_file_of_the_log_is_made_ahead(tmp_path: Path, only: Only) -> None:
-    only("touch pages ahead")
+    only("touch pages")
 
     async with broker_peer(tmp_path, store={"mapped_file_size_commit_log": 1 << 16}) as peer:
         await peer.send(bytes(56_000))
@@ -84,7 +84,7 @@ async def test_progress_of_groups_is_written(tmp_path: Path, only: Only) -> None
 
 
 async def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> None:
-    only("persist deliveries")
+    only("persist delivery offsets")
 
     async with broker_peer(tmp_path, store={"message_delay_level": "0s"}) as peer:
         await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))

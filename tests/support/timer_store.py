@@ -40,7 +40,7 @@ class TimerStore:
     def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
         if TIMER_TOPIC in topics:
             queues, tags_codes, _ = topics[TIMER_TOPIC]
-            self.timed.arrived(queues[0].max_offset, tags_codes)
+            self.timed.on_arrival(queues[0].max_offset, tags_codes)
 
     def send(self, now_ms: int, due_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
         """Put a message for a time, as the broker does."""
@@ -73,8 +73,8 @@ class TimerStore:
 
 
 @contextmanager
-def timer_store(path: Path, *, near: int = 4, stretch: int = 8, **more: Any) -> Iterator[TimerStore]:
-    here = TimerStore(path, {"near": near, "stretch": stretch}, **more)
+def timer_store(path: Path, *, near_capacity: int = 4, segment_units: int = 8, **more: Any) -> Iterator[TimerStore]:
+    here = TimerStore(path, {"near_capacity": near_capacity, "segment_units": segment_units}, **more)
     try:
         yield here
     finally:

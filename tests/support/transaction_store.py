@@ -40,20 +40,16 @@ class TransactionStore:
         root = Path(store.config.store_path_root_dir)
         self.offsets = ConsumerOffsetTable(root / "config" / "consumerOffset.json")
         self.offsets.load(self.store.max_offset)
-        config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
+        config = BrokerConfig(
+            broker_name="b",
+            bind_address="127.0.0.1",
+            transaction_time_out=TIMEOUT_MS,
+            transaction_check_max=check_max,
+        )
         self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
         self.topics.load(T0)
         self.puts = InternalPuts(store)
-        self.transactions = TransactionalMessageService(
-            store,
-            self.puts,
-            self.topics,
-            self.offsets,
-            stores.HOST,
-            3,
-            timeout_ms=TIMEOUT_MS,
-            check_max=check_max,
-        )
+        self.transactions = TransactionalMessageService(config, store, self.puts, self.topics, self.offsets, 3)
         self.transactions.load()
 
     def prepare(self, now_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> PutResult:
@@ -80,7 +76,7 @@ class TransactionStore:
 
     def note(self) -> None:
         """Write the progress, as a broker does."""
-        self.transactions.commit(self.transactions.progress())
+        self.transactions.commit_offsets(self.transactions.offsets())
         self.offsets.persisting()()
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
