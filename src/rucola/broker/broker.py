@@ -23,7 +23,7 @@ from rucola.broker.background.group_commit import Flush
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.retention import AskDisk, Cleaning, disk_usage
 from rucola.broker.background.scheduler import Alarm, Clockwork, Reput, in_thread
-from rucola.broker.client_registry import Clients
+from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.config import BrokerConfig, MetricsExporterType
 from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, DelayedDelivery
 from rucola.broker.delivery.internal_puts import InternalPuts
@@ -31,7 +31,7 @@ from rucola.broker.delivery.timer import TimedDelivery
 from rucola.broker.delivery.transaction_check import TransactionCheck
 from rucola.broker.delivery.transactions import Transactions
 from rucola.broker.durability import Durability
-from rucola.broker.flow_control import TICK_MS, Congestion
+from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.queue_locks import QueueLocks
 from rucola.broker.remoting.cleaning import CleaningProcessor
@@ -132,9 +132,9 @@ class Broker:
         _take_all_descriptors()
         config, clock = self.config, self._clock
         processors: dict[int, Processor] = {}
-        clients = Clients(
-            is_told=lambda group: config.notify_consumer_ids_changed_enable and groups.notifies(group),
-            on_gone=lambda group: filters.leave(group, clock()),
+        clients = ClientRegistry(
+            should_notify=lambda group: config.notify_consumer_ids_changed_enable and groups.notifies(group),
+            on_group_left=lambda group: filters.leave(group, clock()),
         )
         locks = QueueLocks()
         hold = PullRequestHold()
@@ -292,9 +292,9 @@ class Broker:
         running.push_async_callback(clockwork.stop)
         clockwork.every(100, "answer held pulls", lambda: hold.expire(clock()))
         clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
-        congestion = Congestion(config, processors, lambda: time.monotonic_ns() // 1_000_000)
-        clockwork.every(TICK_MS, "watch for congestion", congestion.tick)
-        clockwork.every(100, "touch pages ahead", lambda: congestion.touch(store.warm))
+        flow_control = FlowControl(config, processors, lambda: time.monotonic_ns() // 1_000_000)
+        clockwork.every(TICK_MS, "watch for congestion", flow_control.tick)
+        clockwork.every(100, "touch pages ahead", lambda: flow_control.touch(store.warm))
         clockwork.every(1000, "checkpoint", flush.checkpoint)
         clockwork.every(config.flush_consumer_offset_interval, "persist consumer offsets", persist_offsets)
         clockwork.every(10_000, "persist consumer filters", persist_filters)

@@ -44,7 +44,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from rucola.broker.client_registry import Clients
+from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.stats import BrokerStats
@@ -116,7 +116,7 @@ class BrokerCollector(Collector):
         puts: InternalPuts,
         topics: TopicConfigTable,
         offsets: ConsumerOffsetTable,
-        clients: Clients,
+        clients: ClientRegistry,
         stats: BrokerStats,
         figures: Callable[[], dict[str, str]],
         behind: Callable[[], dict[str, int]],
