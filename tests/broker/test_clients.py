@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.client_registry import EXPIRY_MS, Clients
+from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -28,7 +28,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_ms = 0
         self.gone: Tally[str] = Tally()
-        self.clients = Clients(is_told=lambda group: group != "quiet", on_gone=self.gone.add)
+        self.clients = ClientRegistry(should_notify=lambda group: group != "quiet", on_group_left=self.gone.add)
         self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
 
     def _beat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

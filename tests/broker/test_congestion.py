@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rucola.broker.config import BrokerConfig
-from rucola.broker.flow_control import TICK_MS, Congestion
+from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Processor
@@ -25,7 +25,7 @@ class Scene:
     def __init__(self, **settings: Any) -> None:
         self.now_ms = 1000
         self.processors: dict[int, Processor] = dict.fromkeys(CODES, self.serve)
-        self.congestion = Congestion(BrokerConfig(**settings), self.processors, lambda: self.now_ms)
+        self.flow_control = FlowControl(BrokerConfig(**settings), self.processors, lambda: self.now_ms)
 
     def serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         return command.response(ResponseCode.SUCCESS)
@@ -33,7 +33,7 @@ class Scene:
     def tick(self, late_ms: int = 0) -> set[str]:
         """Let a turn end so late; the names of what is refused then."""
         self.now_ms += TICK_MS + late_ms
-        self.congestion.tick()
+        self.flow_control.tick()
         return {code.name for code in CODES if self.processors[code] != self.serve}
 
     def remark(self, code: RequestCode) -> str | None:
@@ -85,7 +85,7 @@ async def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None
         began.set()
         touched.wait(20)
 
-    touching = asyncio.create_task(here.congestion.touch(pages))
+    touching = asyncio.create_task(here.flow_control.touch(pages))
     await asyncio.to_thread(began.wait, 20)
     assert here.tick(979) == set()
     assert here.tick() == SENDS
@@ -106,7 +106,7 @@ async def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
         began.set()
         may_end.wait(20)
 
-    touching = asyncio.create_task(here.congestion.touch(pages))
+    touching = asyncio.create_task(here.flow_control.touch(pages))
     await asyncio.to_thread(began.wait, 20)
     assert here.tick(5000) == SENDS
     may_end.set()

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.broker.send_properties import Edited, Editing
+from rucola.broker.send_properties import EditedProperties, PropertyEditor
 from rucola.errors import InvalidMessage
 from rucola.message.properties import parse
 
 CLUSTER = "\x02CLUSTER\x01C"
 
-editing = Editing("C")
+editor = PropertyEditor("C")
 
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "XWAIT", "WAI"])
 values = st.sampled_from(["true", "false", "v", "v w", "WAIT", "\u00e4", "x\x00", "true\x00"])
@@ -34,15 +34,15 @@ def test_a_property_without_a_name_or_a_value_is_not_stored_as_it_came(empty: st
     """Neither in the first message of its kind nor in one whose like has been seen before."""
     assert one(f"TAGS\x01A\x02{empty}") is None
     assert one(f"{empty}\x02TAGS\x01A") is None
-    taught = Editing("C")
+    taught = PropertyEditor("C")
     for _ in range(3):
-        assert taught.of_one("T", "TAGS\x01A\x02KEYS\x01k") is not None
-    assert taught.of_one("T", "TAGS\x01A\x02KEYS\x01") is None
+        assert taught.edit("T", "TAGS\x01A\x02KEYS\x01k") is not None
+    assert taught.edit("T", "TAGS\x01A\x02KEYS\x01") is None
 
 
-def one(text: str) -> Edited | None:
+def one(text: str) -> EditedProperties | None:
     """A string edited alone, by somebody who has seen none before."""
-    return Editing("C").of_one("T", text)
+    return PropertyEditor("C").edit("T", text)
 
 
 @given(
@@ -51,15 +51,15 @@ def one(text: str) -> Edited | None:
 )
 def test_a_string_like_those_before_it_is_edited_like_them(order: list[str], data: st.DataObject) -> None:
     """The first ones teach the form of what follows, which may have any values, and may be something else."""
-    taught = Editing("C")
+    taught = PropertyEditor("C")
     odd = st.lists(pairs | oddities, max_size=4).map("\x02".join)
     alike = st.tuples(*(values | st.just("") | st.just("v\x01w") for _ in order)).map(
         lambda row: "\x02".join(map("{}\x01{}".format, order, row))
     )
     for text in data.draw(st.lists(alike, min_size=2, max_size=2)) + data.draw(st.lists(alike | odd, max_size=4)):
         text += data.draw(st.sampled_from(["", "\x02", "\x02\x02"]))
-        assert taught.of_one("T", text) == one(text)
-        assert taught.of_one("another topic", text) == one(text)
+        assert taught.edit("T", text) == one(text)
+        assert taught.edit("another topic", text) == one(text)
 
 
 @given(st.lists(pairs, unique=True, max_size=4), st.integers(1, 4), st.data())
@@ -95,13 +95,13 @@ pieces = st.sampled_from([b"A", b"B", b"A\x01v", b"B\x01w", b"A\x01", b"\x01", b
 @given(st.lists(st.lists(pieces, max_size=4).map(b"\x02".join), min_size=2, max_size=4))
 def test_a_batch_is_edited_as_each_of_its_messages(strings: list[bytes]) -> None:
     """Separators out of order, names that some strings lack or repeat, and bytes that are no text included."""
-    together = list(zip(*editing.of_batch(strings), strict=True))
-    assert together == [next(zip(*editing.of_batch([string]), strict=True)) for string in strings]
+    together = list(zip(*editor.edit_batch(strings), strict=True))
+    assert together == [next(zip(*editor.edit_batch([string]), strict=True)) for string in strings]
 
 
 def _compare(texts: list[str], shared: str = "") -> None:
     strings = [text.encode() for text in texts]
-    stored, tags, unique_keys, keys = editing.of_batch(strings, shared)
+    stored, tags, unique_keys, keys = editor.edit_batch(strings, shared)
     assert len(stored) == len(tags) == len(unique_keys) == len(keys) == len(texts)
     for number, text in enumerate(texts):
         alone = one(text)
@@ -127,8 +127,8 @@ def _compare(texts: list[str], shared: str = "") -> None:
 def test_what_a_batch_cannot_have_is_refused(asked: str, why: str, alike: bool) -> None:
     strings = [f"TAGS\x01A\x02{asked}".encode(), f"TAGS\x01B\x02{asked}".encode() if alike else b"TAGS\x01B"]
     with pytest.raises(InvalidMessage, match=why):
-        editing.of_batch(strings)
-    assert editing.of_batch([b"TAGS\x01A\x02DELAY\x010"])[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]
+        editor.edit_batch(strings)
+    assert editor.edit_batch([b"TAGS\x01A\x02DELAY\x010"])[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]
     with pytest.raises(InvalidMessage, match=why):
-        editing.of_batch([b"TAGS\x01A", b"TAGS\x01B"], asked)
-    assert editing.of_batch([b"TAGS\x01A"], "DELAY\x010")[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]
+        editor.edit_batch([b"TAGS\x01A", b"TAGS\x01B"], asked)
+    assert editor.edit_batch([b"TAGS\x01A"], "DELAY\x010")[0] == [b"TAGS\x01A\x02DELAY\x010\x02CLUSTER\x01C"]

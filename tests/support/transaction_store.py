@@ -77,7 +77,7 @@ class TransactionStore:
     def note(self) -> None:
         """Write the progress, as a broker does."""
         self.transactions.commit_offsets(self.transactions.offsets())
-        self.offsets.persisting()()
+        self.offsets.snapshot_writer()()
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

@@ -71,16 +71,16 @@ class ConsumerGroup:
         return changed
 
 
-class Clients:
+class ClientRegistry:
     """All groups that have a member now.
 
-    `is_told` says of a consumer group whether its members are told of changes. `on_gone` is called with one that has
-    lost its last member.
+    `should_notify` tells whether the members of a consumer group are notified of changes. `on_group_left` is called
+    with the name of a consumer group whose last member left.
     """
 
-    def __init__(self, is_told: Callable[[str], bool], on_gone: Callable[[str], None]) -> None:
-        self._is_told = is_told
-        self._on_gone = on_gone
+    def __init__(self, should_notify: Callable[[str], bool], on_group_left: Callable[[str], None]) -> None:
+        self._should_notify = should_notify
+        self._on_group_left = on_group_left
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Connection, Member]] = {}
         self._producers_by_id: dict[str, Connection] = {}
@@ -121,11 +121,11 @@ class Clients:
             if now_ms - member.last_heartbeat_ms > EXPIRY_MS:
                 connection.close()
 
-    def groups_of(self, topic: str) -> list[str]:
+    def subscribed_groups(self, topic: str) -> list[str]:
         """The consumer groups with members that subscribe to the topic."""
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
-    def a_producer_of(self, group: str) -> Connection | None:
+    def next_producer(self, group: str) -> Connection | None:
         """A producer of the group, each in its turn; None while nobody of the group is connected."""
         producers = [connection for connection in self.producers.get(group, ()) if connection.is_open]
         return producers[next(self._turns) % len(producers)] if producers else None
@@ -167,11 +167,11 @@ class Clients:
             return
         if not group.members:
             del self.consumers[name]
-            self._on_gone(name)
+            self._on_group_left(name)
         self._notify(group)
 
     def _notify(self, group: ConsumerGroup) -> None:
-        if not self._is_told(group.name):
+        if not self._should_notify(group.name):
             return
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group.name)
         for connection in group.members:

@@ -44,7 +44,7 @@ _SENDS = (
 )
 
 
-class Congestion:
+class FlowControl:
     """Refuses requests of a server by its table of processors.
 
     `clock` counts milliseconds, is never set, and may be asked from any thread.

@@ -32,10 +32,10 @@ from rucola.errors import InvalidMessage
 from rucola.message import properties
 from rucola.protocol.command import is_true
 
-Edited = tuple[bytes, str | None, str | None, str | None, str | None]
+EditedProperties = tuple[bytes, str | None, str | None, str | None, str | None]
 """Of a message: (stored property string, tag, unique key, KEYS, WAIT)."""
 
-Columns = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
+EditedBatch = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
 """Of the messages of a batch: (stored property strings, tags, unique keys, KEYS)."""
 
 _UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMER_PROPERTIES})
@@ -54,7 +54,7 @@ _WAIT_TRUE: Final = f"\x02{properties.WAIT}\x01true\x02".encode()
 _BETWEEN: Final = b"\x00\x02"
 
 
-class Editing:
+class PropertyEditor:
     """The editing of a broker that belongs to a cluster."""
 
     def __init__(self, cluster_name: str) -> None:
@@ -65,7 +65,7 @@ class Editing:
         self._last_names: dict[str, tuple[str, ...]] = {}
         self._forms: dict[str, tuple[re.Pattern[str], tuple[int, ...]]] = {}
 
-    def of_one(self, topic: str, text: str) -> Edited | None:
+    def edit(self, topic: str, text: str) -> EditedProperties | None:
         """Return what the property string of a message for `topic` becomes.
 
         None where the string is not well formed, or asks for more than to be stored.
@@ -88,7 +88,7 @@ class Editing:
         return "\x02".join([*segments, self._cluster]).encode(), tags, unique_key, keys, wait
 
     def _by_hand(self, text: str) -> tuple[dict[str, str], list[str]] | None:
-        """Return a property string as pairs, and as segments without WAIT; None as in `of_one`."""
+        """Return a property string as pairs, and as segments without WAIT; None as in `edit`."""
         pairs: dict[str, str] = {}
         segments: list[str] = []
         for segment in text.removesuffix("\x02").split("\x02"):
@@ -100,7 +100,7 @@ class Editing:
                 segments.append(segment)
         return pairs, segments
 
-    def of_batch(self, strings: list[bytes], shared: str = "") -> Columns:
+    def edit_batch(self, strings: list[bytes], shared: str = "") -> EditedBatch:
         """Return what the property strings of a batch become; `shared` is the one in the header of its request.
 
         Raises InvalidMessage for a message that asks for what those of a batch cannot have.
@@ -119,7 +119,7 @@ class Editing:
         tags, unique_keys, keys = dispatched
         return stored, tags, unique_keys, keys
 
-    def _of_alike(self, strings: list[bytes], end: bytes) -> Columns | None:
+    def _of_alike(self, strings: list[bytes], end: bytes) -> EditedBatch | None:
         """The same for strings with the same names in the same order, all at once; None where that cannot be.
 
         `end` is appended to each, and begins with a separator.
@@ -143,7 +143,7 @@ class Editing:
         tags, unique_keys, keys = (columns.get(name, absent) for name in _DISPATCHED)
         return stored, tags, unique_keys, keys
 
-    def _of_each(self, strings: list[bytes], end: bytes) -> Columns:
+    def _of_each(self, strings: list[bytes], end: bytes) -> EditedBatch:
         """The same for any strings, one by one."""
         edited = []
         for string in strings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rucola.broker.client_registry import Clients
+from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.stats import BrokerStats
@@ -33,6 +33,6 @@ class BrokerState:
     offsets: ConsumerOffsetTable
     filters: ConsumerFilterTable
     persistence: TablePersistence
-    clients: Clients
+    clients: ClientRegistry
     stats: BrokerStats
     clock: Callable[[], int]

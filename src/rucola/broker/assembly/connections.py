@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
-from rucola.broker.client_registry import Clients
+from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
@@ -35,7 +35,7 @@ class Connections:
         self.processors: dict[int, Processor] = {}
         self.hold = PullRequestHold()
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
-        self.clients = Clients(self._should_notify, self._on_group_gone)
+        self.clients = ClientRegistry(self._should_notify, self._on_group_gone)
         self._server = RemotingServer(
             config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
         )

@@ -9,7 +9,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
-from rucola.broker.client_registry import Clients
+from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import TimerMessageService
@@ -26,7 +26,9 @@ class Delivery:
     A slave builds them, since requests ask for their state, but neither loads transactions nor delivers anything.
     """
 
-    def __init__(self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, clients: Clients) -> None:
+    def __init__(
+        self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, clients: ClientRegistry
+    ) -> None:
         config, clock, directory = environment.config, environment.clock, environment.config_directory
         store, offsets = storage.store, metadata.offsets
         delays_ms = parse_delay_levels(environment.store_config.message_delay_level)

@@ -11,7 +11,7 @@ from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
-from rucola.broker.flow_control import TICK_MS, Congestion
+from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.queue_locks import QueueLocks
 from rucola.broker.remoting.cleaning import CleaningProcessor
 from rucola.broker.remoting.connections import ConnectionProcessor
@@ -85,7 +85,7 @@ class Serving:
     def schedule(self, scheduler: Scheduler) -> None:
         """Schedule flow control, the page toucher that it watches, and the expiry of locks."""
         clock, store = self._environment.clock, self._store
-        flow_control = Congestion(self._environment.config, self._connections.processors, _monotonic_ms)
+        flow_control = FlowControl(self._environment.config, self._connections.processors, _monotonic_ms)
         scheduler.every(TICK_MS, "flow control", flow_control.tick)
         scheduler.every(TOUCH_PAGES_INTERVAL_MS, "touch pages", lambda: flow_control.touch(store.warm))
         scheduler.every(EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: self._locks.expire(clock()))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
-from rucola.broker.client_registry import Clients
+from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.protocol.codes import RequestCode
@@ -33,7 +33,7 @@ class TransactionCheckService:
         transactions: TransactionalMessageService,
         store: MessageStore,
         offsets: ConsumerOffsetTable,
-        clients: Clients,
+        clients: ClientRegistry,
         flush: GroupCommit,
         clock: Callable[[], int],
     ) -> None:
@@ -47,7 +47,7 @@ class TransactionCheckService:
     async def run(self) -> None:
         """Ask about the transactions that are open for too long. A group without a producer now is asked next time."""
         for number, question in enumerate(self._transactions.check(self._clock()), 1):
-            producer = self._clients.a_producer_of(question.group)
+            producer = self._clients.next_producer(question.group)
             if producer is None:
                 logger.warning("no producer of group %r is connected to be asked about its transaction", question.group)
             else:

@@ -157,7 +157,7 @@ class GroupProcessor:
     def query_topic_consume_by_who(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(TopicRequestHeader)
         groups = dict.fromkeys(
-            [*self._state.clients.groups_of(header.topic), *self._state.offsets.groups_of(header.topic)]
+            [*self._state.clients.subscribed_groups(header.topic), *self._state.offsets.groups_of(header.topic)]
         )
         return command.response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(groups)}))
 

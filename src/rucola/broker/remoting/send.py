@@ -38,7 +38,7 @@ from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.durability import Durability
 from rucola.broker.retry_policy import dead_letter_place, max_reconsume_times
-from rucola.broker.send_properties import Editing
+from rucola.broker.send_properties import PropertyEditor
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
@@ -114,7 +114,7 @@ class SendProcessor:
         self._waits = durability.must_wait
         self._store_host = config.store_host
         self._host_digits = host_digits(config.store_host)
-        self._editing = Editing(config.broker_cluster_name)
+        self._properties = PropertyEditor(config.broker_cluster_name)
         self._region = config.region_fields
         region = json.encode(self._region).replace(b"%", b"%%")
         self._answer_form = (
@@ -241,7 +241,7 @@ class SendProcessor:
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
         topic = intern(header.topic)  # one string for all messages of a topic, so that dispatch knows it by its address
-        edited = self._editing.of_one(topic, header.properties)
+        edited = self._properties.edit(topic, header.properties)
         if edited is None or topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
             return self._put_unusual(command, header, queue_id, born_host)
         stored_properties, tags, unique_key, keys, wait = edited
@@ -360,7 +360,7 @@ class SendProcessor:
             raise InvalidMessage("the batch is empty")
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        stored_properties, tags, unique_keys, keys = self._editing.of_batch(strings, header.properties)
+        stored_properties, tags, unique_keys, keys = self._properties.edit_batch(strings, header.properties)
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
