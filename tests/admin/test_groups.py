@@ -142,7 +142,7 @@ def test_a_reset_to_a_number(tmp_path: Path) -> None:
             await scene.admin.offsets.reset("stranger", queue, 0)
         for one in (queue, other):
             await scene.admin.offsets.commit(scene.broker.address, "c", one, 5)
-        with pytest.raises(ConfigError, match="offset 6 is outside of .*, which has offsets 0 to 5"):
+        with pytest.raises(ConfigError, match=r"offset 6 is outside of .*, which has offsets 0 to 5"):
             await scene.admin.offsets.reset("c", queue, 6)
         result = await scene.admin.offsets.reset("c", queue, 3)
         assert (result.online, result.offsets) == (True, {queue: 3})

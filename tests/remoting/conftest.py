@@ -1,24 +1,17 @@
-"""Every test here runs on a loop of asyncio's and on one whose answers leave at the end of a turn."""
+"""Runs every asynchronous test on asyncio's own event loop and on one that batches writes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from rucola.remoting.event_loop import TurnLoop
+from rucola.remoting.event_loop import BatchingEventLoop
 
 
-@pytest.fixture(autouse=True, params=[asyncio.SelectorEventLoop, TurnLoop], ids=["at once", "in turns"])
-def loop_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[asyncio.AbstractEventLoop]:
-    """The type of the loop on which `asyncio.run` runs a test."""
-    loop_type: type[asyncio.AbstractEventLoop] = request.param
-
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=loop_type) as runner:
-            runner.run(main)
-
-    monkeypatch.setattr(asyncio, "run", run)
-    return loop_type
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loops of the tests in this directory, by the name that appears in a test's id."""
+    return {"immediate": asyncio.SelectorEventLoop, "batching": BatchingEventLoop}
