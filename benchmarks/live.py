@@ -47,8 +47,8 @@ def _fill(broker: Server, topic: str, queues: int, count: int) -> None:
     async def create() -> list[MessageQueue]:
         async with AdminClient(broker.namesrv) as admin:
             config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
-            await admin.create_and_update_topic_config(f"127.0.0.1:{broker.port}", config)
-            return await admin.fetch_subscribe_message_queues(topic)
+            await admin.topics.create_or_update(f"127.0.0.1:{broker.port}", config)
+            return await admin.topics.queues(topic)
 
     with Producer("bench", broker.namesrv) as producer:
         for queue in asyncio.run(create()):

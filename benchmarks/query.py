@@ -76,7 +76,7 @@ async def _ask(namesrv: str, numbers: Sequence[int]) -> list[float]:
     async with AdminClient(namesrv) as admin:
         for number in numbers:
             begin = time.perf_counter()
-            found = await admin.query_message_by_key(TOPIC, frames.key(number))
+            found = await admin.messages.query_by_key(TOPIC, frames.key(number))
             took_ms.append((time.perf_counter() - begin) * 1000)
             if [message.keys for message in found.messages] != [frames.key(number)]:
                 raise RuntimeError(f"the broker does not find {frames.key(number)} alone")

@@ -222,16 +222,16 @@ class Soak:
     async def create_topic(self) -> None:
         async with AdminClient(self._server.namesrv) as admin:
             config = TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
-            await admin.create_and_update_topic_config(f"127.0.0.1:{self._server.port}", config)
+            await admin.topics.create_or_update(f"127.0.0.1:{self._server.port}", config)
 
     async def stored(self) -> int:
         async with AdminClient(self._server.namesrv) as admin:
-            ends = await admin.examine_topic_stats(TOPIC)
+            ends = await admin.topics.stats(TOPIC)
         return sum(end.max_offset - end.min_offset for end in ends.values())
 
     async def _lag(self) -> int:
         async with AdminClient(self._server.namesrv) as admin:
-            stats = [await admin.examine_consume_stats(group) for group in self._groups]
+            stats = [await admin.groups.consume_stats(group) for group in self._groups]
         places = [place for one in stats for place in one.offset_table.values()]
         return sum(place.broker_offset - place.consumer_offset for place in places)
 

@@ -33,18 +33,18 @@ async def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path)
         messages[message["commitLogOffset"]] = message["properties"]
 
     async with cluster_of_stores(golden_store) as (admin, _, _):
-        known = set(await admin.fetch_all_topic_list())
+        known = set(await admin.topics.names())
         for query in expected:
             topic, key = query["topic"], query["key"]
             if topic not in known:
                 continue
             exact = query.get("exact", [])
-            by_key = await admin.query_message_by_key(topic, key)
+            by_key = await admin.messages.query_by_key(topic, key)
             found = [message.physical_offset for message in by_key.messages]
             assert sorted(found) == [at for at in exact if key in messages[at].get("KEYS", "").split(" ")]
             assert found == sorted(found, reverse=True), "newest first"
             assert not by_key.is_cut
-            by_unique_key = await admin.query_message_by_unique_key(topic, key)
+            by_unique_key = await admin.messages.query_by_unique_key(topic, key)
             found = [message.physical_offset for message in by_unique_key.messages]
             assert found == [at for at in exact if messages[at].get("UNIQ_KEY") == key]
 
@@ -54,13 +54,13 @@ async def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
 
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         address = encode_host(brokers[0].address).hex().upper()
-        found = (await admin.query_message_by_key("Orders", "b")).messages[0]
-        message = await admin.query_message_by_id(f"{address}{found.physical_offset:016X}")
+        found = (await admin.messages.query_by_key("Orders", "b")).messages[0]
+        message = await admin.messages.get(f"{address}{found.physical_offset:016X}")
         assert message == found
         with pytest.raises(BrokerError, match="can not find message by the offset, 1"):
-            await admin.query_message_by_id(f"{address}{1:016X}")
-        with pytest.raises(InvalidMessage, match="no offsetMsgId"):
-            await admin.query_message_by_id("4711")
+            await admin.messages.get(f"{address}{1:016X}")
+        with pytest.raises(InvalidMessage, match="not an offsetMsgId"):
+            await admin.messages.get("4711")
 
 
 async def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) ->
         port = brokers[0].config.listen_port
         await brokers[0].stop()
         with pytest.raises(RemotingConnectError, match="is this a unique key"):
-            await admin.query_message_by_id(encode_host(f"{HOST}:{port}").hex() + 16 * "0")
+            await admin.messages.get(encode_host(f"{HOST}:{port}").hex() + 16 * "0")
 
 
 async def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
@@ -76,55 +76,55 @@ async def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
     fill_store(tmp_path, [("k", "B", NOW_MS + 1000)], "broker-b")
 
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
-        result = await admin.query_message_by_key("Orders", "k")
+        result = await admin.messages.query_by_key("Orders", "k")
         assert [message.unique_key for message in result.messages] == ["C", "B", "A"]
-        stats = await admin.examine_topic_stats("Orders")
+        stats = await admin.topics.stats("Orders")
         assert {queue: (at.min_offset, at.max_offset, at.last_update_timestamp) for queue, at in stats.items()} == {
             MessageQueue("Orders", "broker-a", 0): (0, 2, NOW_MS + 2000),
             MessageQueue("Orders", "broker-b", 0): (0, 1, NOW_MS + 1000),
         }
-        assert await admin.fetch_masters_of_cluster("DefaultCluster") == {
+        assert await admin.cluster.masters("DefaultCluster") == {
             "broker-a": brokers[0].address,
             "broker-b": brokers[1].address,
         }
-        assert await admin.fetch_broker_name(brokers[1].address) == "broker-b"
+        assert await admin.cluster.broker_name(brokers[1].address) == "broker-b"
         with pytest.raises(ConfigError, match="no cluster Elsewhere; the name server knows DefaultCluster"):
-            await admin.fetch_masters_of_cluster("Elsewhere")
+            await admin.cluster.masters("Elsewhere")
 
 
 async def test_progress_of_the_golden_groups(golden_store: Path) -> None:
     async with cluster_of_stores(golden_store) as (admin, _, _):
-        stats = await admin.examine_consume_stats("G_g_tag", "GA")
+        stats = await admin.groups.consume_stats("G_g_tag", "GA")
         assert {queue.queue_id: (at.broker_offset, at.consumer_offset) for queue, at in stats.offset_table.items()} == {
             0: (32, 22),
             1: (32, 25),
             2: (34, 25),
             3: (34, 19),
         }
-        topics = {queue.topic for queue in (await admin.examine_consume_stats("G_g_tag")).offset_table}
+        topics = {queue.topic for queue in (await admin.groups.consume_stats("G_g_tag")).offset_table}
         assert topics == {"GA", "%RETRY%G_g_tag"}
-        assert (await admin.examine_consume_stats("nobody")).offset_table == {}
-        groups = await admin.fetch_consumer_groups()
+        assert (await admin.groups.consume_stats("nobody")).offset_table == {}
+        groups = await admin.groups.names()
         assert "G_g_tag" in groups
         assert "CID_RMQ_SYS_TRANS" not in groups, "it has no retry topic"
-        stats = await admin.examine_consume_stats("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC")
+        stats = await admin.groups.consume_stats("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC")
         assert [at.consumer_offset for at in stats.offset_table.values()] == [20]
 
 
 async def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         with pytest.raises(TopicNotFound, match="New"):
-            await admin.examine_topic_route("New")
+            await admin.topics.route("New")
         config = TopicConfig(topic_name="New", read_queue_nums=3, write_queue_nums=2, perm=6)
-        await admin.create_and_update_topic_config(brokers[0].address, config)
-        (queues,) = (await admin.examine_topic_route("New")).queue_datas
+        await admin.topics.create_or_update(brokers[0].address, config)
+        (queues,) = (await admin.topics.route("New")).queue_datas
         assert (queues.broker_name, queues.read_queue_nums, queues.write_queue_nums) == ("broker-a", 3, 2)
-        assert list(await admin.examine_topic_stats("New")) == [MessageQueue("New", "broker-a", n) for n in range(2)]
-        assert await admin.examine_order_conf("New") == {}
-        await admin.create_or_update_order_conf("New", {"broker-a": 2})
-        assert await admin.examine_order_conf("New") == {"broker-a": 2}
+        assert list(await admin.topics.stats("New")) == [MessageQueue("New", "broker-a", n) for n in range(2)]
+        assert await admin.name_servers.order_conf("New") == {}
+        await admin.name_servers.put_order_conf("New", {"broker-a": 2})
+        assert await admin.name_servers.order_conf("New") == {"broker-a": 2}
         with pytest.raises(InvalidMessage):
-            await admin.create_and_update_topic_config(brokers[0].address, TopicConfig(topic_name="not a name"))
+            await admin.topics.create_or_update(brokers[0].address, TopicConfig(topic_name="not a name"))
 
 
 async def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ async def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) ->
         await silent.stop()
         nobody = f"{HOST}:{silent.port}"
 
-        result = await admin.query_message_by_key("Orders", "k")
+        result = await admin.messages.query_by_key("Orders", "k")
         assert [message.unique_key for message in result.messages] == ["A"]
         assert list(result.failures) == [nobody]
         with pytest.raises(RemotingConnectError, match=nobody):
-            await admin.examine_topic_stats("Orders")
+            await admin.topics.stats("Orders")
         await brokers[0].stop()
         with pytest.raises(RemotingConnectError):
-            await admin.query_message_by_key("Orders", "k")
+            await admin.messages.query_by_key("Orders", "k")
 
 
 async def test_no_name_server(tmp_path: Path) -> None:
@@ -151,6 +151,6 @@ async def test_no_name_server(tmp_path: Path) -> None:
         address = f"{HOST}:{namesrv.port}"
     async with AdminClient(address) as admin:
         with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
-            await admin.fetch_all_topic_list()
+            await admin.topics.names()
     with pytest.raises(ConfigError, match="no name server is named"):
         AdminClient(" ; ")

@@ -41,22 +41,22 @@ class Scene:
         await self.running.remoting.invoke_ok(self.broker.address, request)
 
     async def letters(self) -> list[MessageExt]:
-        return [letter.message async for letter in self.admin.dead_letters("g")]
+        return [letter.message async for letter in self.admin.dead_letters.read("g")]
 
     async def redrive(self, *ids: str, **options: object) -> list[RedriveResult]:
-        return [result async for result in self.admin.redrive_dead_letters("g", ids, **options)]  # type: ignore[arg-type]
+        return [result async for result in self.admin.dead_letters.redrive("g", ids, **options)]  # type: ignore[arg-type]
 
     async def copies(self, topic: str = "T") -> Counter[bytes]:
         """How often each body is in the topic, beside the message that was sent first."""
         bodies: Counter[bytes] = Counter()
         for number in range(COUNT):
-            found = await self.admin.query_message_by_key(topic, f"k{number}")
+            found = await self.admin.messages.query_by_key(topic, f"k{number}")
             bodies.update(message.body for message in found.messages if "REDRIVEN_FROM" in message.properties)
         return bodies
 
     async def forget_progress(self) -> None:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
-        await self.admin.update_consume_offset(self.broker.address, REDRIVE_GROUP, queue, 0)
+        await self.admin.offsets.commit(self.broker.address, REDRIVE_GROUP, queue, 0)
 
 
 @asynccontextmanager
@@ -80,17 +80,17 @@ def statuses(results: list[RedriveResult]) -> list[RedriveStatus]:
 
 async def test_they_are_counted_and_shown(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
-        assert await scene.admin.fetch_dead_letter_groups() == ["g"]
-        letters = [letter async for letter in scene.admin.dead_letters("g")]
+        assert await scene.admin.dead_letters.groups() == ["g"]
+        letters = [letter async for letter in scene.admin.dead_letters.read("g")]
         assert [letter.message.body for letter in letters] == [b"%d" % number for number in range(COUNT)]
         assert {(letter.origin_topic, letter.is_redriven) for letter in letters} == {("T", False)}
-        stats = await scene.admin.examine_dead_letters("g")
+        stats = await scene.admin.dead_letters.stats("g")
         times = [letter.message.store_timestamp for letter in letters]
         assert (stats.count, stats.waiting, stats.oldest_ms, stats.newest_ms) == (COUNT, COUNT, times[0], times[-1])
         with pytest.raises(TopicNotFound, match="nobody"):
-            await scene.admin.examine_dead_letters("nobody")
+            await scene.admin.dead_letters.stats("nobody")
         with pytest.raises(TopicNotFound, match="group nobody has no dead letters"):
-            await anext(scene.admin.dead_letters("nobody"))
+            await anext(scene.admin.dead_letters.read("nobody"))
 
 
 async def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ async def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
         assert await scene.copies() == {}
         results = await scene.redrive()
         assert [(result.status, result.topic) for result in results] == COUNT * [(SENT, "T")]
-        sent, copy = (await scene.admin.query_message_by_unique_key("T", first.msg_id)).messages
+        sent, copy = (await scene.admin.messages.query_by_unique_key("T", first.msg_id)).messages
         own = {name: copy.properties[name] for name in ("own", "TAGS", "KEYS", "UNIQ_KEY")}
         assert own == {name: sent.properties[name] for name in own}
         assert (copy.body, copy.reconsume_times) == (sent.body, 0)
         assert copy.properties["REDRIVEN_FROM"] == first.offset_msg_id
         assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
         assert not {"RETRY_TOPIC", "DELAY"} & copy.properties.keys()
-        stats = await scene.admin.examine_dead_letters("g")
+        stats = await scene.admin.dead_letters.stats("g")
         assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and wait no more"
 
 
@@ -121,16 +121,16 @@ async def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
         await scene.forget_progress()
         assert statuses(await scene.redrive()) == COUNT * [BEFORE]
         assert set((await scene.copies()).values()) == {1}
-        assert all([letter.is_redriven async for letter in scene.admin.dead_letters("g")])
+        assert all([letter.is_redriven async for letter in scene.admin.dead_letters.read("g")])
 
 
 @pytest.mark.parametrize("forgets", [False, True])
 async def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
-        async with aclosing(scene.admin.redrive_dead_letters("g")) as results:
+        async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             for _ in range(2):
                 assert (await anext(results)).status is SENT
-        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT - 2
+        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT - 2
         if forgets:  # as after a crash between the last copy and the commit
             await scene.forget_progress()
         assert statuses(await scene.redrive())[-4:] == 4 * [SENT]
@@ -143,12 +143,12 @@ async def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
         chosen = letters[3].offset_msg_id, letters[1].offset_msg_id
         assert statuses(await scene.redrive(*chosen)) == [SENT, SENT]
         assert statuses(await scene.redrive(*chosen)) == [BEFORE, BEFORE]
-        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT, "none before them is done"
-        redriven = [letter.is_redriven async for letter in scene.admin.dead_letters("g")]
+        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT, "none before them is done"
+        redriven = [letter.is_redriven async for letter in scene.admin.dead_letters.read("g")]
         assert redriven == [False, True, False, True, False, False]
         assert statuses(await scene.redrive()) == [SENT, BEFORE, SENT, BEFORE, SENT, SENT]
         assert set((await scene.copies()).values()) == {1}
-        first = (await scene.admin.query_message_by_key("T", "k0")).messages[-1]
+        first = (await scene.admin.messages.query_by_key("T", "k0")).messages[-1]
         with pytest.raises(ConfigError, match="is a message of T, not of %DLQ%g"):
             await scene.redrive(first.offset_msg_id)
 
@@ -170,7 +170,7 @@ async def test_for_the_group_alone(tmp_path: Path) -> None:
         results = await scene.redrive(only_group=True)
         assert {(result.status, result.topic) for result in results} == {(SENT, "%RETRY%g")}
         assert await scene.copies() == {}
-        copies = await scene.admin.query_message_by_key("%RETRY%g", "k0")
+        copies = await scene.admin.messages.query_by_key("%RETRY%g", "k0")
         assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers put it back in place"
         await scene.forget_progress()
         assert set(statuses(await scene.redrive())) == {BEFORE}, "to its topic they do not go as well"
@@ -184,12 +184,12 @@ async def test_what_fails_stays(tmp_path: Path) -> None:
         failed = await scene.redrive()
         assert statuses(failed) == COUNT * [FAILED]
         assert all("T" in result.reason for result in failed)
-        await scene.admin.delete_topic_in_broker(scene.broker.address, "T")
-        await scene.admin.delete_topic_in_name_server("T")
+        await scene.admin.topics.delete_on_broker(scene.broker.address, "T")
+        await scene.admin.topics.delete_on_name_servers("T")
         gone = await scene.redrive()
         assert statuses(gone) == COUNT * [FAILED]
         assert all("no name server knows a route for topic T" in result.reason for result in gone)
-        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT
+        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT
         await scene.running.create_topic(scene.broker, "T", 2)
         assert statuses(await scene.redrive()) == COUNT * [SENT]
 
@@ -208,7 +208,7 @@ async def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -
 async def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
-        copy = (await scene.admin.query_message_by_key("T", "k0")).messages[0]
+        copy = (await scene.admin.messages.query_by_key("T", "k0")).messages[0]
         await scene.give_up(copy.physical_offset)
         (result,) = await scene.redrive()
         assert (result.status, result.message.body) == (SENT, b"0")
@@ -221,17 +221,17 @@ async def test_a_group_that_begins_anew(tmp_path: Path) -> None:
 
     async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
-        await scene.admin.forget_redriven("g")
-        assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT
+        await scene.admin.dead_letters.reset_redrive_offset("g")
+        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT
         assert statuses(await scene.redrive()) == COUNT * [BEFORE], "nothing is sent twice for all that"
-        await scene.admin.forget_redriven("nobody")
+        await scene.admin.dead_letters.reset_redrive_offset("nobody")
 
 
 async def test_two_runs_do_not_meet(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
-        async with aclosing(scene.admin.redrive_dead_letters("g")) as results:
+        async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             await anext(results)
-            with pytest.raises(ConfigError, match="another run re-drives"):
+            with pytest.raises(ConfigError, match="another run is re-driving"):
                 await scene.redrive()
             assert len(await scene.redrive(dry_run=True)) == COUNT
         assert statuses(await scene.redrive()) == (COUNT - 1) * [SENT]
@@ -245,7 +245,7 @@ async def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
         lock = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
         await scene.running.remoting.invoke_ok(scene.broker.address, lock)
         letter, *_ = await scene.letters()
-        with pytest.raises(ConfigError, match="another run re-drives"):
+        with pytest.raises(ConfigError, match="another run is re-driving"):
             await scene.redrive(letter.offset_msg_id)
         unlock = RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body))
         await scene.running.remoting.invoke_ok(scene.broker.address, unlock)

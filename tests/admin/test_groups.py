@@ -62,27 +62,27 @@ async def cluster_with_consumer(path: Path, expression: str = "*") -> AsyncItera
 
 async def test_who_is_connected(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path, "even") as scene:
-        connection = await scene.admin.examine_consumer_connection_info("c")
+        connection = await scene.admin.groups.consumer_connection("c")
         assert [(one.client_id, one.language) for one in connection.connection_set] == [(scene.client_id, "PYTHON")]
         assert connection.subscription_table["T"].tags_set == ["even"]
         assert (connection.consume_type, connection.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
-        assert await scene.admin.examine_consumer_connection_info("c", scene.broker.address) == connection
+        assert await scene.admin.groups.consumer_connection("c", scene.broker.address) == connection
         with pytest.raises(BrokerError) as refused:
-            await scene.admin.examine_consumer_connection_info("nobody")
+            await scene.admin.groups.consumer_connection("nobody")
         assert refused.value.code == ResponseCode.CONSUMER_NOT_ONLINE
 
         async with Producer("q", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
             await producer.instance.beat()
-            (one,) = (await scene.admin.examine_producer_connection_info("q", "T")).connection_set
+            (one,) = (await scene.admin.groups.producer_connection("q", "T")).connection_set
             assert one.client_id == producer.instance.client_id
-            assert (await scene.admin.get_all_producer_info(scene.broker.address))["q"][0].remote_ip == one.client_addr
+            assert (await scene.admin.groups.producers(scene.broker.address))["q"][0].remote_ip == one.client_addr
 
 
 async def test_what_goes_on_inside(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
-        info = await scene.admin.get_consumer_running_info("c", scene.client_id)
+        info = await scene.admin.groups.running_info("c", scene.client_id)
         assert {(data.topic, data.sub_string) for data in info.subscription_set} == {("T", "*"), ("%RETRY%c", "*")}
         places = {queue.queue_id: held for queue, held in info.mq_table.items() if queue.topic == "T"}
         assert (
@@ -95,36 +95,36 @@ async def test_what_goes_on_inside(tmp_path: Path) -> None:
         assert info.status_table["T"].consume_ok_tps > 0
         assert info.status_table["T"].pull_tps > 0
 
-        status = await scene.admin.get_consume_status("T", "c")
+        status = await scene.admin.offsets.by_client("T", "c")
         assert sum(status[scene.client_id].values()) == 10
-        assert await scene.admin.get_consume_status("T", "c", scene.client_id) == status
-        assert await scene.admin.get_consume_status("T", "c", "another") == {}
+        assert await scene.admin.offsets.by_client("T", "c", scene.client_id) == status
+        assert await scene.admin.offsets.by_client("T", "c", "another") == {}
         with pytest.raises(BrokerError, match="not online"):
-            await scene.admin.get_consumer_running_info("c", "another")
+            await scene.admin.groups.running_info("c", "another")
         with pytest.raises(BrokerError, match="No Any Consumer online"):
-            await scene.admin.get_consume_status("T", "nobody")
+            await scene.admin.offsets.by_client("T", "nobody")
 
 
 async def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         first = list(await scene.heard.reach(10))
         for queue in scene.consumer.queues:
-            await scene.admin.update_consume_offset(scene.broker.address, "c", queue, 5)
-        result = await scene.admin.reset_offset_by_timestamp("T", "c", 0)
+            await scene.admin.offsets.commit(scene.broker.address, "c", queue, 5)
+        result = await scene.admin.offsets.reset_by_time("T", "c", 0)
         assert result.online
         assert set(result.offsets.values()) == {0}
         again = (await scene.heard.reach(20))[10:]
         assert sorted(message.body for message in again) == sorted(message.body for message in first)
 
-        result = await scene.admin.reset_offset_by_timestamp("T", "c", LATEST)
+        result = await scene.admin.offsets.reset_by_time("T", "c", LATEST)
         assert set(result.offsets.values()) == {5}
         async with Producer("p", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"next"))
         assert (await scene.heard.reach(21))[-1].body == b"next"
-        unmoved = await scene.admin.reset_offset_by_timestamp("T", "c", 0, force=False)
+        unmoved = await scene.admin.offsets.reset_by_time("T", "c", 0, force=False)
         assert set(unmoved.offsets.values()) == {0}, "back is allowed without force"
         with pytest.raises(BrokerError, match="not exist"):
-            await scene.admin.reset_offset_by_timestamp("T", "stranger", 0)
+            await scene.admin.offsets.reset_by_time("T", "stranger", 0)
 
 
 async def test_a_reset_to_a_number(tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ async def test_a_reset_to_a_number(tmp_path: Path) -> None:
         await scene.heard.reach(10)
         queue, other = sorted(scene.consumer.queues)
         with pytest.raises(BrokerError, match="stranger"):
-            await scene.admin.reset_offset("stranger", queue, 0)
+            await scene.admin.offsets.reset("stranger", queue, 0)
         for one in (queue, other):
-            await scene.admin.update_consume_offset(scene.broker.address, "c", one, 5)
-        with pytest.raises(ConfigError, match="has no place at offset 6; it has 0 to 5"):
-            await scene.admin.reset_offset("c", queue, 6)
-        result = await scene.admin.reset_offset("c", queue, 3)
+            await scene.admin.offsets.commit(scene.broker.address, "c", one, 5)
+        with pytest.raises(ConfigError, match=r"offset 6 is outside of .*, which has offsets 0 to 5"):
+            await scene.admin.offsets.reset("c", queue, 6)
+        result = await scene.admin.offsets.reset("c", queue, 3)
         assert (result.online, result.offsets) == (True, {queue: 3})
         again = (await scene.heard.reach(12))[10:]
         assert [(message.queue_id, message.queue_offset) for message in again] == [
@@ -145,33 +145,33 @@ async def test_a_reset_to_a_number(tmp_path: Path) -> None:
         ]
 
         await scene.consumer.close()
-        result = await scene.admin.reset_offset("c", other, 1)
+        result = await scene.admin.offsets.reset("c", other, 1)
         assert (result.online, result.offsets) == (False, {other: 1})
-        places = (await scene.admin.examine_consume_stats("c", "T")).offset_table
+        places = (await scene.admin.groups.consume_stats("c", "T")).offset_table
         assert places[other].consumer_offset == 1
 
 
 async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         first = (await scene.heard.reach(10))[0]
-        result = await scene.admin.consume_message_directly("c", scene.client_id, first.offset_msg_id)
+        result = await scene.admin.messages.consume_directly("c", scene.client_id, first.offset_msg_id)
         assert result.consume_result == "CR_SUCCESS"
         assert (await scene.heard.reach(11))[-1].offset_msg_id == first.offset_msg_id
         async with Producer("p", scene.running.namesrv) as producer:
             bad = await producer.send(Message("T", b"bad"))
-        result = await scene.admin.consume_message_directly("c", scene.client_id, bad.offset_msg_id)
+        result = await scene.admin.messages.consume_directly("c", scene.client_id, bad.offset_msg_id)
         assert result.consume_result == "CR_THROW_EXCEPTION"
         assert result.remark == "ValueError: bad message"
         with pytest.raises(BrokerError, match="not online"):
-            await scene.admin.consume_message_directly("c", "another", first.offset_msg_id)
+            await scene.admin.messages.consume_directly("c", "another", first.offset_msg_id)
         with pytest.raises(BrokerError, match="can not find message"):
-            await scene.admin.consume_message_directly("c", scene.client_id, first.offset_msg_id[:16] + "7" * 16)
+            await scene.admin.messages.consume_directly("c", scene.client_id, first.offset_msg_id[:16] + "7" * 16)
 
         iterating = PushConsumer("i", scene.running.namesrv)
         iterating.subscribe("T")
         async with iterating:
             with pytest.raises(BrokerError, match="has no listener"):
-                await scene.admin.consume_message_directly("i", iterating.instance.client_id, first.offset_msg_id)
+                await scene.admin.messages.consume_directly("i", iterating.instance.client_id, first.offset_msg_id)
 
 
 async def test_what_became_of_a_message(tmp_path: Path) -> None:
@@ -179,32 +179,32 @@ async def test_what_became_of_a_message(tmp_path: Path) -> None:
         heard = await scene.heard.reach(5)
         assert {message.tags for message in heard} == {"even"}
         async with asyncio.timeout(20):
-            status = await scene.admin.get_consume_status("T", "c")
+            status = await scene.admin.offsets.by_client("T", "c")
             while sum(status[scene.client_id].values()) < 10:
-                status = await scene.admin.get_consume_status("T", "c")
+                status = await scene.admin.offsets.by_client("T", "c")
         for queue, offset in status[scene.client_id].items():
-            await scene.admin.update_consume_offset(scene.broker.address, "c", queue, offset)
+            await scene.admin.offsets.commit(scene.broker.address, "c", queue, offset)
         async with PullConsumer("looking", scene.running.namesrv) as looking:
             messages = []
             for queue in await looking.queues("T"):
                 await looking.commit(queue, 1)
                 messages += (await looking.pull(queue, 0, 32)).messages
         for message in messages:
-            tracks = {one.consumer_group: one.track_type for one in await scene.admin.message_track_detail(message)}
+            tracks = {one.consumer_group: one.track_type for one in await scene.admin.messages.track(message)}
             wanted = TrackType.CONSUMED if message.tags == "even" else TrackType.CONSUMED_BUT_FILTERED
             assert tracks == {"c": wanted, "looking": TrackType.NOT_ONLINE}
         await scene.consumer.close()
         async with Producer("p", scene.running.namesrv) as producer:
             late = await producer.send(Message("T", b"late", tags="even"))
-        message = await scene.admin.query_message_by_id(late.offset_msg_id)
-        tracks = {one.consumer_group: one.track_type for one in await scene.admin.message_track_detail(message)}
+        message = await scene.admin.messages.get(late.offset_msg_id)
+        tracks = {one.consumer_group: one.track_type for one in await scene.admin.messages.track(message)}
         assert tracks == {"c": TrackType.NOT_ONLINE, "looking": TrackType.NOT_ONLINE}
 
 
 async def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
-        spans = await scene.admin.query_consume_time_span("T", "c")
+        spans = await scene.admin.groups.consume_time_spans("T", "c")
         assert [span.message_queue.queue_id for span in spans] == [0, 1]
         assert all(0 < span.min_time_stamp <= span.max_time_stamp for span in spans)
         assert all(span.min_time_stamp_str.startswith("20") for span in spans)
@@ -213,10 +213,10 @@ async def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
 async def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.consumer.close()
-        queue, other = await scene.admin.fetch_subscribe_message_queues("T")
+        queue, other = await scene.admin.topics.queues("T")
         for group, offset in (("slow", 2), ("fast", 4), ("slower", 1)):
-            await scene.admin.update_consume_offset(scene.broker.address, group, queue, offset)
-        await scene.admin.delete_subscription_group(scene.broker.address, "c", remove_offset=True)
+            await scene.admin.offsets.commit(scene.broker.address, group, queue, offset)
+        await scene.admin.groups.delete(scene.broker.address, "c", remove_offset=True)
 
         async def corrections(filtered: str | None, compared: str) -> dict[int, int]:
             header = QueryCorrectionOffsetRequestHeader(topic="T", filter_groups=filtered, compare_group=compared)
@@ -227,7 +227,7 @@ async def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
         assert await corrections(None, "fast") == {queue.queue_id: 1}
         assert await corrections("slower,none", "fast") == {queue.queue_id: 2}
         assert await corrections("slower", "slower") == {queue.queue_id: 2**63 - 1}
-        await scene.admin.update_consume_offset(scene.broker.address, "new", other, 0)
+        await scene.admin.offsets.commit(scene.broker.address, "new", other, 0)
         assert await corrections("slower", "new") == {queue.queue_id: 2, other.queue_id: 0}
 
 
@@ -250,5 +250,5 @@ async def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path:
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset,
         }
         await running.scripted_broker("broker-a", "T", processors)
-        with pytest.raises(ConfigError, match="stop all clients of group g, run this once more and start them"):
-            await admin.reset_offset("g", queue, 3)
+        with pytest.raises(ConfigError, match="stop all clients of group g, repeat this command and start them"):
+            await admin.offsets.reset("g", queue, 3)

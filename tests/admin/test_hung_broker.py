@@ -43,10 +43,10 @@ async def test_a_question_that_any_broker_can_answer_is_put_to_the_next(tmp_path
         await producer.instance.beat()
         proxy.freeze()
         client_id = consumer.instance.client_id
-        connection = await admin.examine_consumer_connection_info("c")
+        connection = await admin.groups.consumer_connection("c")
         assert [client.client_id for client in connection.connection_set] == [client_id]
-        assert (await admin.get_consumer_running_info("c", client_id)).subscription_set
-        assert (await admin.examine_producer_connection_info("p", "T")).connection_set
+        assert (await admin.groups.running_info("c", client_id)).subscription_set
+        assert (await admin.groups.producer_connection("p", "T")).connection_set
         proxy.thaw()
 
 
@@ -56,9 +56,9 @@ async def test_what_a_hung_broker_may_know_is_not_denied(tmp_path: Path) -> None
     async with two_brokers(tmp_path) as (_, proxy, admin):
         proxy.freeze()
         with pytest.raises((RemotingTimeout, RemotingConnectError)):
-            await admin.find_consumer_connection("unknown")
+            await admin.groups.find_consumer_connection("unknown")
         proxy.thaw()
-        assert await admin.find_consumer_connection("unknown") is None
+        assert await admin.groups.find_consumer_connection("unknown") is None
 
 
 async def test_a_change_reaches_the_healthy_broker_though_another_fails(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_a_change_reaches_the_healthy_broker_though_another_fails(tmp_path
         assert await committed(running) == 2
         proxy.freeze()
         with pytest.raises(RemotingError):
-            await admin.reset_offset_by_timestamp("T", "c", 0)
+            await admin.offsets.reset_by_time("T", "c", 0)
         proxy.thaw()
         assert await committed(running) < 2
 
@@ -80,6 +80,6 @@ async def test_a_change_reaches_every_name_server_though_the_first_hangs(tmp_pat
         proxy.freeze()
         async with AdminClient(f"{proxy.address};{second}", timeout_ms=500) as admin:
             with pytest.raises(RemotingError):
-                await admin.create_and_update_kv_config("space", "key", "value")
+                await admin.name_servers.put_kv("space", "key", "value")
         async with AdminClient(second) as admin:
-            assert await admin.get_kv_config("space", "key") == "value"
+            assert await admin.name_servers.get_kv("space", "key") == "value"

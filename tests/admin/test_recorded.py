@@ -57,16 +57,16 @@ async def recorded_broker(golden: Path, path: Path) -> AsyncIterator[tuple[Admin
 
 async def test_connections(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, _):
-        found = await admin.examine_consumer_connection_info("W_g_tag")
+        found = await admin.groups.consumer_connection("W_g_tag")
         assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
         assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
         with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
-            await admin.examine_producer_connection_info("W_pg", "WA")
+            await admin.groups.producer_connection("W_pg", "WA")
 
 
 async def test_running_info(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, _):
-        info = await admin.get_consumer_running_info("W_g_tag", CLIENT)
+        info = await admin.groups.running_info("W_g_tag", CLIENT)
         assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
         assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
         assert info.status_table["WA"].consume_ok_tps == 0.65
@@ -75,9 +75,9 @@ async def test_running_info(golden: Path, tmp_path: Path) -> None:
 
 async def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, _):
-        status = await admin.get_consume_status("WA", "W_g_tag")
+        status = await admin.offsets.by_client("WA", "W_g_tag")
         assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
-        reset = await admin.reset_offset_by_timestamp("WA", "W_g_tag", 0)
+        reset = await admin.offsets.reset_by_time("WA", "W_g_tag", 0)
         assert reset.online
         assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
 
@@ -87,35 +87,35 @@ async def test_consume_directly(golden: Path, tmp_path: Path) -> None:
         address, _, port = at.partition(":")
         assert address == "127.0.0.1"
         message_id = f"7F000001{int(port):08X}{0x37D:016X}"
-        result = await admin.consume_message_directly("W_g_tag", CLIENT, message_id)
+        result = await admin.messages.consume_directly("W_g_tag", CLIENT, message_id)
         assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
 
 
 async def test_progress(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
-        stats = await admin.fetch_consume_stats_in_broker(at)
+        stats = await admin.brokers.consume_stats(at)
         assert stats.total_diff == 37
         ordered = stats.groups["W_g_order"][0].offset_table
         assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
         assert stats.groups["W_g_pull"] == []
-        spans = await admin.query_consume_time_span("WA", "W_g_tag")
+        spans = await admin.groups.consume_time_spans("WA", "W_g_tag")
         assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
-        data = await admin.view_broker_stats_data(at, "TOPIC_PUT_NUMS", "WA")
+        data = await admin.brokers.stats(at, "TOPIC_PUT_NUMS", "WA")
         assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
 
 
 async def test_broker(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
-        figures = await admin.fetch_broker_runtime_stats(at)
+        figures = await admin.brokers.runtime_stats(at)
         assert figures["putMessageTimesTotal"] == "273"
-        config = await admin.get_broker_config(at)
+        config = await admin.brokers.config(at)
         assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
-        found = await admin.query_consume_queue(at, "WA", 0, 0, 5)
+        found = await admin.topics.consume_queue_units(at, "WA", 0, 0, 5)
         assert (found.min_queue_index, found.max_queue_index) == (0, 17)
         assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
-        topics = await admin.examine_topic_config(at)
+        topics = await admin.topics.configs(at)
         assert topics["WA"].write_queue_nums == 4
-        groups = await admin.examine_subscription_group_config(at)
+        groups = await admin.groups.configs(at)
         assert groups["W_g_explicit"].group_name == "W_g_explicit"
 
 
@@ -135,27 +135,27 @@ async def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
         assert found.messages
         assert {message.topic for message in found.messages} == {topic}
         assert len(found.messages) == len(decode_many(answer.body))
-        assert (found.is_cut, found.failures, found.searchable) == (False, {}, {})
+        assert (found.is_cut, found.failures, found.index_ranges) == (False, {}, {})
 
 
 async def _query(path: Path, topic: str, key: str, recorded: dict[int, Processor], *, unique: bool) -> KeyQueryResult:
     async with cluster(path) as running:
         await running.scripted_broker("broker-a", topic, recorded)
         async with AdminClient(running.namesrv) as admin:
-            ask = admin.query_message_by_unique_key if unique else admin.query_message_by_key
+            ask = admin.messages.query_by_unique_key if unique else admin.messages.query_by_key
             return await ask(topic, key)
 
 
 async def test_documents(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
-        topics, groups = await admin.export_metadata([at])
+        topics, groups = await admin.export.metadata([at])
         assert topics["WA"].write_queue_nums == 4
         assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
         assert "W_g_explicit" in groups
         assert "TOOLS_CONSUMER" not in groups
-        configs = await admin.export_configs("c")
+        configs = await admin.export.configs("c")
         assert configs["brokerConfigs"]["broker-a"]["maxMessageSize"] == "100000"
-        metrics = await admin.export_metrics("c")
+        metrics = await admin.export.metrics("c")
         quota = metrics["evaluateReport"]["broker-a"]["runtimeQuota"]
         assert quota["topicSize"] == len(topics)
         assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
@@ -163,11 +163,11 @@ async def test_documents(golden: Path, tmp_path: Path) -> None:
 
 async def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
-        await admin.update_broker_config(at, {"flushDiskType": "ASYNC_FLUSH"})
-        await admin.delete_subscription_group(at, "W_g_cloned")
-        await admin.delete_topic_in_broker(at, "WAuto")
-        await admin.clone_group_offset("W_g_tag", "W_g_cloned", "WA", offline=True)
-        await admin.clean_expired_consumer_queue(at)
-        await admin.clean_unused_topic(at)
+        await admin.brokers.update_config(at, {"flushDiskType": "ASYNC_FLUSH"})
+        await admin.groups.delete(at, "W_g_cloned")
+        await admin.topics.delete_on_broker(at, "WAuto")
+        await admin.offsets.clone("W_g_tag", "W_g_cloned", "WA", offline=True)
+        await admin.brokers.clean_expired_consume_queues(at)
+        await admin.brokers.clean_unused_topics(at)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
-            await admin.delete_expired_commit_log(at)
+            await admin.brokers.delete_expired_commit_log(at)

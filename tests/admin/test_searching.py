@@ -37,13 +37,13 @@ async def test_a_key_query_goes_on_where_a_page_is_full(tmp_path: Path, page: in
     fill_store(tmp_path, numbered(count, step_ms, "k other"))
 
     async with cluster_of_stores(tmp_path, store={"max_msgs_num_batch": page}) as (admin, _, _):
-        everything = await admin.query_message_by_key(TOPIC, "k", max_count=1000)
+        everything = await admin.messages.query_by_key(TOPIC, "k", max_count=1000)
         assert [message.queue_offset for message in everything.messages] == list(reversed(range(count)))
         assert not everything.is_cut
-        newest = await admin.query_message_by_key(TOPIC, "k", max_count=100)
+        newest = await admin.messages.query_by_key(TOPIC, "k", max_count=100)
         assert newest.messages == everything.messages[:100]
         assert newest.is_cut
-        exactly = await admin.query_message_by_key(TOPIC, "other", max_count=count)
+        exactly = await admin.messages.query_by_key(TOPIC, "other", max_count=count)
         assert (len(exactly.messages), exactly.is_cut) == (count, False)
 
 
@@ -51,7 +51,7 @@ async def test_a_key_that_a_message_has_twice(tmp_path: Path) -> None:
     fill_store(tmp_path, numbered(20, 0, "k k"))
 
     async with cluster_of_stores(tmp_path, store={"max_msgs_num_batch": 5}) as (admin, _, _):
-        found = await admin.query_message_by_key(TOPIC, "k")
+        found = await admin.messages.query_by_key(TOPIC, "k")
         assert [message.queue_offset for message in found.messages] == list(reversed(range(20)))
 
 
@@ -61,7 +61,7 @@ async def test_a_window_is_exact(tmp_path: Path) -> None:
 
     async with cluster_of_stores(tmp_path) as (admin, _, _):
         for begin_ms, end_ms in ((1099, 1999), (1100, 1998), (999, 999), (5000, 9000), (20_000, 30_000)):
-            found = await admin.query_message_by_key(TOPIC, "k", 1000, NOW_MS + begin_ms, NOW_MS + end_ms)
+            found = await admin.messages.query_by_key(TOPIC, "k", 1000, NOW_MS + begin_ms, NOW_MS + end_ms)
             offsets = [n for n in range(100) if begin_ms <= 999 + 100 * n <= end_ms]
             assert [message.queue_offset for message in found.messages] == offsets[::-1]
             assert not found.is_cut
@@ -73,11 +73,11 @@ async def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
     fill_store(tmp_path, ahead + numbered(3, 1000))
 
     async with cluster_of_stores(tmp_path) as (admin, _, _):
-        found = await admin.query_message_by_key(TOPIC, "k", 100, NOW_MS, NOW_MS + HOUR_MS)
+        found = await admin.messages.query_by_key(TOPIC, "k", 100, NOW_MS, NOW_MS + HOUR_MS)
         assert [message.unique_key for message in found.messages] == ["U2", "U1", "U0"]
-        found = await admin.query_message_by_key(TOPIC, "k", 100, NOW_MS + HOUR_MS)
+        found = await admin.messages.query_by_key(TOPIC, "k", 100, NOW_MS + HOUR_MS)
         assert [message.unique_key for message in found.messages] == ["A2", "A1", "A0"]
-        everything = await admin.query_message_by_key(TOPIC, "k")
+        everything = await admin.messages.query_by_key(TOPIC, "k")
         assert [message.unique_key for message in everything.messages] == ["A2", "A1", "A0", "U2", "U1", "U0"]
 
 
@@ -89,7 +89,7 @@ async def test_messages_that_come_in_meanwhile_disturb_nothing(tmp_path: Path) -
     async with cluster_of_stores(tmp_path, store={"max_msgs_num_batch": 7}) as (admin, _, running):
         found = []
         async with Producer("p", running.namesrv) as producer:
-            async for message in admin.key_query(TOPIC, "k"):
+            async for message in admin.messages.key_query(TOPIC, "k"):
                 found.append(message)
                 await producer.send(Message(TOPIC, b"new", keys="k"))
         old = [message.queue_offset for message in found if message.store_timestamp == NOW_MS]
@@ -103,7 +103,7 @@ async def test_strangers_with_the_same_hash_are_left_out(tmp_path: Path) -> None
     fill_store(tmp_path, [(key, f"U{number}", time_ms) for number, (key, time_ms) in enumerate(times)])
 
     async with cluster_of_stores(tmp_path) as (admin, _, _):
-        result = await admin.query_message_by_key("Orders", "BB")
+        result = await admin.messages.query_by_key("Orders", "BB")
         assert [message.unique_key for message in result.messages] == ["U0"]
         assert not result.is_cut
 
@@ -114,7 +114,7 @@ async def test_a_page_of_strangers(tmp_path: Path, page: int) -> None:
     fill_store(tmp_path, [(key, f"U{number}", time_ms) for number, (key, time_ms) in enumerate(times)])
 
     async with cluster_of_stores(tmp_path, store={"max_msgs_num_batch": page}) as (admin, _, _):
-        result = await admin.query_message_by_key(TOPIC, "BB")
+        result = await admin.messages.query_by_key(TOPIC, "BB")
         assert ([message.unique_key for message in result.messages], result.is_cut) == (["U0"], False)
 
 
@@ -123,9 +123,9 @@ async def test_what_is_searchable(tmp_path: Path) -> None:
     fill_store(tmp_path, [], "broker-b")
 
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
-        result = await admin.query_message_by_key(TOPIC, "nobody")
+        result = await admin.messages.query_by_key(TOPIC, "nobody")
         assert (result.messages, result.is_cut, result.failures) == ([], False, {})
-        assert result.searchable == {brokers[0].address: (NOW_MS, NOW_MS + 2000), brokers[1].address: (0, 0)}
+        assert result.index_ranges == {brokers[0].address: (NOW_MS, NOW_MS + 2000), brokers[1].address: (0, 0)}
 
 
 async def test_an_index_that_is_gone(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ async def test_an_index_that_is_gone(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "broker-a" / "index")
 
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
-        result = await admin.query_message_by_key(TOPIC, "k")
+        result = await admin.messages.query_by_key(TOPIC, "k")
         assert len(result.messages) == 3
-        assert result.searchable == {brokers[0].address: (NOW_MS, NOW_MS + 2000)}
+        assert result.index_ranges == {brokers[0].address: (NOW_MS, NOW_MS + 2000)}
 
 
 async def test_no_index_at_all(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_no_index_at_all(tmp_path: Path) -> None:
 
     async with cluster_of_stores(tmp_path, store={"message_index_enable": False}) as (admin, brokers, _):
         with pytest.raises(ConfigError, match=f"{brokers[0].address} keeps no index"):
-            await admin.query_message_by_key(TOPIC, "k")
+            await admin.messages.query_by_key(TOPIC, "k")
 
 
 # A broker of Apache's, which knows whole seconds only: our own store, asked as one would ask Apache's.
@@ -167,8 +167,8 @@ async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple
             processors = {RequestCode.QUERY_MESSAGE: query_message}
             broker = await running.scripted_broker("broker-a", TOPIC, processors)  # type: ignore[arg-type]
             async with AdminClient(running.namesrv) as admin:
-                found = await admin.query_message_by_key(TOPIC, "BB", max_count=1000)
-                assert found.searchable == {}, "it does not tell"
+                found = await admin.messages.query_by_key(TOPIC, "BB", max_count=1000)
+                assert found.index_ranges == {}, "it does not tell"
             command = ["admin", "queryMsgByKey", "-n", running.namesrv, "-t", TOPIC, "-k", "BB", "-m", "1000"]
             return found, f"127.0.0.1:{broker.port}", await asyncio.to_thread(CliRunner().invoke, main, command)
 
@@ -177,7 +177,7 @@ async def test_apaches_pages_follow_each_other_by_time(tmp_path: Path) -> None:
     times_ms = [NOW_MS + 100 * number for number in range(3 * PAGE + 5)]
     found, _, said = await ask_apache(tmp_path / "a", times_ms)
     assert [message.queue_offset for message in found.messages] == list(reversed(range(len(times_ms))))
-    assert (found.is_cut, found.crowded) == (False, {})
+    assert (found.is_cut, found.incomplete_seconds) == (False, {})
     assert (said.exit_code, said.stderr) == (0, "")
 
 
@@ -186,7 +186,7 @@ async def test_a_second_with_more_than_a_page_of_apaches_is_told(tmp_path: Path)
     times_ms = [NOW_MS, *(PAGE + 10) * [NOW_MS + 5000], NOW_MS + 9000]
     found, address, said = await ask_apache(tmp_path / "a", times_ms)
     offsets = [message.queue_offset for message in found.messages]
-    assert (found.is_cut, found.crowded) == (True, {address: [(NOW_MS + 5000) // 1000 * 1000]})
+    assert (found.is_cut, found.incomplete_seconds) == (True, {address: [(NOW_MS + 5000) // 1000 * 1000]})
     assert (offsets[0], offsets[-1]) == (len(times_ms) - 1, 0)
     assert len(offsets) >= PAGE
     (line,) = said.stderr.splitlines()
@@ -198,6 +198,6 @@ async def test_a_second_with_more_than_a_page_of_apaches_is_told(tmp_path: Path)
 async def test_a_second_crowded_with_strangers_is_told_where_nothing_is_found(tmp_path: Path) -> None:
     """All that the index gives are messages with another key of the same hash."""
     found, address, said = await ask_apache(tmp_path / "a", (PAGE + 10) * [NOW_MS], keys="Aa")
-    assert (found.messages, found.is_cut, list(found.crowded)) == ([], True, [address])
+    assert (found.messages, found.is_cut, list(found.incomplete_seconds)) == ([], True, [address])
     assert said.exit_code == 0
     assert "there are at least 0" in said.stderr

@@ -28,7 +28,7 @@ class Scene:
 
     async def commit(self, topic: str, offset: int) -> None:
         queue = MessageQueue(topic, "broker-a", 0)
-        await self.admin.update_consume_offset(self.broker.address, "g", queue, offset)
+        await self.admin.offsets.commit(self.broker.address, "g", queue, offset)
 
     async def give_back(self, message: MessageExt, delay_level: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(offset=message.physical_offset, group="g", delay_level=delay_level)
@@ -42,7 +42,7 @@ class Scene:
         return pulled.messages[0]
 
     async def track(self) -> MessageTrack:
-        (track,) = await self.admin.message_track_detail(self.message)
+        (track,) = await self.admin.messages.track(self.message)
         return track
 
 
@@ -53,7 +53,7 @@ async def cluster_with_message(path: Path) -> AsyncIterator[Scene]:
         await running.create_topic(broker, "T", 1)
         async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
             sent = await producer.send(Message("T", b"x", keys="k"))
-            message = await admin.query_message_by_id(sent.offset_msg_id)
+            message = await admin.messages.get(sent.offset_msg_id)
             scene = Scene(running, broker, admin, message)
             await scene.commit("T", 1)
             yield scene
@@ -101,9 +101,9 @@ async def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
         track = await scene.track()
         letter = await scene.copy_in(dlq_topic("g"))
         assert (track.track_type, track.dead_ms) == (TrackType.IN_DLQ, letter.store_timestamp)
-        async for result in scene.admin.redrive_dead_letters("g"):
+        async for result in scene.admin.dead_letters.redrive("g"):
             assert result.topic == "T"
-        scene.message = (await scene.admin.query_message_by_key("T", "k")).messages[0]
+        scene.message = (await scene.admin.messages.query_by_key("T", "k")).messages[0]
         copy = await scene.track()
         assert (copy.track_type, copy.is_passed, copy.dead_ms) == (TrackType.NOT_ONLINE, False, 0)
         await scene.commit("T", 2)
@@ -117,7 +117,7 @@ async def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:
         await running.create_topic(broker, "T", 1)
         async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
             sent = await producer.send(Message("T", b"x", keys="k"))
-            await admin.update_consume_offset(broker.address, "g", MessageQueue("T", "broker-a", 0), 1)
-            (track,) = await admin.message_track_detail(await admin.query_message_by_id(sent.offset_msg_id))
+            await admin.offsets.commit(broker.address, "g", MessageQueue("T", "broker-a", 0), 1)
+            (track,) = await admin.messages.track(await admin.messages.get(sent.offset_msg_id))
             assert (track.track_type, track.is_passed) == (TrackType.NOT_ONLINE, True)
             assert "keeps no index" in track.error

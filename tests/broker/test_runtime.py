@@ -42,13 +42,13 @@ async def test_a_broker_that_takes_no_messages_leaves_the_routes_at_once(tmp_pat
                 return Counter(result.queue.broker_name for result in sent)
 
             assert await brokers_of_sends() == {"broker-a": 4, "broker-b": 4}
-            await admin.update_broker_config(first.address, {"brokerPermission": "4"})
+            await admin.brokers.update_config(first.address, {"brokerPermission": "4"})
             assert await permissions(running, "T") == {"broker-a": 4, "broker-b": 6}
             assert await brokers_of_sends() == {"broker-b": 8}
             await producer.instance.routes.refresh_all()
             assert [queue.broker_name for queue in await producer.queues("T")] == ["broker-b"]
 
-            await admin.update_broker_config(first.address, {"brokerPermission": "6"})
+            await admin.brokers.update_config(first.address, {"brokerPermission": "6"})
             assert await permissions(running, "T") == {"broker-a": 6, "broker-b": 6}
             await producer.instance.routes.refresh_all()
             assert await brokers_of_sends() == {"broker-a": 4, "broker-b": 4}
@@ -65,7 +65,7 @@ async def test_auto_creation_of_topics_is_switched_while_the_broker_runs(tmp_pat
         await running.create_topic(broker, "Made")
         async with AdminClient(running.namesrv) as admin:
             for topic, enabled in zip(["A", "B", "C", "D"], [not at_start, at_start] * 2, strict=True):
-                await admin.update_broker_config(broker.address, {"autoCreateTopicEnable": str(enabled).lower()})
+                await admin.brokers.update_config(broker.address, {"autoCreateTopicEnable": str(enabled).lower()})
                 async with Producer("p", running.namesrv, retry_times=0) as producer:
                     await producer.send(Message("Made", b"x"))
                     if enabled:
@@ -85,6 +85,6 @@ async def test_figures_tell_how_far_each_delay_level_is_delivered(tmp_path: Path
         async with AdminClient(peer.broker.address) as admin, asyncio.timeout(10):
             found: dict[str, str] = {}
             while found.get("scheduleMessageOffset_1") != "1,1":
-                found = await admin.fetch_broker_runtime_stats(peer.broker.address)
+                found = await admin.brokers.runtime_stats(peer.broker.address)
         assert "scheduleMessageOffset_2" not in found
         assert found["sendThreadPoolQueueCapacity"] == found["dispatchMaxBuffer"] == "0"

@@ -176,7 +176,7 @@ def test_topics_are_created_on_a_cluster(cluster: GoldenCluster) -> None:
         ("resetOffsetByTime -g nobody -t GA -s now --yes", 1, "nobody"),
         ("resetOffsetByTime -g G_g_tag -t Unknown -s now --yes", 1, "Unknown"),
         ("resetOffset -g G_g_tag -t GA -b broker-a -q 9 -o 0 --yes", 1, "has no queue broker-a:9"),
-        ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 999 --yes", 1, "has no place at offset 999"),
+        ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 999 --yes", 1, "offset 999 is outside of"),
         ("brokerStatus -b 127.0.0.1:1", 1, "127.0.0.1:1"),
         ("brokerStatus -b nowhere", 1, "host:port"),
         ("statsAll -t Unknown", 1, "Unknown"),

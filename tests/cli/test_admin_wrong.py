@@ -164,7 +164,7 @@ def test_an_unknown_group(cluster: GoldenCluster, command: str) -> None:
         ("queryMsgByOffset -t GA -b no-broker -i 0 -o 0", "no-broker"),
         ("queryMsgByOffset -t GA -b broker-a -i 0 -o 99999999999999999999", "has no message at offset"),
         ("queryMsgByOffset -t GA -b broker-a -i 99 -o 0", "queueId[99]"),
-        ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 99999999999999999999 --yes", "has no place at offset"),
+        ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 99999999999999999999 --yes", "is outside of"),
         ("updateNamesrvConfig -k noSuchKey -v 1", "has no setting noSuchKey; getNamesrvConfig lists all"),
         ("updateBrokerConfig -c DefaultCluster -k noSuchKey -v 1", "noSuchKey: this broker has no such setting"),
         ("updateTopic -c DefaultCluster -t T -r 1000000000", "readQueueNums is 1000000000; 0 to 65536"),

@@ -61,23 +61,23 @@ async def test_what_was_sent(tmp_path: Path) -> None:
             batch = await producer.send_batch([Message("T", b"b%d" % number, keys=f"b{number}") for number in range(3)])
             many = [result async for result in producer.send_many([Message("T", b"many")])]
         await scene.trace.flush()
-        view = await scene.admin.query_message_trace(one.msg_id)
+        view = await scene.admin.traces.query(one.msg_id)
         ((host, pub),) = view.sends
         assert (host, view.transactions, view.deliveries, view.is_cut) == ("127.0.0.1", [], [], False)
         assert (pub.group, pub.topic, pub.tags, pub.keys, pub.body_length) == ("p", "T", "x", "k1 k2", 3)
         assert (pub.msg_id, pub.offset_msg_id, pub.store_host) == (one.msg_id, one.offset_msg_id, scene.broker.address)
         assert (pub.region_id, pub.success, pub.message_type) == ("DefaultRegion", True, MessageType.NORMAL)
         assert pub.cost_ms >= 0
-        ((_, delayed),) = (await scene.admin.query_message_trace(later.msg_id)).sends
+        ((_, delayed),) = (await scene.admin.traces.query(later.msg_id)).sends
         assert (delayed.message_type, delayed.tags, delayed.keys) == (MessageType.DELAY, None, None)
         for number, result in enumerate(batch):
-            ((_, of_batch),) = (await scene.admin.query_message_trace(result.msg_id)).sends
+            ((_, of_batch),) = (await scene.admin.traces.query(result.msg_id)).sends
             assert (of_batch.keys, of_batch.offset_msg_id) == (f"b{number}", result.offset_msg_id)
-        assert len((await scene.admin.query_message_trace(many[0].msg_id)).sends) == 1
+        assert len((await scene.admin.traces.query(many[0].msg_id)).sends) == 1
         (message,) = await scene.written()
         assert {"k1", "k2", "b0", one.msg_id} <= set((message.keys or "").split(" "))
         assert len(decode(message.body.decode())) == 6
-        assert (await scene.admin.query_message_trace("nobody")).sends == []
+        assert (await scene.admin.traces.query("nobody")).sends == []
 
 
 async def test_how_a_transaction_ended(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_how_a_transaction_ended(tmp_path: Path) -> None:
         async with TransactionProducer("p", scene.running.namesrv, **options) as producer:  # type: ignore[arg-type]
             sent = await producer.send_in_transaction(Message("T", b"half", keys="k"), commit)
         await scene.trace.flush()
-        view = await scene.admin.query_message_trace(sent.msg_id)
+        view = await scene.admin.traces.query(sent.msg_id)
         assert [pub.message_type for _, pub in view.sends] == [MessageType.TRANSACTION_HALF]
         ((_, end),) = view.transactions
         assert (end.transaction_state, end.from_transaction_check, end.keys) == ("COMMIT_MESSAGE", False, "k")
@@ -99,16 +99,16 @@ async def test_what_was_consumed(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
             sent = await producer.send(Message("T", b"one", keys="k"))
-        message = await scene.admin.query_message_by_id(sent.offset_msg_id)
+        message = await scene.admin.messages.get(sent.offset_msg_id)
         with pytest.raises(ValueError, match="bad"), scene.trace.consuming("c", [message]):
             raise ValueError("bad")
         message.reconsume_times = 1
         with scene.trace.consuming("c", [message]):
             await scene.trace.flush()
-            during = await scene.admin.query_message_trace(sent.msg_id)
+            during = await scene.admin.traces.query(sent.msg_id)
             assert [one.end is not None for one in during.deliveries] == [True, False]
         await scene.trace.flush()
-        failed, done = (await scene.admin.query_message_trace(sent.msg_id)).deliveries
+        failed, done = (await scene.admin.traces.query(sent.msg_id)).deliveries
         assert failed.begin is not None
         assert failed.end is not None
         assert (failed.end.success, failed.end.context_code) == (False, ConsumeReturnType.EXCEPTION)
@@ -134,7 +134,7 @@ async def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
         async with consumer:
             await tries.reach(2)
         await scene.trace.flush()
-        failed, done = (await scene.admin.query_message_trace(sent.msg_id)).deliveries
+        failed, done = (await scene.admin.traces.query(sent.msg_id)).deliveries
         assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
 
 
@@ -159,7 +159,7 @@ async def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
             sent = await producer.send(Message("T", b"one"))
             await heard.reach(2)
         await scene.trace.flush()
-        view = await scene.admin.query_message_trace(sent.msg_id)
+        view = await scene.admin.traces.query(sent.msg_id)
         assert len(view.sends) == 1
         outcomes = [(one.begin and one.begin.retry_times, one.end and one.end.success) for one in view.deliveries]
         assert outcomes == [(0, False), (1, True)]
@@ -169,7 +169,7 @@ async def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path, trace_on=False) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             sent = await producer.send(Message("T", b"one"))
-        message = await scene.admin.query_message_by_id(sent.offset_msg_id)
+        message = await scene.admin.messages.get(sent.offset_msg_id)
         message.properties["TRACE_ON"] = "false"  # as a broker marks it that has hooks of its own
         with scene.trace.consuming("c", [message]):
             pass
@@ -199,5 +199,5 @@ async def test_without_a_place_to_write_to(tmp_path: Path, caplog: pytest.LogCap
             await producer.send(Message("T", b"one"))
         await scene.trace.flush()
         with pytest.raises(TopicNotFound):
-            await scene.admin.query_message_trace("any")
+            await scene.admin.traces.query("any")
         assert "a part of the message trace is lost" in caplog.text

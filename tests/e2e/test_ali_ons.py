@@ -47,8 +47,8 @@ def test_a_message_is_found_by_the_id_and_key_that_it_was_sent_with(ali_ons: Cli
 
     async def find() -> tuple[MessageExt, list[MessageExt]]:
         async with AdminClient(ali_ons.namesrv) as admin:
-            by_id = await admin.query_message_by_id(answer["msgId"])
-            return by_id, (await admin.query_message_by_key(topic, "order-1")).messages
+            by_id = await admin.messages.get(answer["msgId"])
+            return by_id, (await admin.messages.query_by_key(topic, "order-1")).messages
 
     by_id, by_key = asyncio.run(find())
     assert by_id.body == b"one pizza"
@@ -209,7 +209,7 @@ def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: Client) -> 
 
         async def topics() -> list[str]:
             async with AdminClient(ali_ons.namesrv) as admin:
-                return await admin.fetch_all_topic_list()
+                return await admin.topics.names()
 
         assert retry_topic(f"G{topic}") in asyncio.run(topics())
 

@@ -1,13 +1,17 @@
-"""Every asynchronous test of this package runs on asyncio's event loop and on the one that batches socket writes."""
+"""Runs every asynchronous test on asyncio's own event loop and on one that batches writes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from rucola.remoting.event_loop import TurnLoop
+import pytest
+
+from rucola.remoting.event_loop import BatchingEventLoop
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The factories of the loops by the name that a test's id gets; pytest-asyncio calls this."""
-    return {"asyncio": asyncio.SelectorEventLoop, "write-batching": TurnLoop}
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loops of the tests in this directory, by the name that appears in a test's id."""
+    return {"immediate": asyncio.SelectorEventLoop, "batching": BatchingEventLoop}

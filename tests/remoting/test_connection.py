@@ -1,4 +1,4 @@
-"""Connections over real sockets: what a server does for its peers, and what it does to bad ones."""
+"""Connections over real sockets: responses, back pressure, damaged input, requests in both directions, closing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
-from support.raw_peer import BIG, ECHO, HOLD, NOTIFY, RawPeer, echo, remoting_server, request
+from support.remoting_peers import BIG, ECHO, HOLD, NOTIFY, RawPeer, echo, request, running_server
 
 # Answers.
 
@@ -34,7 +34,7 @@ async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
 
         connection._write = noted
 
-    async with remoting_server({ECHO: echo}, on_open=note_writes) as server:
+    async with running_server({ECHO: echo}, on_open=note_writes) as server:
         peer = await RawPeer.to(server)
         requests = [request(ECHO, str(n).encode()) for n in range(50)]
         await peer.send(b"".join(command.encode() for command in requests))
@@ -46,8 +46,8 @@ async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
         await peer.close()
 
 
-async def test_an_answer_has_the_requests_serialization() -> None:
-    async with remoting_server({ECHO: echo}) as server:
+async def test_a_response_has_the_serialization_of_its_request() -> None:
+    async with running_server({ECHO: echo}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         for serialize_type in SerializeType:
@@ -74,7 +74,7 @@ async def test_one_way_requests_are_processed_and_never_answered() -> None:
         seen.append(command.body)
         return command.response(0)
 
-    async with remoting_server({ECHO: note, HOLD: lambda _, command: later(command), BIG: fail}) as server:
+    async with running_server({ECHO: note, HOLD: lambda _, command: later(command), BIG: fail}) as server:
         peer = await RawPeer.to(server)
         for code in (ECHO, HOLD, BIG, 99):
             await peer.send(RemotingCommand.oneway(code, body=str(code).encode()).encode())
@@ -86,11 +86,11 @@ async def test_one_way_requests_are_processed_and_never_answered() -> None:
         await peer.close()
 
 
-async def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_one_way_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")
 
-    async with remoting_server({ECHO: fail, HOLD: echo}) as server:
+    async with running_server({ECHO: fail, HOLD: echo}) as server:
         peer = await RawPeer.to(server)
         await peer.send(RemotingCommand.oneway(ECHO).encode() + request(HOLD).encode())
         await peer.commands(1)
@@ -99,7 +99,7 @@ async def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureF
     assert record.message.endswith("one-way request code 1 failed: the topic is empty")
 
 
-async def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_of_a_processor_becomes_a_response(caplog: pytest.LogCaptureFixture) -> None:
     def ours(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")
 
@@ -112,7 +112,7 @@ async def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixt
     def unsendable(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         return command.response(0, remark="\ud800")
 
-    async with remoting_server({1: ours, 2: other, 3: lambda _, command: late(command), 4: unsendable}) as server:
+    async with running_server({1: ours, 2: other, 3: lambda _, command: late(command), 4: unsendable}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         answers = [await client.invoke(address, request(code)) for code in (1, 2, 3, 4, 5)]
@@ -133,7 +133,7 @@ async def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixt
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
-async def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
+async def test_awaitable_replies_are_sent_together_when_they_are_done() -> None:
     held: list[asyncio.Future[RemotingCommand]] = []
 
     def hold(connection: Connection, command: RemotingCommand) -> Reply:
@@ -142,7 +142,7 @@ async def test_awaitable_replies_come_when_they_are_ready_and_together() -> None
         held.append(future)
         return future
 
-    async with remoting_server({ECHO: echo, HOLD: hold}) as server:
+    async with running_server({ECHO: echo, HOLD: hold}) as server:
         peer = await RawPeer.to(server)
         first, second, third = request(HOLD), request(ECHO), request(HOLD)
         await peer.send(first.encode() + second.encode() + third.encode())
@@ -153,9 +153,9 @@ async def test_awaitable_replies_come_when_they_are_ready_and_together() -> None
         await peer.close()
 
 
-async def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_held_reply_to_a_closed_peer_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     processors: dict[int, Processor] = {ECHO: echo}
-    async with remoting_server(processors) as server:
+    async with running_server(processors) as server:
         asked, release = asyncio.Event(), asyncio.Event()
 
         async def hold(command: RemotingCommand) -> RemotingCommand:
@@ -186,10 +186,10 @@ async def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptur
     "garbage",
     [b"\x7f\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x01"],
 )
-async def test_garbage_closes_that_connection_with_one_log_line(
+async def test_garbage_closes_its_connection_only_with_one_log_line(
     caplog: pytest.LogCaptureFixture, garbage: bytes
 ) -> None:
-    async with remoting_server({ECHO: echo}) as server:
+    async with running_server({ECHO: echo}) as server:
         good, bad = await RawPeer.to(server), await RawPeer.to(server)
         before = request(ECHO, b"before")
         await bad.send(before.encode() + garbage)
@@ -205,16 +205,16 @@ async def test_garbage_closes_that_connection_with_one_log_line(
 
 
 async def test_a_frame_over_the_servers_limit_closes_the_connection() -> None:
-    async with remoting_server({ECHO: echo}, max_frame_size=1000) as server:
+    async with running_server({ECHO: echo}, max_frame_size=1000) as server:
         peer = await RawPeer.to(server)
         await peer.send(request(ECHO, bytes(1000)).encode())
         assert await peer.end() == b""
         await peer.close()
 
 
-async def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peer_that_closes_in_the_middle_of_a_frame_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        async with remoting_server({ECHO: echo}) as server:
+        async with running_server({ECHO: echo}) as server:
             peer = await RawPeer.to(server)
             await peer.send(request(ECHO).encode() + request(ECHO).encode()[:-1])
             assert len(await peer.commands(1)) == 1
@@ -226,12 +226,12 @@ async def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pyte
     ]
 
 
-async def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
+async def test_a_peer_that_does_not_read_has_bounded_memory_and_recovers() -> None:
     size, count = 256 * 1024, 100
 
     opened: asyncio.Queue[Connection] = asyncio.Queue()
     body = bytes(size)
-    async with remoting_server(
+    async with running_server(
         {ECHO: echo, BIG: lambda _, command: command.response(0, body=body)}, on_open=opened.put_nowait
     ) as server:
         peer = await RawPeer.to(server)
@@ -261,8 +261,8 @@ async def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
         await peer.close()
 
 
-async def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
-    async with remoting_server({ECHO: echo}) as server:
+async def test_two_peers_that_send_much_do_not_block_each_other() -> None:
+    async with running_server({ECHO: echo}) as server:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
         body = bytes(512 * 1024)
@@ -271,8 +271,8 @@ async def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
         await client.close()
 
 
-async def test_many_connections() -> None:
-    async with remoting_server({ECHO: echo}) as server:
+async def test_two_hundred_connections_are_served_and_closed() -> None:
+    async with running_server({ECHO: echo}) as server:
         clients = [RemotingClient() for _ in range(200)]
         address = f"127.0.0.1:{server.port}"
         for _ in range(3):
@@ -287,8 +287,8 @@ async def test_many_connections() -> None:
         assert server.connections == set()
 
 
-async def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
-    async with remoting_server({ECHO: echo}) as server:
+async def test_only_idle_connections_are_closed() -> None:
+    async with running_server({ECHO: echo}) as server:
         idle, used = await RawPeer.to(server), await RawPeer.to(server)
         await used.send(request(ECHO).encode())
         await used.commands(1)  # so that both have been accepted
@@ -310,15 +310,15 @@ async def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
         await used.close()
 
 
-async def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
-    """Each takes a few KB of this process, most of it asyncio's own; all are gone at once when told to go."""
+async def test_five_thousand_idle_connections_take_little_memory_and_delay_no_other() -> None:
+    """A connection takes a few KB, most of them asyncio's; `close_idle` closes all of them."""
 
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     count = min(
         5000, (limit - 500) // 2
     )  # where the system gives this process fewer descriptors, with as many as can be
-    async with remoting_server({ECHO: echo}) as server:
+    async with running_server({ECHO: echo}) as server:
         before = resident_bytes()
         peers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]
         other = await RawPeer.to(server)
@@ -335,7 +335,7 @@ async def test_five_thousand_idle_connections_take_little_and_hinder_nobody() ->
 
 
 def resident_bytes() -> int:
-    """How much memory this process has now."""
+    """The resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
@@ -348,15 +348,15 @@ async def test_a_servers_request_is_answered_over_the_same_connection() -> None:
         back = await connection.request(request(NOTIFY, b"how are you"), Deadline(3000))
         return command.response(0, body=back.body)
 
-    async with remoting_server({HOLD: ask_back}) as server:
+    async with running_server({HOLD: ask_back}) as server:
         client = RemotingClient({NOTIFY: lambda _, command: command.response(0, body=command.body + b"? fine")})
         answer = await client.invoke(f"127.0.0.1:{server.port}", request(HOLD))
         assert answer.body == b"how are you? fine"
         await client.close()
 
 
-async def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
-    async with remoting_server({ECHO: echo}) as server:
+async def test_a_response_to_no_request_is_dropped() -> None:
+    async with running_server({ECHO: echo}) as server:
         peer = await RawPeer.to(server)
         await peer.send(request(ECHO).response(0).encode() + request(ECHO, b"x").encode())
         (answer,) = await peer.commands(1)
@@ -367,7 +367,7 @@ async def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
 # Closing.
 
 
-async def test_close_lets_written_answers_go_out() -> None:
+async def test_close_sends_written_responses_first() -> None:
     size = 8 * 1024 * 1024
 
     def answer_and_close(connection: Connection, command: RemotingCommand) -> None:
@@ -376,7 +376,7 @@ async def test_close_lets_written_answers_go_out() -> None:
         connection.close()
         assert not connection.is_open
 
-    async with remoting_server({BIG: answer_and_close}) as server:
+    async with running_server({BIG: answer_and_close}) as server:
         peer = await RawPeer.to(server)
         await peer.send(request(BIG).encode())
         (answer,) = FrameDecoder().receive_data(await peer.end())
@@ -393,7 +393,7 @@ async def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pyte
         called.set()
         return command.response(0, body=bytes(16 * 1024 * 1024))
 
-    async with remoting_server({BIG: big}) as server:
+    async with running_server({BIG: big}) as server:
         peer = await RawPeer.to(server)
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await peer.send(request(BIG).encode())
@@ -404,8 +404,8 @@ async def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pyte
         peer.writer.transport.abort()
 
 
-async def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
-    async with remoting_server({ECHO: echo, HOLD: lambda connection, _: connection.close()}) as server:
+async def test_a_request_in_flight_fails_when_the_connection_breaks() -> None:
+    async with running_server({ECHO: echo, HOLD: lambda connection, _: connection.close()}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         connection = await client.connect(address)
@@ -420,8 +420,8 @@ async def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
         await client.close()
 
 
-async def test_a_request_without_an_answer_times_out_and_the_connection_lives_on() -> None:
-    async with remoting_server({ECHO: echo, HOLD: lambda connection, command: None}) as server:
+async def test_a_request_times_out_and_the_connection_stays_open() -> None:
+    async with running_server({ECHO: echo, HOLD: lambda connection, command: None}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         with pytest.raises(RemotingTimeout, match=f"{address} gave no answer to request code 2 within [0-9]+ ms"):
@@ -432,7 +432,7 @@ async def test_a_request_without_an_answer_times_out_and_the_connection_lives_on
 
 
 async def test_a_forgotten_request_is_cancelled() -> None:
-    async with remoting_server({HOLD: lambda connection, command: None}) as server:
+    async with running_server({HOLD: lambda connection, command: None}) as server:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
         command = request(HOLD)
@@ -444,7 +444,7 @@ async def test_a_forgotten_request_is_cancelled() -> None:
 
 
 async def test_peers_are_named_by_address() -> None:
-    async with remoting_server(
+    async with running_server(
         {ECHO: lambda connection, command: command.response(0, body=connection.peer.encode())}
     ) as server:
         client = RemotingClient()
@@ -457,6 +457,6 @@ async def test_peers_are_named_by_address() -> None:
         await client.close()
 
 
-def test_ipv6_peers_stand_in_brackets() -> None:
+def test_ipv6_addresses_are_in_brackets() -> None:
     assert connection_module.address_of(("::1", 10911, 0, 0)) == "[::1]:10911"
     assert connection_module.address_of(("127.0.0.1", 10911)) == "127.0.0.1:10911"

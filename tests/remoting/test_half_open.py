@@ -67,7 +67,7 @@ async def test_posted_requests_notice_as_well(monkeypatch: pytest.MonkeyPatch) -
         command = request(ECHO)
         answer = connection.post(command)
         await asyncio.wait([answer], timeout=0.05)
-        connection.give_up(command, 50)
+        connection.timed_out(command, 50)
         assert answer.cancelled()
         await connection.closed.wait()
 

@@ -1,4 +1,4 @@
-"""Streams: bytes both ways, from where they lie, and what goes wrong with sockets."""
+"""Streams: bytes in both directions, and errors of sockets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rucola.remoting.stream import Stream, StreamServer, open_stream
 
 HOST = "127.0.0.1"
 LARGE = Random(0).randbytes(8 << 20)
-"""More than sockets hold."""
+"""More bytes than the buffers of a socket hold."""
 
 
 @asynccontextmanager
-async def stream_server(serve: Callable[[Stream], Awaitable[None]]) -> AsyncIterator[str]:
+async def running_stream_server(serve: Callable[[Stream], Awaitable[None]]) -> AsyncIterator[str]:
+    """The address of a started server, stopped at the end or after 30 s."""
     server = StreamServer(HOST, 0, serve)
     server.start()
     try:
@@ -36,18 +37,18 @@ async def read_all(stream: Stream) -> bytes:
 
 
 @pytest.mark.parametrize(("head", "body"), [(b"head", LARGE), (LARGE, b"body"), (b"head", b""), (LARGE, LARGE)])
-async def test_what_is_written_arrives(head: bytes, body: bytes) -> None:
+async def test_written_bytes_arrive(head: bytes, body: bytes) -> None:
     async def serve(stream: Stream) -> None:
         await stream.write(head, memoryview(body))
 
-    async with stream_server(serve) as address:
+    async with running_stream_server(serve) as address:
         stream = await open_stream(address)
         assert stream.peer == address
         assert await read_all(stream) == head + body
         stream.close()
 
 
-async def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_reads() -> None:
+async def test_a_closed_peer_fails_a_write_and_ends_a_read() -> None:
     outcome: asyncio.Queue[str] = asyncio.Queue()
 
     async def serve(stream: Stream) -> None:
@@ -59,7 +60,7 @@ async def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_re
             outcome.put_nowait(str(error))
             raise
 
-    async with stream_server(serve) as address:
+    async with running_stream_server(serve) as address:
         stream = await open_stream(address)
         await stream.write(b"x")
         await stream.read(1)
@@ -67,13 +68,13 @@ async def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_re
         assert "broke: " in await outcome.get()
 
 
-async def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_while_serving_ends_its_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     async def serve(stream: Stream) -> None:
         if await stream.read(1) == b"!":
             raise ValueError("no!")
         await stream.write(b"served")
 
-    async with stream_server(serve) as address:
+    async with running_stream_server(serve) as address:
         for sent, answer in ((b"!", b""), (b"?", b"served")):
             stream = await open_stream(address)
             await stream.write(sent)
@@ -82,7 +83,7 @@ async def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.L
     assert "serving this connection failed" in caplog.text
 
 
-async def test_a_server_that_stops_ends_what_it_serves() -> None:
+async def test_stop_ends_all_connections() -> None:
     async def serve(stream: Stream) -> None:
         await stream.write(b"wait")
         await asyncio.Event().wait()
@@ -99,14 +100,14 @@ async def test_a_server_that_stops_ends_what_it_serves() -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "no.such.host.invalid:1"])
-async def test_addresses_that_lead_nowhere(address: str) -> None:
+async def test_an_unreachable_address_is_a_connect_error(address: str) -> None:
     with pytest.raises(RemotingConnectError):
         await open_stream(address)
 
 
-async def test_a_port_that_is_taken() -> None:
+async def test_a_port_in_use_is_an_error() -> None:
     async def serve(stream: Stream) -> None: ...
 
-    async with stream_server(serve) as address:
+    async with running_stream_server(serve) as address:
         with pytest.raises(RemotingError, match=f"cannot listen on {address}: "):
             StreamServer(HOST, int(address.rpartition(":")[2]), serve).start()

@@ -1,4 +1,4 @@
-"""Frames whose header cannot be read: answered as far as possible, on a connection that lives on."""
+"""Frames with unreadable headers: answered if their opaque is readable, on a connection that stays open."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
-from support.raw_peer import ECHO, HOLD, RawPeer, echo, remoting_server, request
+from support.remoting_peers import ECHO, HOLD, RawPeer, echo, request, running_server
 
 
 def frame(header: bytes, serializer: int = 0) -> bytes:
     return struct.pack(">iI", 4 + len(header), serializer << 24 | len(header)) + header
 
 
-async def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with remoting_server({ECHO: echo}) as server:
+async def test_an_unreadable_header_is_answered_and_the_connection_stays_open(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_server({ECHO: echo}) as server:
         peer = await RawPeer.to(server)
         before, after = request(ECHO, b"before"), request(ECHO, b"after")
         unreadable = [
             frame(b'{"code":"x","opaque":7}'),
             frame(struct.pack(">hBhiii", ECHO, 0, 0, 8, 0, -1), serializer=1),
             frame(b'{"code":"x","opaque":9,"flag":2}'),  # one-way
-            frame(b'{"code":"x","opaque":10,"flag":1}'),  # an answer that nobody waits for
+            frame(b'{"code":"x","opaque":10,"flag":1}'),  # a response to no request
             frame(b"nonsense"),
             frame(b"{}", serializer=3),
-            frame(b'{"opaque":11,"language":0}'),  # which is read: code 0
+            frame(b'{"opaque":11,"language":0}'),  # readable: code 0
         ]
         await peer.send(b"".join([before.encode(), *unreadable, after.encode()]))
         first, json_answer, binary_answer, unsupported, last = await peer.commands(5)
@@ -50,11 +48,11 @@ async def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives
     assert (record.levelno, "a frame cannot be read: JSON header" in record.message) == (logging.WARNING, True)
 
 
-async def test_a_request_whose_answer_cannot_be_read_fails_at_once() -> None:
+async def test_a_request_with_an_unreadable_response_fails_at_once() -> None:
     def answer(connection: Connection, command: RemotingCommand) -> bytes:
         return frame(b'{"code":[],"flag":1,"opaque":%d}' % command.opaque)
 
-    async with remoting_server({ECHO: echo, HOLD: answer}) as server:
+    async with running_server({ECHO: echo, HOLD: answer}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         with pytest.raises(RemoteProtocolError, match=f"{address} gave an answer that cannot be read: .*code"):
@@ -93,11 +91,11 @@ headers = st.one_of(
 @example([(0, b"{}")], 1)
 @given(st.lists(headers, max_size=20), st.integers(1, 200))
 async def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]], chunk_size: int) -> None:
-    """Whatever else its header holds, and however the stream is cut; answers and one-way requests never are."""
+    """For any other content of the header and any chunks of the stream; responses and one-way requests are not."""
     expected = [opaque for serializer, header in parts if (opaque := asks(serializer, header)) is not None]
     stream = b"".join(frame(header, serializer) for serializer, header in parts)
 
-    async with remoting_server({ECHO: echo}) as server:
+    async with running_server({ECHO: echo}) as server:
         peer = await RawPeer.to(server)
         last = request(ECHO, b"last")
         for begin in range(0, len(stream), chunk_size):

@@ -131,7 +131,7 @@ async def test_the_progress_of_a_stream_may_be_that_of_a_group(
 
         async def behind() -> dict[int, int]:
             async with AdminClient(running.namesrv) as admin:
-                table = (await admin.examine_consume_stats("spark-job")).offset_table
+                table = (await admin.groups.consume_stats("spark-job")).offset_table
             return {queue.queue_id: at.broker_offset - at.consumer_offset for queue, at in table.items()}
 
         given = {"nameServer": running.namesrv, "subscribe": "T", "commitGroup": "spark-job"}

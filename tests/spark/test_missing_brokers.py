@@ -331,8 +331,8 @@ async def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) 
 
 async def delete_topic(pair: Pair, topic: str) -> None:
     async with AdminClient(pair.running.namesrv) as admin:
-        await admin.delete_topic_in_broker(pair.b.address, topic)
-        await admin.delete_topic_in_name_server(topic)
+        await admin.topics.delete_on_broker(pair.b.address, topic)
+        await admin.topics.delete_on_name_servers(topic)
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class Client:
         async def create() -> None:
             async with AdminClient(self.namesrv) as admin:
                 config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
-                await admin.create_and_update_topic_config(self.broker, config)
+                await admin.topics.create_or_update(self.broker, config)
 
         asyncio.run(create())
         return topic

@@ -1,13 +1,17 @@
-"""Administration: what an operator asks of name servers and brokers, as typed methods that print nothing."""
+"""Administration of name servers and brokers: typed requests that return values and print nothing.
+
+`AdminClient` has one part for each subject; `client` lists them.
+"""
 
 from rucola.admin.client import AdminClient
-from rucola.admin.cluster import order_conf
-from rucola.admin.dead_letters import REDRIVE_GROUP, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
-from rucola.admin.groups import ResetResult
-from rucola.admin.messages import MessageTrack, TrackType
+from rucola.admin.dead_letters import DeadLetter, DeadLetterStats
+from rucola.admin.message_track import MessageTrack, TrackType
 from rucola.admin.monitor import Finding
+from rucola.admin.name_servers import parse_order_conf
+from rucola.admin.offsets import ResetResult
 from rucola.admin.queries import MAX_LONG, PAGE, KeyQuery, KeyQueryResult
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
+from rucola.admin.redrive import REDRIVE_GROUP, RedriveResult, RedriveStatus
 from rucola.admin.traces import MessageTraceView, TracedDelivery
 from rucola.admin.traffic import GroupTraffic, TopicTraffic, Traffic
 from rucola.message import MessageExt
@@ -52,7 +56,7 @@ __all__ = [
     "TrackType",
     "Traffic",
     "dlq_topic",
-    "order_conf",
+    "parse_order_conf",
     "read_queue",
     "retry_topic",
     "version_text",

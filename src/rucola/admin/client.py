@@ -1,39 +1,87 @@
-"""AdminClient: every administrative request as one method that returns values and prints nothing.
+"""AdminClient: all administrative requests, grouped into parts that return values and print nothing.
 
-Names of methods and words in results are those of Apache's `MQAdminExt`, in snake case. The methods stand in one file a
-family:
+    client.cluster        clusters, broker names and addresses
+    client.brokers        configuration, statistics and clean-up of one broker
+    client.name_servers   configuration, write permissions and the key-value table of all name servers
+    client.topics         topics, their routes and queues
+    client.groups         consumer and producer groups, their members and consume stats
+    client.offsets        consumer offsets: commit, reset, clone
+    client.messages       queries by key and id, direct consumption, message track
+    client.dead_letters   dead letters, and sending them again
+    client.traces         message traces
+    client.traffic        message rates of topics and their consumer groups
+    client.export         documents that describe a whole cluster
+    client.monitor        problems of consumer groups
 
-    asking         the map of the cluster: routes, brokers, clusters
-    cluster        name servers and brokers: configuration, figures, permissions
-    topics         topics and their queues
-    groups         consumer and producer groups, their clients and offsets
-    traffic        what comes in and goes out
-    searching      finding messages
-    messages       giving one to a consumer, and following it
-    tracing        what clients tell of a message's way
-    exporting      settings and figures of a cluster as documents
-    dead_letters   what groups have given up, and sending it again
-    monitoring     one look at all groups
+Each part is a small class over one shared `AdminRequests` and the parts it builds upon. Apache's servers understand all
+requests as well.
 
-They ask Apache's servers as well as ours.
-
-Answers to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query does
-not stop at 64 records, its result comes newest first and says when it was cut and which brokers did not answer; a group
-without clients is reset by the same call as one with clients.
+Corresponds to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query
+is not limited to 64 records, returns the newest first, and reports whether it was truncated and which brokers failed;
+one call resets the offsets of a group with or without members.
 """
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import Self
+
+from rucola.admin.brokers import BrokerAdmin
+from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.dead_letters import DeadLetterAdmin
 from rucola.admin.export import ExportAdmin
+from rucola.admin.groups import GroupAdmin
+from rucola.admin.message_track import MessageTracker
+from rucola.admin.messages import MessageAdmin
 from rucola.admin.monitor import MonitorAdmin
+from rucola.admin.name_servers import NameServerAdmin
+from rucola.admin.offsets import OffsetAdmin
+from rucola.admin.queries import MessageIndexes
+from rucola.admin.requests import REQUEST_TIMEOUT_MS, AdminRequests
+from rucola.admin.topics import TopicAdmin
 from rucola.admin.traces import TraceAdmin
 from rucola.admin.traffic import TrafficAdmin
 
 
-class AdminClient(TrafficAdmin, ExportAdmin, TraceAdmin, MonitorAdmin):
-    """An operator's view of a cluster; use it as `async with AdminClient("127.0.0.1:9876") as admin`.
+class AdminClient:
+    """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
 
-    `namesrv` reads "host:port;host:port". Belongs to one event loop. Every method raises RemotingConnectError or
-    RemotingTimeout when nobody answers, BrokerError when an answer is an error code, and TopicNotFound for a topic
-    without a route.
+    `namesrv` lists the name servers, "host:port;host:port"; `timeout_ms` bounds each request. A client belongs to one
+    event loop. Every method of its parts raises RemotingConnectError or RemotingTimeout if a server does not answer,
+    BrokerError if it answers with an error code, and TopicNotFound for a topic without a route.
     """
+
+    def __init__(self, namesrv: str, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
+        requests = AdminRequests(namesrv, timeout_ms=timeout_ms)
+        self._requests = requests
+        self.cluster = ClusterAdmin(requests)
+        self.brokers = BrokerAdmin(requests)
+        self.name_servers = NameServerAdmin(requests)
+        self.topics = TopicAdmin(requests)
+        self.groups = GroupAdmin(requests, self.cluster, self.topics)
+        self.offsets = OffsetAdmin(requests, self.cluster, self.topics)
+        indexes = MessageIndexes(requests, self.topics, self.brokers)
+        tracker = MessageTracker(self.cluster, self.topics, self.groups, indexes)
+        self.messages = MessageAdmin(requests, self.cluster, indexes, tracker)
+        self.dead_letters = DeadLetterAdmin(requests, self.cluster, self.topics, self.offsets, self.messages)
+        self.traces = TraceAdmin(self.messages)
+        self.traffic = TrafficAdmin(self.brokers, self.topics, self.groups)
+        self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
+        self.monitor = MonitorAdmin(namesrv, self.groups, self.dead_letters)
+
+    @property
+    def namesrv(self) -> str:
+        """The addresses of the name servers, "host:port;host:port"."""
+        return self._requests.namesrv
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._requests.close()

@@ -1,10 +1,10 @@
-"""ExportAdmin: a cluster's settings and figures as whole documents, laid out as Apache's export commands write them.
+"""ExportAdmin: documents that describe a cluster, laid out like those of Apache's export commands.
 
-    metadata   topics and groups of all masters; queues of a topic, and retry queues of a group, are added up
-    configs    how many servers there are, and those settings of each master that tell clusters apart
-    metrics    disk, rates, day counts and clients of each master, and the sums of rates and counts
+    metadata   topics and groups of several masters; queue numbers of equal names are added up
+    configs    number of servers, and the settings of each master that matter for operation
+    metrics    disk usage, rates, daily counts and clients of each master, and their totals
 
-Topics and groups of the system are left out, topics for retries and dead letters only unless they are asked for.
+System topics and groups are left out; retry topics and dead letter queues are included on request only.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rucola.admin.cluster import ClusterAdmin, shortest_rate
+from rucola.admin.brokers import BrokerAdmin, shortest_rate
+from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
-from rucola.admin.requests import each
+from rucola.admin.requests import AdminRequests, gather_fail_fast
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError, MQError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
@@ -31,38 +32,56 @@ CONFIG_KEYS = (
     "fileReservedTime", "filterServerNums", "flushDiskType", "maxMessageSize", "messageDelayLevel",
     "msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS",
 )  # fmt: skip
-"""The settings that are exported, as far as a broker has them."""
+"""The exported settings; those that a broker does not report are left out."""
 
 
-class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
-    """Part of AdminClient."""
+class ExportAdmin:
+    """The part `client.export` of an AdminClient."""
 
-    async def export_metadata(
+    def __init__(
+        self,
+        requests: AdminRequests,
+        cluster: ClusterAdmin,
+        brokers: BrokerAdmin,
+        topics: TopicAdmin,
+        groups: GroupAdmin,
+    ) -> None:
+        self._requests = requests
+        self._cluster = cluster
+        self._brokers = brokers
+        self._topics = topics
+        self._groups = groups
+
+    async def metadata(
         self, addresses: list[str], *, with_special: bool = False
     ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
-        """Topics and groups of these masters, by name."""
+        """Return topics and groups of these masters, by name.
+
+        `with_special` includes retry topics and dead letter queues.
+        """
         topics: dict[str, TopicConfig] = {}
         groups: dict[str, SubscriptionGroupConfig] = {}
-        of_masters = await each(self._user_topics(address, with_special=with_special) for address in addresses)
-        for of_master in of_masters:
-            for name, topic in of_master.items():
+        for broker_topics in await gather_fail_fast(
+            self._user_topics(address, with_special=with_special) for address in addresses
+        ):
+            for name, topic in broker_topics.items():
                 if name in topics:
                     topic.read_queue_nums += topics[name].read_queue_nums
                     topic.write_queue_nums += topics[name].write_queue_nums
                 topics[name] = topic
-        for groups_of_master in await each(map(self._user_groups, addresses)):
-            for name, group in groups_of_master.items():
+        for broker_groups in await gather_fail_fast(map(self._user_groups, addresses)):
+            for name, group in broker_groups.items():
                 if name in groups:
                     group.retry_queue_nums += groups[name].retry_queue_nums
                 groups[name] = group
         return dict(sorted(topics.items())), dict(sorted(groups.items()))
 
-    async def export_configs(self, cluster: str) -> dict[str, Any]:
-        """How large the cluster is, and how its masters are set."""
-        masters = await self.fetch_masters_of_cluster(cluster)
-        info = await self.examine_cluster_info()
+    async def configs(self, cluster: str) -> dict[str, Any]:
+        """Return the number of servers of a cluster and the CONFIG_KEYS of its masters."""
+        masters = await self._cluster.masters(cluster)
+        info = await self._cluster.info()
         addresses = [info.broker_addr_table[name].broker_addrs for name in info.cluster_addr_table[cluster]]
-        tables = await each(map(self.get_broker_config, masters.values()))
+        tables = await gather_fail_fast(map(self._brokers.config, masters.values()))
         configs = dict(zip(masters, tables, strict=True))
         return {
             "brokerConfigs": {
@@ -70,15 +89,16 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
             },
             "clusterScale": {
                 "masterBrokerSize": len(masters),
-                "namesrvSize": len(self._name_servers.addresses),
+                "namesrvSize": len(self._requests.name_servers),
                 "slaveBrokerSize": sum(map(len, addresses)) - len(masters),
             },
         }
 
-    async def export_metrics(self, cluster: str) -> dict[str, Any]:
-        """What the cluster's masters bear at the moment and in a day."""
-        masters = await self.fetch_masters_of_cluster(cluster)
-        report: dict[str, Any] = dict(zip(masters, await each(map(self._metrics, masters.values())), strict=True))
+    async def metrics(self, cluster: str) -> dict[str, Any]:
+        """Return the current and the daily load of a cluster's masters."""
+        masters = await self._cluster.masters(cluster)
+        metrics = await gather_fail_fast(map(self._metrics, masters.values()))
+        report: dict[str, Any] = dict(zip(masters, metrics, strict=True))
         quotas = [broker["runtimeQuota"] for broker in report.values()]
         return {
             "evaluateReport": report,
@@ -89,8 +109,8 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
         }
 
     async def _metrics(self, address: str) -> dict[str, Any]:
-        figures = await self.fetch_broker_runtime_stats(address)
-        config = await self.get_broker_config(address)
+        figures = await self._brokers.runtime_stats(address)
+        config = await self._brokers.config(address)
         groups = await self._user_groups(address)
         half_tps, half_count = await self._put_nums(address, TRANS_HALF_TOPIC)
         delayed_tps, delayed_count = await self._put_nums(address, SCHEDULE_TOPIC)
@@ -126,38 +146,38 @@ class ExportAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
         }
 
     async def _put_nums(self, address: str, topic: str) -> tuple[float, int]:
-        """Rate of the last minute and count of the last day of what came into a topic; 0 where nothing was counted."""
+        """Return the put rate of the last minute and the put count of the last day of a topic; 0 if not counted."""
         try:
-            data = await self.view_broker_stats_data(address, TOPIC_PUT_NUMS, topic)
+            data = await self._brokers.stats(address, TOPIC_PUT_NUMS, topic)
         except BrokerError:
             return 0.0, 0
         return data.stats_minute.tps, data.day_count
 
     async def _client_versions(self, groups: dict[str, SubscriptionGroupConfig]) -> list[str]:
-        """Language and version of every consumer, such as `JAVA%V4_9_8`, each once."""
-        found = set()
+        """Return the distinct languages and versions of all members, such as `JAVA%V4_9_8`."""
+        versions = set()
         for group in groups:
             try:
-                connection = await self.examine_consumer_connection_info(group)
+                connection = await self._groups.consumer_connection(group)
             except MQError:
                 continue
-            found |= {f"{one.language}%{version_text(one.version)}" for one in connection.connection_set}
-        return sorted(found)
+            versions |= {f"{client.language}%{version_text(client.version)}" for client in connection.connection_set}
+        return sorted(versions)
 
     async def _user_topics(self, address: str, *, with_special: bool) -> dict[str, TopicConfig]:
-        answer = await self._ask(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-        system = set(decode_body(TopicList, answer.body).topic_list)
+        response = await self._requests.invoke(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        system = set(decode_body(TopicList, response.body).topic_list)
         special = () if with_special else (RETRY_PREFIX, DLQ_PREFIX)
-        topics = await self.examine_topic_config(address)
+        topics = await self._topics.configs(address)
         return {name: topic for name, topic in topics.items() if name not in system and not name.startswith(special)}
 
     async def _user_groups(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        groups = await self.examine_subscription_group_config(address)
+        groups = await self._groups.configs(address)
         return {name: group for name, group in groups.items() if name not in SYSTEM_GROUPS}
 
 
 def _totals(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sums of equal names: `normalInTps` gives `totalNormalInTps`."""
+    """Add up the values of equal names: the sum of `normalInTps` is `totalNormalInTps`."""
     totals: dict[str, Any] = {}
     for table in tables:
         for name, value in table.items():

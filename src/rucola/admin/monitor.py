@@ -1,11 +1,11 @@
-"""MonitorAdmin: one look at all groups, and what an operator should know of them.
+"""MonitorAdmin: one check of all consumer groups for problems that need an operator.
 
-    UNDONE    how many messages of a topic are before a group, in all and in its worst queue, and how long they wait
-    CLIENTS   members that do not answer, or that subscribe differently
+    UNDONE    the group's backlog on a topic, in total and of its longest queue, and the age of its next message
+    CLIENTS   members that do not answer, or whose subscriptions differ
     FAILED    dead letters that were not re-driven
-    DELETED   a group asked for messages that are gone, and was sent on (OFFSET_MOVED_EVENT)
+    DELETED   a member pulled an offset below the start of its queue and was moved (OFFSET_MOVED_EVENT)
 
-Answers to `MonitorService` of Apache RocketMQ 4.9.8, which knows no dead letters.
+Corresponds to `MonitorService` of Apache RocketMQ 4.9.8, which does not report dead letters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rucola.admin.dead_letters import DeadLetterAdmin
+from rucola.admin.groups import GroupAdmin
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.errors import MQError, TopicNotFound
@@ -24,62 +25,66 @@ from rucola.protocol.body import decode_object
 
 @dataclass(slots=True)
 class Finding:
-    """Something about a group; `details` by their names in JSON."""
+    """An observation about a group; `details` has its figures by their JSON names."""
 
     event: str
     group: str
     details: dict[str, Any]
 
 
-class MonitorAdmin(DeadLetterAdmin):
-    """Part of AdminClient."""
+class MonitorAdmin:
+    """The part `client.monitor` of an AdminClient."""
 
-    async def look_at_groups(self, since_ms: int) -> list[Finding]:
-        """What there is to say of all groups now, and of those that were sent on since then."""
-        found = []
-        for group in await self.fetch_consumer_groups():
-            found += await self._undone(group)
-            found += await self._clients(group)
-        for group in await self.fetch_dead_letter_groups():
-            if waiting := (await self.examine_dead_letters(group)).waiting:
-                found.append(Finding("FAILED", group, {"count": waiting}))
-        return found + await self._deleted(since_ms)
+    def __init__(self, namesrv: str, groups: GroupAdmin, dead_letters: DeadLetterAdmin) -> None:
+        self._namesrv = namesrv
+        self._groups = groups
+        self._dead_letters = dead_letters
 
-    async def _undone(self, group: str) -> list[Finding]:
+    async def check_groups(self, since_ms: int) -> list[Finding]:
+        """Return the findings about all groups; those of event DELETED since a time in milliseconds since 1970."""
+        findings = []
+        for group in await self._groups.names():
+            findings += await self._backlogs(group)
+            findings += await self._members(group)
+        for group in await self._dead_letters.groups():
+            if waiting := (await self._dead_letters.stats(group)).waiting:
+                findings.append(Finding("FAILED", group, {"count": waiting}))
+        return findings + await self._moved_offsets(since_ms)
+
+    async def _backlogs(self, group: str) -> list[Finding]:
         total: Counter[str] = Counter()
-        worst: Counter[str] = Counter()
-        for queue, at in (await self.examine_consume_stats(group)).offset_table.items():
-            ahead = max(0, at.broker_offset - at.consumer_offset)
-            total[queue.topic] += ahead
-            worst[queue.topic] = max(worst[queue.topic], ahead)
-        found = []
-        for topic, count in total.items():
-            delays_ms = await self.examine_consume_delays(group, [topic])
+        longest: Counter[str] = Counter()
+        for queue, offsets in (await self._groups.consume_stats(group)).offset_table.items():
+            backlog = max(0, offsets.broker_offset - offsets.consumer_offset)
+            total[queue.topic] += backlog
+            longest[queue.topic] = max(longest[queue.topic], backlog)
+        findings = []
+        for topic, backlog in total.items():
+            delays_ms = await self._groups.consume_delays(group, [topic])
             delay_ms = max(delays_ms.values(), default=0)
-            details = {"topic": topic, "total": count, "singleQueue": worst[topic], "delayMs": delay_ms}
-            found.append(Finding("UNDONE", group, details))
-        return found
+            details = {"topic": topic, "total": backlog, "singleQueue": longest[topic], "delayMs": delay_ms}
+            findings.append(Finding("UNDONE", group, details))
+        return findings
 
-    async def _clients(self, group: str) -> list[Finding]:
-        """What is wrong with the members of a group; nothing where it has none."""
-        connection = await self.find_consumer_connection(group)
+    async def _members(self, group: str) -> list[Finding]:
+        connection = await self._groups.find_consumer_connection(group)
         if connection is None:
             return []
-        wanted, found = set(), []
-        for one in connection.connection_set:
+        subscriptions, findings = set(), []
+        for member in connection.connection_set:
             try:
-                info = await self.get_consumer_running_info(group, one.client_id)
+                info = await self._groups.running_info(group, member.client_id)
             except MQError as error:
-                found.append(Finding("CLIENTS", group, {"clientId": one.client_id, "problem": str(error)}))
+                findings.append(Finding("CLIENTS", group, {"clientId": member.client_id, "problem": str(error)}))
             else:
-                wanted.add(frozenset((data.topic, data.sub_string) for data in info.subscription_set))
-        if len(wanted) > 1:
-            found.append(Finding("CLIENTS", group, {"problem": "its members subscribe differently"}))
-        return found
+                subscriptions.add(frozenset((data.topic, data.sub_string) for data in info.subscription_set))
+        if len(subscriptions) > 1:
+            findings.append(Finding("CLIENTS", group, {"problem": "its members subscribe differently"}))
+        return findings
 
-    async def _deleted(self, since_ms: int) -> list[Finding]:
-        found = []
-        async with PullConsumer(TOOLS_GROUP, self.namesrv) as consumer:
+    async def _moved_offsets(self, since_ms: int) -> list[Finding]:
+        findings = []
+        async with PullConsumer(TOOLS_GROUP, self._namesrv) as consumer:
             try:
                 queues = await consumer.queues(OFFSET_MOVED_EVENT)
             except TopicNotFound:
@@ -88,5 +93,5 @@ class MonitorAdmin(DeadLetterAdmin):
                 async for message in read_queue(consumer, queue, begin_ms=since_ms):
                     event = decode_object(message.body, OFFSET_MOVED_EVENT)
                     group = str(event.pop("consumerGroup", ""))
-                    found.append(Finding("DELETED", group, event | {"timestamp": message.store_timestamp}))
-        return found
+                    findings.append(Finding("DELETED", group, event | {"timestamp": message.store_timestamp}))
+        return findings

@@ -1,23 +1,25 @@
-"""SearchAdmin: finding messages, by key, by unique key, by address.
+"""Queries by key: every message that has a key, from the indexes of all brokers of a topic.
 
-**Queries by key.** A broker's index knows only the 32-bit hash of `topic#key`, so an answer holds strangers whose keys
-have that hash, and no more than the newest `maxMsgsNumBatch` records; nothing in it says whether there are more. Here
-the real keys are compared, and a full answer is followed by the next question, until the index is exhausted or whoever
-asks has enough:
+**Paging.** A broker's index knows only the 32-bit hash of `topic#key`. A response therefore contains messages whose
+other keys have the same hash, at most the newest `maxMsgsNumBatch` records, and no sign whether there are more. A
+KeyQuery compares the keys themselves, and follows each full page by a request for the next one, until the index is
+exhausted or the caller stops:
 
-    a Rucola broker     is asked for what lies before the oldest record of the answer, by its physical offset. Nothing
-                        is lost or repeated, whatever comes in meanwhile.
-    an Apache broker    is asked for what is as old as the oldest record or older. Times in the index are whole seconds:
-                        an answer that is filled by one second and adds nothing new is stepped over, and then `crowded`
-                        tells that messages of that second may be missing. Only a larger `maxMsgsNumBatch` finds them.
+    Rucola broker     The next request asks for records before the physical offset of the oldest one received. Paging is
+                      exact, whatever is stored meanwhile.
+    Apache broker     The next request asks for records as old as the oldest one received, or older, since its index
+                      knows times only, and those in whole seconds. If one second fills a page with records already
+                      received, the query skips to the second before and reports the skipped one in
+                      `incomplete_seconds`: some of its messages may be missing. Only a larger `maxMsgsNumBatch`
+                      returns them.
 
-**Time windows** are of store times, both ends included, and exact. The index is asked for `CLOCK_SLACK_MS` more on both
-sides, since its own times are whole seconds, and false where a broker's clock was set back.
+**Time windows** refer to store times, are inclusive and exact. The index is queried for `CLOCK_SLACK_MS` more at both
+ends, because its times have whole seconds and are wrong after a broker's clock was set back.
 
-**What is not found** may be there all the same: an index reaches as far as its files, and a broker may have none. A
-Rucola broker says how far that is; one without an index counts as one that did not answer.
+**An empty result** does not prove that a message does not exist: an index covers only its own files, and a broker may
+keep none. A Rucola broker reports the range of its index; a broker without an index is reported as a failure.
 
-Answers to `MQAdminImpl.queryMessage` of Apache RocketMQ 4.9.8, which asks each broker once for 64 records.
+Corresponds to `MQAdminImpl.queryMessage` of Apache RocketMQ 4.9.8, which requests 64 records from each broker, once.
 """
 
 from __future__ import annotations
@@ -27,65 +29,60 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from rucola.admin.cluster import ClusterAdmin
-from rucola.admin.requests import REQUEST_TIMEOUT_MS, addresses_of
+from rucola.admin.brokers import BrokerAdmin
+from rucola.admin.requests import AdminRequests, addresses_of
 from rucola.admin.topics import TopicAdmin
-from rucola.errors import BrokerError, ConfigError, InvalidMessage, MQError, RemotingConnectError
+from rucola.errors import BrokerError, ConfigError, MQError
 from rucola.message import MessageExt
-from rucola.message.ids import parse_offset_msg_id
 from rucola.message.properties import KEY_SEPARATOR
-from rucola.message.record import decode, decode_many
+from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.query import (
-    QueryMessageRequestHeader,
-    QueryMessageResponseHeader,
-    ViewMessageRequestHeader,
-)
+from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader
 
 PAGE = 64
-"""The most records that a broker puts into one answer to QUERY_MESSAGE, unless its `maxMsgsNumBatch` is another."""
+"""Default of a broker's `maxMsgsNumBatch`, the limit of records in one response to QUERY_MESSAGE."""
 
 UNIQUE_KEY_PAGE = 32
-"""The same for a unique key, whatever number was asked for (`defaultQueryMaxNum`)."""
+"""Default of `defaultQueryMaxNum`, the limit for a query by unique key, whatever number was requested."""
 
 MAX_LONG = 2**63 - 1
 
 CLOCK_SLACK_MS = 24 * 60 * 60 * 1000
-"""How far the times in an index may be off."""
+"""Tolerance for wrong times in an index, in milliseconds."""
 
 
 @dataclass(slots=True)
 class KeyQueryResult:
-    """The messages that have a key, and how far the answer can be trusted.
+    """The messages that have a key, and how complete they are.
 
-    `is_cut` says that there may be more messages than these. `crowded` has, by the address of a broker that cannot page
-    within one second, the seconds, in milliseconds, of which it may not have given all. `failures` names the brokers
-    that gave no answer and why; the messages that they hold are missing. `searchable` has the store times of the first
-    and the last message in the index of each broker that tells them; 0 where it is empty.
+    `is_cut` is true if there may be more messages than these. `incomplete_seconds` lists, by the address of a broker
+    that cannot page within one second, the seconds (as milliseconds since 1970) of which messages may be missing.
+    `failures` holds the error of each broker that did not answer; its messages are missing. `index_ranges` holds the
+    store times of the first and last message in the index of each broker that reports them; (0, 0) for an empty index.
     """
 
     messages: list[MessageExt]
     is_cut: bool = False
-    crowded: dict[str, list[int]] = field(default_factory=dict)
+    incomplete_seconds: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[str, MQError] = field(default_factory=dict)
-    searchable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    index_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class KeyQuery:
-    """A query by key under way: iterate for its messages, newest first, as far as wanted.
+    """An asynchronous iterable of the messages that have a key, newest first; it requests pages on demand.
 
-    `crowded`, `failures` and `searchable` are those of KeyQueryResult, for what was asked so far. An iteration raises
-    the first failure when no broker answered.
+    `incomplete_seconds`, `failures` and `index_ranges` are those of KeyQueryResult, for the pages requested so far. An
+    iteration raises the first failure if every broker failed.
     """
 
     def __init__(
-        self, admin: SearchAdmin, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool = False
+        self, indexes: MessageIndexes, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool = False
     ) -> None:
-        self.crowded: dict[str, list[int]] = {}
+        self.incomplete_seconds: dict[str, list[int]] = {}
         self.failures: dict[str, MQError] = {}
-        self.searchable: dict[str, tuple[int, int]] = {}
-        self._admin = admin
+        self.index_ranges: dict[str, tuple[int, int]] = {}
+        self._indexes = indexes
         self._topic = topic
         self._key = key
         self._begin_ms = begin_ms
@@ -93,54 +90,56 @@ class KeyQuery:
         self._unique = unique
 
     async def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
-        """Merge the brokers' messages by store time. Every broker is a page ahead of what was given out."""
-        addresses = addresses_of((await self._admin.examine_topic_route(self._topic)).broker_datas)
-        streams = [self._of_broker(address) for address in addresses]
+        """Merge the messages of all brokers by store time, with at most one page of read-ahead per broker."""
+        addresses = await self._indexes.addresses(self._topic)
+        streams = [self._broker_messages(address) for address in addresses]
         try:
+            # heads[n] is the newest message of broker n that was not yielded; None after its last one.
             heads = list(await asyncio.gather(*(anext(stream, None) for stream in streams)))
             if self.failures and len(self.failures) == len(addresses):
                 raise next(iter(self.failures.values()))
-            while found := [(message, number) for number, message in enumerate(heads) if message is not None]:
-                message, number = max(found, key=lambda pair: store_time(pair[0]))
+            while candidates := [(message, number) for number, message in enumerate(heads) if message is not None]:
+                message, number = max(candidates, key=lambda candidate: store_position(candidate[0]))
                 heads[number] = await anext(streams[number], None)
                 yield message
         finally:
             for stream in streams:
                 await stream.aclose()
 
-    async def _of_broker(self, address: str) -> AsyncGenerator[MessageExt, None]:
-        """What one broker has, latest first; where it fails, that is noted and the messages end."""
+    async def _broker_messages(self, address: str) -> AsyncGenerator[MessageExt, None]:
+        """Yield the matching messages of one broker, newest first; record a failure and stop."""
         try:
-            async for message in self._pages(address):
+            async for message in self._records(address):
                 if self._has_key(message) and self._begin_ms <= message.store_timestamp <= self._end_ms:
                     yield message
         except MQError as error:
             self.failures[address] = error
 
-    async def _pages(self, address: str) -> AsyncGenerator[MessageExt, None]:
-        limit = await self._admin.page_limit(address, unique=self._unique)
+    async def _records(self, address: str) -> AsyncGenerator[MessageExt, None]:
+        """Yield all records of one broker whose keys have the hash, page by page."""
+        limit = await self._indexes.page_limit(address, unique=self._unique)
         end_ms, before = min(self._end_ms + CLOCK_SLACK_MS, MAX_LONG), MAX_LONG
-        seen: set[int] = set()
+        seen: set[int] = set()  # physical offsets; Apache's pages overlap
         while True:
-            page, reach = await self._ask(address, limit, end_ms, before)
+            page, index_range = await self._request_page(address, limit, end_ms, before)
             fresh = {message.physical_offset: message for message in page if message.physical_offset not in seen}
             seen.update(fresh)
             for physical_offset in sorted(fresh, reverse=True):
                 yield fresh[physical_offset]
             if len(page) < limit:
                 return
-            if reach is not None:
+            if index_range is not None:  # a Rucola broker: continue before the oldest record
                 before = min(message.physical_offset for message in page)
                 continue
             end_ms = min(message.store_timestamp for message in page)
-            if not fresh:
-                self.crowded.setdefault(address, []).append(end_ms // 1000 * 1000)
+            if not fresh:  # one second fills the whole page: skip it
+                self.incomplete_seconds.setdefault(address, []).append(end_ms // 1000 * 1000)
                 end_ms -= 1000
 
-    async def _ask(
+    async def _request_page(
         self, address: str, limit: int, end_ms: int, before: int
     ) -> tuple[list[MessageExt], tuple[int, int] | None]:
-        """The newest records whose keys have the hash, and how far the index reaches where the broker tells."""
+        """Return the newest records whose keys have the hash, and the index range if the broker reports it."""
         header = QueryMessageRequestHeader(
             topic=self._topic,
             key=self._key,
@@ -150,15 +149,15 @@ class KeyQuery:
             unique_key_query="true" if self._unique else "false",
             before_physical_offset=before,
         )
-        answer = await self._admin.answer_of(address, RemotingCommand.request(RequestCode.QUERY_MESSAGE, header))
-        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
-            raise BrokerError(answer.code, answer.remark, address)
-        reach = _reach(answer)
-        if reach is not None:
-            if reach[0] < 0:
+        response = await self._indexes.request(address, header)
+        if response.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+            raise BrokerError(response.code, response.remark, address)
+        index_range = _index_range(response)
+        if index_range is not None:
+            if index_range[0] < 0:
                 raise ConfigError(f"{address} keeps no index (messageIndexEnable=false), so it finds nothing by key")
-            self.searchable[address] = reach
-        return decode_many(answer.body) if answer.code == ResponseCode.SUCCESS else [], reach
+            self.index_ranges[address] = index_range
+        return decode_many(response.body) if response.code == ResponseCode.SUCCESS else [], index_range
 
     def _has_key(self, message: MessageExt) -> bool:
         if self._unique:
@@ -166,84 +165,57 @@ class KeyQuery:
         return message.topic == self._topic and self._key in (message.keys or "").split(KEY_SEPARATOR)
 
     async def take(self, max_count: int) -> KeyQueryResult:
-        """The first `max_count` messages."""
+        """Return the newest `max_count` messages."""
         messages: list[MessageExt] = []
         is_cut = False
-        async with aclosing(aiter(self)) as found:
-            async for message in found:
+        async with aclosing(aiter(self)) as matches:
+            async for message in matches:
                 if len(messages) == max_count:
                     is_cut = True
                     break
                 messages.append(message)
-        messages.sort(key=store_time, reverse=True)
-        return KeyQueryResult(messages, is_cut or bool(self.crowded), self.crowded, self.failures, self.searchable)
+        messages.sort(key=store_position, reverse=True)
+        is_cut = is_cut or bool(self.incomplete_seconds)
+        return KeyQueryResult(messages, is_cut, self.incomplete_seconds, self.failures, self.index_ranges)
 
 
-class SearchAdmin(ClusterAdmin, TopicAdmin):
-    """Part of AdminClient."""
+class MessageIndexes:
+    """The message indexes of all brokers: creates queries by key, and sends their requests.
 
-    def __init__(self, namesrv: str, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
-        super().__init__(namesrv, timeout_ms=timeout_ms)
-        self._page_limits: dict[str, tuple[int, int]] = {}
+    Page limits are read from each broker's configuration once.
+    """
 
-    def key_query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
-        """The messages of the topic with this key, stored within the times, newest first, to be iterated over."""
+    def __init__(self, requests: AdminRequests, topics: TopicAdmin, brokers: BrokerAdmin) -> None:
+        self._requests = requests
+        self._topics = topics
+        self._brokers = brokers
+        self._page_limits: dict[str, tuple[int, int]] = {}  # by address: for a key, for a unique key
+
+    def query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
+        """Return a query for the messages of a topic with a key, stored from `begin_ms` to `end_ms`, inclusive."""
         return KeyQuery(self, topic, key, begin_ms, end_ms)
 
-    async def query_message_by_key(
-        self, topic: str, key: str, max_count: int = PAGE, begin_ms: int = 0, end_ms: int = MAX_LONG
-    ) -> KeyQueryResult:
-        """The newest `max_count` messages of the topic with this key, by store time, newest first."""
-        return await self.key_query(topic, key, begin_ms, end_ms).take(max_count)
-
-    async def query_message_by_unique_key(
+    async def query_unique_key(
         self, topic: str, unique_key: str, begin_ms: int = 0, end_ms: int = MAX_LONG
     ) -> KeyQueryResult:
-        """The messages to which the producer gave this id, by store time, oldest first; the newest PAGE of them.
-
-        More than one means that the producer sent again after it had no answer, or that the message was delayed,
-        retried, re-driven or part of a transaction.
-        """
+        """Return the newest PAGE messages with a unique key, oldest first."""
         result = await KeyQuery(self, topic, unique_key, begin_ms, end_ms, unique=True).take(PAGE)
         result.messages.reverse()
         return result
 
-    async def query_message_by_id(self, offset_msg_id: str) -> MessageExt:
-        """The message at the address that an offsetMsgId names. InvalidMessage for what is no offsetMsgId.
+    async def addresses(self, topic: str) -> list[str]:
+        """Return the address of one broker for every broker name in the topic's route."""
+        return addresses_of((await self._topics.route(topic)).broker_datas)
 
-        BrokerError where the broker has no message there, RemotingConnectError where no broker is: a producer's unique
-        key looks the same, but names no broker.
-        """
-        address, physical_offset = parse_offset_msg_id(offset_msg_id)
-        try:
-            header = ViewMessageRequestHeader(offset=physical_offset)
-            answer = await self._ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
-        except RemotingConnectError as error:
-            raise RemotingConnectError(
-                f"{error} (the broker that {offset_msg_id} names; is this a unique key instead of an offsetMsgId?)"
-            ) from None
-        return decode(answer.body)
-
-    async def names_a_broker(self, msg_id: str) -> bool:
-        """Whether an id is the offsetMsgId of a message at one of the cluster's brokers, which no index knows."""
-        try:
-            address, _ = parse_offset_msg_id(msg_id)
-        except InvalidMessage:
-            return False
-        brokers = (await self.examine_cluster_info()).broker_addr_table.values()
-        return any(address in data.broker_addrs.values() for data in brokers)
-
-    # What a KeyQuery asks.
-
-    async def answer_of(self, address: str, request: RemotingCommand) -> RemotingCommand:
-        """The answer of one server, whatever its code."""
-        return await self._remoting.invoke(address, request, self.timeout_ms)
+    async def request(self, address: str, header: QueryMessageRequestHeader) -> RemotingCommand:
+        """Return the response to QUERY_MESSAGE, whatever its code."""
+        return await self._requests.invoke_unchecked(address, RequestCode.QUERY_MESSAGE, header)
 
     async def page_limit(self, address: str, *, unique: bool) -> int:
-        """How many records the broker puts into one answer; Apache's defaults where it does not tell."""
+        """Return the broker's limit of records per response, or Apache's default if the broker does not report it."""
         if address not in self._page_limits:
             try:
-                config = await self.get_broker_config(address)
+                config = await self._brokers.config(address)
                 limit = int(config.get("maxMsgsNumBatch", PAGE))
                 self._page_limits[address] = limit, min(limit, int(config.get("defaultQueryMaxNum", UNIQUE_KEY_PAGE)))
             except (BrokerError, ValueError):
@@ -251,13 +223,13 @@ class SearchAdmin(ClusterAdmin, TopicAdmin):
         return self._page_limits[address][unique]
 
 
-def _reach(answer: RemotingCommand) -> tuple[int, int] | None:
-    header = answer.decode_header(QueryMessageResponseHeader)
+def _index_range(response: RemotingCommand) -> tuple[int, int] | None:
+    header = response.decode_header(QueryMessageResponseHeader)
     if header.index_begin_timestamp is None or header.index_end_timestamp is None:
         return None
     return header.index_begin_timestamp, header.index_end_timestamp
 
 
-def store_time(message: MessageExt) -> tuple[int, int]:
-    """When a message was stored, and where, to sort by."""
+def store_position(message: MessageExt) -> tuple[int, int]:
+    """Return store time and physical offset of a message, as a sort key."""
     return message.store_timestamp, message.physical_offset

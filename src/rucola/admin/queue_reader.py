@@ -1,4 +1,4 @@
-"""Reading queues for people: what a queue held when it was asked, from one time to another."""
+"""Bounded reading of one queue, for tools: its messages up to the end that it has at the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
-"""The group in whose name tools pull; brokers have it from the start."""
+"""The consumer group of tools; every broker has it from its start."""
 
 
 async def read_queue(
@@ -20,27 +20,30 @@ async def read_queue(
     begin_ms: int | None = None,
     end_ms: int | None = None,
 ) -> AsyncGenerator[MessageExt, None]:
-    """The messages of a queue that were there at the beginning, stored within the times, both included."""
-    at = await consumer.min_offset(queue)
+    """Yield the messages of a queue stored from `begin_ms` to `end_ms`, inclusive, in milliseconds since 1970.
+
+    Messages stored after the first one is requested are not returned, so the iteration ends even while producers send.
+    """
+    offset = await consumer.min_offset(queue)
     end = await consumer.max_offset(queue)
     if begin_ms is not None:
-        # A search meets any message of the very millisecond, so it is asked for the one before.
-        at = max(at, await consumer.search_offset(queue, begin_ms - 1))
-    while at < end:
-        result = await consumer.pull(queue, at, PULL_BATCH_SIZE, expression)
+        # For a time that several messages share, a search returns any of them: search for the millisecond before.
+        offset = max(offset, await consumer.search_offset(queue, begin_ms - 1))
+    while offset < end:
+        result = await consumer.pull(queue, offset, PULL_BATCH_SIZE, expression)
         if result.status is PullStatus.FOUND:
             for message in result.messages:
                 if message.queue_offset >= end or (end_ms is not None and message.store_timestamp > end_ms):
                     return
                 if begin_ms is None or message.store_timestamp >= begin_ms:
                     yield message
-        if result.next_begin_offset <= at:
+        if result.next_begin_offset <= offset:
             return
-        at = result.next_begin_offset
+        offset = result.next_begin_offset
 
 
 async def chunks(messages: AsyncIterator[MessageExt], count: int) -> AsyncGenerator[list[MessageExt], None]:
-    """The messages, `count` at a time."""
+    """Yield lists of `count` messages; the last one may be shorter."""
     chunk: list[MessageExt] = []
     async for message in messages:
         chunk.append(message)

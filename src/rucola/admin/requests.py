@@ -1,33 +1,23 @@
-"""Asking: the requests of an AdminClient, and what name servers say about where to put them.
+"""Requests to name servers and brokers, shared by all parts of an AdminClient.
 
-Requests about the whole cluster go to the name servers until one answers; changes go to every name server, since they
-do not talk to each other. Requests about queues and messages go to the master of every broker name. Several servers are
-always asked concurrently, so that one that hangs takes its own timeout and not one for each server behind it.
+Name servers do not replicate to each other, so a query goes to the first that answers and a change to all of them.
+Requests about queues and messages go to the master of every broker name. Requests to several servers run concurrently:
+an unresponsive server costs its own timeout, not one timeout per server queued behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rucola.client.hedging import hedged
 from rucola.client.route import HEDGE_MS, NameServers
-from rucola.errors import BrokerError, ConfigError, MQError, TopicNotFound
-from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
-from rucola.protocol.body import decode_body
+from rucola.errors import BrokerError, ConfigError, MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import (
-    MASTER_ID,
-    BrokerData,
-    ClusterInfo,
-    GetRouteInfoRequestHeader,
-    TopicList,
-    TopicRouteData,
-)
+from rucola.protocol.route import MASTER_ID, BrokerData
 from rucola.remoting.client import RemotingClient
 
 T = TypeVar("T")
@@ -36,8 +26,11 @@ REQUEST_TIMEOUT_MS = 5000
 CONCURRENT_REQUESTS = 64
 
 
-class Asking:
-    """Connections to a cluster, and its map. The parts of AdminClient stand on it."""
+class AdminRequests:
+    """The connections of an AdminClient, and the ways to send a request over them.
+
+    `timeout_ms` bounds each request, connecting included.
+    """
 
     def __init__(self, namesrv: str, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
         self.timeout_ms = timeout_ms
@@ -46,121 +39,72 @@ class Asking:
 
     @property
     def namesrv(self) -> str:
-        """The name servers, "host:port;host:port"."""
-        return ";".join(self._name_servers.addresses)
+        """The addresses of the name servers, "host:port;host:port"."""
+        return ";".join(self.name_servers)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
+    @property
+    def name_servers(self) -> list[str]:
+        """The address of each name server, "host:port"."""
+        return self._name_servers.addresses
 
     async def close(self) -> None:
         """Close all connections."""
         await self._remoting.close()
 
-    # The map of the cluster.
-
-    async def examine_topic_route(self, topic: str) -> TopicRouteData:
-        """The brokers that have the topic, and how many queues each offers."""
-        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
-        try:
-            answer = await self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        except BrokerError as error:
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise TopicNotFound(f"no name server knows a route for topic {topic}") from None
-            raise
-        return decode_body(TopicRouteData, answer.body)
-
-    async def examine_cluster_info(self) -> ClusterInfo:
-        """All clusters, their broker names, and the addresses of each."""
-        return decode_body(ClusterInfo, (await self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
-
-    async def fetch_all_topic_list(self) -> list[str]:
-        """The names of all topics, sorted."""
-        answer = await self._ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(decode_body(TopicList, answer.body).topic_list)
-
-    async def fetch_user_topic_list(self) -> list[str]:
-        """The names of all topics but those that groups have for retries and dead letters, sorted."""
-        topics = await self.fetch_all_topic_list()
-        return [topic for topic in topics if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))]
-
-    async def fetch_consumer_groups(self) -> list[str]:
-        """The groups that have a retry topic, which is every group that consumed in clustering mode; sorted."""
-        topics = await self.fetch_all_topic_list()
-        return sorted(topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX))
-
-    async def fetch_masters_of_cluster(self, cluster: str) -> dict[str, str]:
-        """The address of every master of a cluster, by broker name. ConfigError where no cluster has the name."""
-        info = await self.examine_cluster_info()
-        if cluster not in info.cluster_addr_table:
-            known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-            raise ConfigError(f"there is no cluster {cluster}; the name server knows {known}")
-        return masters_of(info.broker_addr_table[name] for name in sorted(info.cluster_addr_table[cluster]))
-
-    async def fetch_broker_name(self, address: str) -> str:
-        """The name of the broker at an address. ConfigError where no broker is registered there."""
-        for data in (await self.examine_cluster_info()).broker_addr_table.values():
-            if address in data.broker_addrs.values():
-                return data.broker_name
-        raise ConfigError(f"no broker is registered at {address}")
-
-    async def fetch_broker_addr(self, name: str) -> str:
-        """The address of the master with a broker name. ConfigError where there is none."""
-        brokers = (await self.examine_cluster_info()).broker_addr_table
-        data = brokers.get(name)
-        if data is None or MASTER_ID not in data.broker_addrs:
-            known = ", ".join(sorted(brokers)) or "none"
-            raise ConfigError(f"there is no broker {name} with a master; the name server knows {known}")
-        return data.broker_addrs[MASTER_ID]
-
-    # Asking.
-
-    async def _ask(
+    async def invoke(
         self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b"", *, extra_ms: float = 0
     ) -> RemotingCommand:
-        """The answer of one server; `extra_ms` is how much longer than usual it may take."""
-        request = RemotingCommand.request(code, header, body)
+        """Return the response of one server; `extra_ms` is added to the timeout. BrokerError for an error code."""
+        return await self.invoke_command(address, RemotingCommand.request(code, header, body), extra_ms=extra_ms)
+
+    async def invoke_command(self, address: str, request: RemotingCommand, *, extra_ms: float = 0) -> RemotingCommand:
+        """Like `invoke`, for a prepared command."""
         return await self._remoting.invoke_ok(address, request, self.timeout_ms + extra_ms)
 
-    async def _ask_namesrv(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """The answer of the first name server that gives one; an error code is an answer."""
-        answer = await self._name_servers.invoke(RemotingCommand.request(code, header), self.timeout_ms)
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, "the name server")
-        return answer
+    async def invoke_unchecked(self, address: str, code: RequestCode, header: Header) -> RemotingCommand:
+        """Return the response of one server, whatever its code."""
+        return await self._remoting.invoke(address, RemotingCommand.request(code, header), self.timeout_ms)
 
-    async def _tell_namesrvs(self, code: RequestCode, header: Header | None = None, body: bytes = b"") -> None:
-        """Put a change to every name server; the first failure is raised when all have been told."""
-        await settled(self._ask(address, code, header, body) for address in self._name_servers.addresses)
-
-    async def _ask_any(
+    async def invoke_any(
         self, addresses: Sequence[str], code: RequestCode, header: Header, *, extra_ms: float = 0
     ) -> RemotingCommand:
-        """Return the answer of the first server that has one; ask the next if one refuses, fails or is slow.
+        """Return the first successful response; try the next server if one refuses, fails or is slow.
 
-        If none has one, the failure of a server that could not be asked is raised before a refusal: what that server
-        knows is not known.
+        If all fail, the error of an unreachable server takes precedence over a refusal, because that server might have
+        answered. ConfigError if `addresses` is empty.
         """
         if not addresses:
-            raise ConfigError("no broker is registered that could be asked")
+            raise ConfigError("no registered broker can answer this request")
 
-        def ask(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
-            return lambda: self._ask(address, code, header, extra_ms=extra_ms)
+        def attempt(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
+            return lambda: self.invoke(address, code, header, extra_ms=extra_ms)
 
         try:
-            _, answer = await hedged([ask(address) for address in addresses], HEDGE_MS)
+            _, response = await hedged([attempt(address) for address in addresses], HEDGE_MS)
         except ExceptionGroup as failures:
-            unasked = (error for error in failures.exceptions if not isinstance(error, BrokerError))
-            raise next(unasked, failures.exceptions[-1]) from None
-        return answer
+            unreachable = (error for error in failures.exceptions if not isinstance(error, BrokerError))
+            raise next(unreachable, failures.exceptions[-1]) from None
+        return response
+
+    async def invoke_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
+        """Return the response of the first name server that sends one. BrokerError if it is an error code."""
+        response = await self._name_servers.invoke(RemotingCommand.request(code, header), self.timeout_ms)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, "the name server")
+        return response
+
+    async def invoke_all_name_servers(
+        self, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> list[RemotingCommand]:
+        """Send a change to every name server and return their responses, in the order of `name_servers`.
+
+        The first failure is raised after all requests have ended, so one failing server keeps no other from changing.
+        """
+        return await gather_to_completion(self.invoke(address, code, header, body) for address in self.name_servers)
 
 
 def addresses_of(brokers: Iterable[BrokerData]) -> list[str]:
-    """One address for every broker name: its master's, or that of a slave where there is no master."""
+    """Return one address per broker name: the master's, or a slave's if there is no master."""
     return [
         data.broker_addrs.get(MASTER_ID) or data.broker_addrs[min(data.broker_addrs)]
         for data in brokers
@@ -169,36 +113,42 @@ def addresses_of(brokers: Iterable[BrokerData]) -> list[str]:
 
 
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, str]:
-    """The master's address by broker name, where there is a master."""
+    """Return the master's address by broker name; broker names without a master are left out."""
     return {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
 
 
-def first(pair: tuple[MessageQueue, Any]) -> MessageQueue:
-    """The queue of a pair, to sort by."""
-    return pair[0]
+def queue_of_item(item: tuple[MessageQueue, Any]) -> MessageQueue:
+    """Return the queue of a `dict.items()` pair, as a sort key."""
+    return item[0]
 
 
-async def each(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order; after the first failure the other requests are cancelled."""
-    bound = asyncio.Semaphore(CONCURRENT_REQUESTS)
+async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results, in order; the first failure cancels the other requests and is raised. For queries.
+
+    At most `CONCURRENT_REQUESTS` run at a time.
+    """
+    limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_bounded(request, bound)) for request in requests]
+            tasks = [group.create_task(_within(limit, request)) for request in requests]
     except* MQError as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def settled(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order; the first failure is raised when every request has ended. For changes."""
-    bound = asyncio.Semaphore(CONCURRENT_REQUESTS)
-    results = await asyncio.gather(*(_bounded(request, bound) for request in requests), return_exceptions=True)
+async def gather_to_completion(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results, in order; the first failure is raised after every request has ended. For changes.
+
+    At most `CONCURRENT_REQUESTS` run at a time.
+    """
+    limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
+    results = await asyncio.gather(*(_within(limit, request) for request in requests), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
     return cast(list[T], results)
 
 
-async def _bounded(request: Coroutine[Any, Any, T], bound: asyncio.Semaphore) -> T:
-    async with bound:
+async def _within(limit: asyncio.Semaphore, request: Coroutine[Any, Any, T]) -> T:
+    async with limit:
         return await request

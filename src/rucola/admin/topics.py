@@ -1,14 +1,20 @@
-"""TopicAdmin: topics, their queues, and who has to do with them."""
+"""TopicAdmin: topics, their routes and queues, and the groups that consume them."""
 
 from __future__ import annotations
 
-from rucola.admin.requests import Asking, addresses_of, each, first
-from rucola.message.topics import check_topic
+from rucola.admin.requests import AdminRequests, addresses_of, gather_fail_fast, queue_of_item
+from rucola.errors import BrokerError, TopicNotFound
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, check_topic
 from rucola.protocol.body import decode_body, decode_object
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import DeleteTopicFromNamesrvRequestHeader
+from rucola.protocol.route import (
+    DeleteTopicFromNamesrvRequestHeader,
+    GetRouteInfoRequestHeader,
+    TopicList,
+    TopicRouteData,
+)
 from rucola.protocol.topic import (
     PERM_READ,
     CreateTopicRequestHeader,
@@ -20,22 +26,93 @@ from rucola.protocol.topic import (
 )
 
 
-class TopicAdmin(Asking):
-    """Part of AdminClient."""
+class TopicAdmin:
+    """The part `client.topics` of an AdminClient."""
 
-    async def examine_topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """For every queue of the topic its ends and the time of its newest message; sorted by queue."""
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
 
-        async def ask(address: str) -> dict[MessageQueue, TopicOffset]:
+    # Known to the name servers.
+
+    async def names(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        response = await self._requests.invoke_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_body(TopicList, response.body).topic_list)
+
+    async def user_names(self) -> list[str]:
+        """Return the names of all topics except retry topics and dead letter queues, sorted."""
+        return [topic for topic in await self.names() if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))]
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Return the brokers of a topic and the number of queues on each."""
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        try:
+            response = await self._requests.invoke_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise TopicNotFound(f"no name server knows a route for topic {topic}") from None
+            raise
+        return decode_body(TopicRouteData, response.body)
+
+    async def clusters(self, topic: str) -> list[str]:
+        """Return the clusters that have the topic, sorted."""
+        route = await self.route(topic)
+        return sorted({data.cluster for data in route.broker_datas})
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the readable queues of a topic, sorted."""
+        return sorted(
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in (await self.route(topic)).queue_datas
+            if data.perm & PERM_READ
+            for queue_id in range(data.read_queue_nums)
+        )
+
+    # Known to the brokers.
+
+    async def stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """Return minimum and maximum offset and last update of every queue of a topic, sorted by queue."""
+
+        async def broker_stats(address: str) -> dict[MessageQueue, TopicOffset]:
             header = TopicRequestHeader(topic=topic)
-            return decode_topic_stats((await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)).body)
+            response = await self._requests.invoke(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+            return decode_topic_stats(response.body)
 
-        route = await self.examine_topic_route(topic)
-        tables = await each([ask(address) for address in addresses_of(route.broker_datas)])
-        return dict(sorted((pair for table in tables for pair in table.items()), key=first))
+        route = await self.route(topic)
+        tables = await gather_fail_fast([broker_stats(address) for address in addresses_of(route.broker_datas)])
+        return dict(sorted((item for table in tables for item in table.items()), key=queue_of_item))
 
-    async def create_and_update_topic_config(self, address: str, config: TopicConfig) -> None:
-        """Create the topic on one broker, or change it there. InvalidMessage when its name is not allowed."""
+    async def configs(self, address: str) -> dict[str, TopicConfig]:
+        """Return the configuration of every topic of a broker, by topic."""
+        response = await self._requests.invoke(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return decode_body(TopicConfigSerializeWrapper, response.body).topic_config_table
+
+    async def consumer_groups(self, topic: str) -> list[str]:
+        """Return the groups that consume the topic or have committed offsets on it, sorted."""
+
+        async def broker_groups(address: str) -> list[str]:
+            header = TopicRequestHeader(topic=topic)
+            response = await self._requests.invoke(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            return [str(group) for group in decode_object(response.body, "GroupList").get("groupList") or []]
+
+        route = await self.route(topic)
+        answers = await gather_fail_fast(broker_groups(address) for address in addresses_of(route.broker_datas))
+        return sorted({group for groups in answers for group in groups})
+
+    async def consume_queue_units(
+        self, address: str, topic: str, queue_id: int, index: int, count: int, group: str | None = None
+    ) -> QueryConsumeQueueResponseBody:
+        """Return up to `count` ConsumeQueue units from queue offset `index` on; none beyond the end of the queue."""
+        header = QueryConsumeQueueRequestHeader(
+            topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
+        )
+        response = await self._requests.invoke(address, RequestCode.QUERY_CONSUME_QUEUE, header)
+        return decode_body(QueryConsumeQueueResponseBody, response.body or b"{}")
+
+    # Changes.
+
+    async def create_or_update(self, address: str, config: TopicConfig) -> None:
+        """Create the topic on one broker, or change its configuration there. InvalidMessage for an invalid name."""
         check_topic(config.topic_name)
         header = CreateTopicRequestHeader(
             topic=config.topic_name,
@@ -46,53 +123,13 @@ class TopicAdmin(Asking):
             topic_sys_flag=config.topic_sys_flag,
             order=config.order,
         )
-        await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._requests.invoke(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
-    async def examine_topic_config(self, address: str) -> dict[str, TopicConfig]:
-        """All topics of a broker, by name."""
-        answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
-        return decode_body(TopicConfigSerializeWrapper, answer.body).topic_config_table
-
-    async def delete_topic_in_broker(self, address: str, topic: str) -> None:
+    async def delete_on_broker(self, address: str, topic: str) -> None:
         """Delete the topic on one broker."""
-        await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=topic))
+        await self._requests.invoke(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=topic))
 
-    async def delete_topic_in_name_server(self, topic: str, cluster: str | None = None) -> None:
-        """Let every name server forget the topic, for one cluster or for all."""
+    async def delete_on_name_servers(self, topic: str, cluster: str | None = None) -> None:
+        """Delete the route of the topic on every name server, for one cluster or for all."""
         header = DeleteTopicFromNamesrvRequestHeader(topic=topic, cluster_name=cluster)
-        await self._tell_namesrvs(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-
-    async def get_topic_cluster_list(self, topic: str) -> list[str]:
-        """The clusters that have the topic, sorted."""
-        route = await self.examine_topic_route(topic)
-        return sorted({data.cluster for data in route.broker_datas})
-
-    async def fetch_subscribe_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that consumers of the topic share, sorted."""
-        return sorted(
-            MessageQueue(topic, data.broker_name, queue_id)
-            for data in (await self.examine_topic_route(topic)).queue_datas
-            if data.perm & PERM_READ
-            for queue_id in range(data.read_queue_nums)
-        )
-
-    async def query_topic_consume_by_who(self, topic: str) -> list[str]:
-        """The groups that consume the topic, or have, sorted."""
-
-        async def ask(address: str) -> list[str]:
-            answer = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic=topic))
-            return [str(group) for group in decode_object(answer.body, "GroupList").get("groupList") or []]
-
-        route = await self.examine_topic_route(topic)
-        answers = await each(ask(address) for address in addresses_of(route.broker_datas))
-        return sorted({group for groups in answers for group in groups})
-
-    async def query_consume_queue(
-        self, address: str, topic: str, queue_id: int, index: int, count: int, group: str | None = None
-    ) -> QueryConsumeQueueResponseBody:
-        """`count` units of a queue from the queue offset `index` on; without units, where the queue has none there."""
-        header = QueryConsumeQueueRequestHeader(
-            topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
-        )
-        answer = await self._ask(address, RequestCode.QUERY_CONSUME_QUEUE, header)
-        return decode_body(QueryConsumeQueueResponseBody, answer.body or b"{}")
+        await self._requests.invoke_all_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)

@@ -1,4 +1,4 @@
-"""TraceAdmin: what clients have written down of a message's way (see `rucola.protocol.trace`)."""
+"""TraceAdmin: message traces, which clients write to a trace topic (format: `rucola.protocol.trace`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rucola.message.topics import TRACE_TOPIC
 from rucola.protocol.trace import EndTransaction, Pub, SubAfter, SubBefore, decode
 
 MAX_TRACE_MESSAGES = 1000
-"""Most messages of the trace topic that are looked at for one id."""
+"""The maximum number of trace messages read for one id."""
 
 
 @dataclass(slots=True)
 class TracedDelivery:
-    """A consumer had the message. `end` is None where it began and nobody told how it ended."""
+    """One delivery to a consumer. `end` is None if its end was not traced, `begin` if its begin was not."""
 
     client_host: str
     group: str
@@ -25,7 +25,10 @@ class TracedDelivery:
 
 @dataclass(slots=True)
 class MessageTraceView:
-    """A message's way as its clients tell it, oldest first: sends and transactions with the host of the client."""
+    """The trace of a message, oldest first. Sends and transactions have the host of the client that traced them.
+
+    `is_cut` is true if there may be more trace messages than MAX_TRACE_MESSAGES.
+    """
 
     sends: list[tuple[str, Pub]] = field(default_factory=list)
     transactions: list[tuple[str, EndTransaction]] = field(default_factory=list)
@@ -33,23 +36,29 @@ class MessageTraceView:
     is_cut: bool = False
 
 
-class TraceAdmin(MessageAdmin):
-    """Part of AdminClient."""
+class TraceAdmin:
+    """The part `client.traces` of an AdminClient."""
 
-    async def query_message_trace(self, msg_id: str, trace_topic: str = TRACE_TOPIC) -> MessageTraceView:
-        """The trace of the message with this unique key. TopicNotFound where nobody has ever traced."""
-        found = await self.query_message_by_key(trace_topic, msg_id, MAX_TRACE_MESSAGES)
-        for error in found.failures.values():
+    def __init__(self, messages: MessageAdmin) -> None:
+        self._messages = messages
+
+    async def query(self, msg_id: str, trace_topic: str = TRACE_TOPIC) -> MessageTraceView:
+        """Return the trace of the message with a unique key. TopicNotFound if no client has ever traced."""
+        result = await self._messages.query_by_key(trace_topic, msg_id, MAX_TRACE_MESSAGES)
+        for error in result.failures.values():
             raise error
-        view = MessageTraceView(is_cut=found.is_cut)
+        view = MessageTraceView(is_cut=result.is_cut)
         deliveries: dict[str, TracedDelivery] = {}
-        for message in reversed(found.messages):
-            _read(message, msg_id, view, deliveries)
+        for message in reversed(result.messages):
+            _add_traces(message, msg_id, view, deliveries)
         view.deliveries = sorted(deliveries.values(), key=_begin_ms)
         return view
 
 
-def _read(message: MessageExt, msg_id: str, view: MessageTraceView, deliveries: dict[str, TracedDelivery]) -> None:
+def _add_traces(
+    message: MessageExt, msg_id: str, view: MessageTraceView, deliveries: dict[str, TracedDelivery]
+) -> None:
+    """Add the entries of one trace message about `msg_id`; begin and end of a delivery share a request id."""
     host = message.born_host.rpartition(":")[0]
     for trace in decode(message.body.decode("utf-8", "replace")):
         if trace.msg_id != msg_id:

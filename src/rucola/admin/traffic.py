@@ -1,13 +1,13 @@
-"""TrafficAdmin: what comes into topics and goes out to groups, put together from the brokers' statistics."""
+"""TrafficAdmin: message rates of a topic and its consumer groups, summed over all brokers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.groups import GroupAdmin
-from rucola.admin.requests import each, masters_of
+from rucola.admin.requests import gather_fail_fast, masters_of
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError
 from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
@@ -15,7 +15,7 @@ from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
 
 @dataclass(slots=True)
 class Traffic:
-    """Messages a second in the last minute, and messages in the last 24 hours or since the brokers began to count."""
+    """Messages per second over the last minute, and messages over the last 24 hours or since the brokers' start."""
 
     tps: float = 0.0
     day_count: int = 0
@@ -23,7 +23,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class GroupTraffic:
-    """What a group gets of a topic; `accumulation` is how many messages are before it."""
+    """The messages of a topic that a group receives, and its backlog (`accumulation`), in messages."""
 
     consumer_group: str
     accumulation: int
@@ -32,34 +32,39 @@ class GroupTraffic:
 
 @dataclass(slots=True)
 class TopicTraffic:
-    """What comes into a topic, and what each of its groups gets of it."""
+    """The messages stored in a topic, and those that each of its groups receives."""
 
     topic: str
     came: Traffic
     groups: list[GroupTraffic]
 
 
-class TrafficAdmin(ClusterAdmin, TopicAdmin, GroupAdmin):
-    """Part of AdminClient."""
+class TrafficAdmin:
+    """The part `client.traffic` of an AdminClient."""
 
-    async def examine_topic_traffic(self, topic: str) -> TopicTraffic:
-        """Rates and counts of a topic and of the groups that consume it, or have."""
-        addresses = masters_of((await self.examine_topic_route(topic)).broker_datas).values()
+    def __init__(self, brokers: BrokerAdmin, topics: TopicAdmin, groups: GroupAdmin) -> None:
+        self._brokers = brokers
+        self._topics = topics
+        self._groups = groups
+
+    async def of_topic(self, topic: str) -> TopicTraffic:
+        """Return rates and counts of a topic, and of the groups that consume it or have committed offsets on it."""
+        addresses = masters_of((await self._topics.route(topic)).broker_datas).values()
         groups = []
-        for group in await self.query_topic_consume_by_who(topic):
-            out = await self._traffic(addresses, GROUP_GET_NUMS, group_key(topic, group))
-            table = (await self.examine_consume_stats(group, topic)).offset_table
-            ahead = sum(at.broker_offset - at.consumer_offset for at in table.values())
-            groups.append(GroupTraffic(group, max(0, ahead), out))
+        for group in await self._topics.consumer_groups(topic):
+            outgoing = await self._traffic(addresses, GROUP_GET_NUMS, group_key(topic, group))
+            table = (await self._groups.consume_stats(group, topic)).offset_table
+            backlog = sum(offsets.broker_offset - offsets.consumer_offset for offsets in table.values())
+            groups.append(GroupTraffic(group, max(0, backlog), outgoing))
         return TopicTraffic(topic, await self._traffic(addresses, TOPIC_PUT_NUMS, topic), groups)
 
     async def _traffic(self, addresses: Iterable[str], name: str, key: str) -> Traffic:
-        async def at(address: str) -> Traffic:
+        async def broker_traffic(address: str) -> Traffic:
             try:
-                data = await self.view_broker_stats_data(address, name, key)
+                data = await self._brokers.stats(address, name, key)
             except BrokerError:
-                return Traffic()  # nothing was counted there
+                return Traffic()  # the broker has counted nothing
             return Traffic(data.stats_minute.tps, data.day_count)
 
-        found = await each(map(at, addresses))
-        return Traffic(sum(one.tps for one in found), sum(one.day_count for one in found))
+        parts = await gather_fail_fast(map(broker_traffic, addresses))
+        return Traffic(sum(part.tps for part in parts), sum(part.day_count for part in parts))

@@ -28,7 +28,7 @@ from rucola.cli.log_lines import begin_logging, log_format_option
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
-from rucola.remoting.event_loop import TurnLoop
+from rucola.remoting.event_loop import BatchingEventLoop
 from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")
@@ -192,7 +192,7 @@ def _warn_unused(keys: list[str], config_file: Path | None) -> None:
 
 def _run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server until it fails or a signal asks it to stop."""
-    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+    with asyncio.Runner(loop_factory=BatchingEventLoop) as runner:
         runner.run(_until_signal(server))
 
 

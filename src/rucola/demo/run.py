@@ -113,11 +113,11 @@ async def _run_steps(count: int, out: Path, console: Console) -> Totals:
     async with _standalone(out) as (namesrv, ready_s):
         console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
         async with AdminClient(namesrv) as admin:
-            address = (await admin.examine_cluster_info()).broker_addr_table.popitem()[1].broker_addrs[0]
+            address = (await admin.cluster.info()).broker_addr_table.popitem()[1].broker_addrs[0]
             topic = TopicConfig(topic_name=flights.TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
-            await admin.create_and_update_topic_config(address, topic)
+            await admin.topics.create_or_update(address, topic)
             sample = await _send(count, namesrv, totals, console)
-            totals.stored = sum(end.max_offset for end in (await admin.examine_topic_stats(flights.TOPIC)).values())
+            totals.stored = sum(end.max_offset for end in (await admin.topics.stats(flights.TOPIC)).values())
             await _consume(sample.carriers, namesrv, totals, console)
             await _show_backlog(admin, totals, console)
             await _query(admin, sample, totals, console)
@@ -225,7 +225,7 @@ async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, conso
 
 
 async def _show_backlog(admin: AdminClient, totals: Totals, console: Console) -> None:
-    stats = await admin.examine_consume_stats(GROUP, flights.TOPIC)
+    stats = await admin.groups.consume_stats(GROUP, flights.TOPIC)
     rows = [
         (queue.broker_name, queue.queue_id, place.broker_offset, place.consumer_offset)
         for queue, place in sorted(stats.offset_table.items())
@@ -242,10 +242,10 @@ async def _show_backlog(admin: AdminClient, totals: Totals, console: Console) ->
 async def _query(admin: AdminClient, sample: Sample, totals: Totals, console: Console) -> None:
     """Find messages in the three ways that operators know."""
     begin = time.perf_counter()
-    by_key = await admin.query_message_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
+    by_key = await admin.messages.query_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
     key_ms = (time.perf_counter() - begin) * 1000
-    by_unique_key = await admin.query_message_by_unique_key(flights.TOPIC, sample.unique_key)
-    by_id = await admin.query_message_by_id(sample.offset_msg_id)
+    by_unique_key = await admin.messages.query_by_unique_key(flights.TOPIC, sample.unique_key)
+    by_id = await admin.messages.get(sample.offset_msg_id)
     console.print(
         f"[bold]4. Query[/]   {len(by_key.messages)} messages with the key {sample.tail_number} in {key_ms:.1f} ms; "
         f"one by its unique key; one by its offsetMsgId"
@@ -270,10 +270,10 @@ async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals,
             await consumer.reconsume_later(message, delay_level=-1)
             if len(given_up) == count:
                 break
-    letters = await admin.examine_dead_letters(FAILING_GROUP)
-    tracks = {track.consumer_group: track.track_type.name for track in await admin.message_track_detail(given_up[0])}
-    redriven = [one.status async for one in admin.redrive_dead_letters(FAILING_GROUP, only_group=True)]
-    again = [one.status async for one in admin.redrive_dead_letters(FAILING_GROUP, only_group=True)]
+    letters = await admin.dead_letters.stats(FAILING_GROUP)
+    tracks = {track.consumer_group: track.track_type.name for track in await admin.messages.track(given_up[0])}
+    redriven = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
+    again = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
     console.print(
         f"[bold]5. Mend[/]    {letters.count} dead letters of {FAILING_GROUP}; the first is "
         + ", ".join(f"{kind} for {group}" for group, kind in sorted(tracks.items()))

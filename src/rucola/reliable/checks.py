@@ -92,7 +92,7 @@ class Checker:
     async def _dead_letters(self, group: str, message_id: str) -> int:
         """How often the message is in the group's dead letter queue; 0 if that cannot be told."""
         try:
-            found = await self._admin.query_message_by_unique_key(dlq_topic(group), message_id)
+            found = await self._admin.messages.query_by_unique_key(dlq_topic(group), message_id)
         except TopicNotFound:
             return 0
         except MQError as error:

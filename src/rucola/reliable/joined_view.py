@@ -26,7 +26,7 @@ async def stored_copies(namesrv: str, stub: StubView) -> list[StoredCopy]:
     async with AdminClient(namesrv) as admin:
         for topic in [stub.topic, *map(dlq_topic, stub.awaiting)]:
             try:
-                answer = await admin.query_message_by_unique_key(topic, stub.message_id)
+                answer = await admin.messages.query_by_unique_key(topic, stub.message_id)
             except TopicNotFound:
                 continue  # nothing was ever stored there
             found += [

@@ -1,4 +1,4 @@
-"""Sockets: connections that move commands both ways, a server that accepts them and a client that opens them.
+"""Remoting: connections that carry commands in both directions, a server, a client, and an event loop for servers.
 
-Nothing here knows what a code means. Reading order: `connection`, `server`, `client`.
+Nothing here interprets request codes. Reading order: `connection`, `server`, `client`, `event_loop`, `stream`.
 """

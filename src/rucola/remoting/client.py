@@ -1,7 +1,7 @@
-"""RemotingClient: one connection per address, opened when first needed and again after it broke.
+"""RemotingClient: one connection per address, opened on demand and again after it broke.
 
-Requests to one address share its connection and are matched to their answers by opaque, so any number may be in flight.
-Answers to `NettyRemotingClient` of Apache RocketMQ 4.9.8.
+Requests to one address share its connection; responses are matched by opaque, so any number may be in flight.
+Corresponds to `NettyRemotingClient` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from rucola.remoting.deadline import Deadline
 from rucola.remoting.single_flight import SingleFlight
 
 CONNECT_TIMEOUT_MS = 3000
+"""Limit of one attempt to connect."""
 REQUEST_TIMEOUT_MS = 3000
+"""Default timeout of a request, connecting included."""
 
 
 class RemotingClient:
     """Sends commands to addresses of the form "host:port". Belongs to one event loop.
 
-    `processors` serve the requests that peers send here (a broker's, for example); `on_close` is called with each
-    connection that ends. Timeouts are for connecting and the answer together.
+    `processors` answer requests from the peers, for example from a broker. `on_close` is called with each connection
+    that closes. A timeout covers both connecting and waiting for the response.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class RemotingClient:
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
-        """Send a request and return its answer, whatever its code. RemotingConnectError, RemotingTimeout."""
+        """Send a request and return its response, whatever its code. RemotingConnectError, RemotingTimeout."""
         deadline = Deadline(timeout_ms)
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
@@ -56,7 +58,7 @@ class RemotingClient:
     async def invoke_ok(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
-        """Like `invoke`; BrokerError unless the answer's code is SUCCESS."""
+        """Like `invoke`; BrokerError unless the response has code SUCCESS."""
         answer = await self.invoke(address, command, timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, address)
@@ -65,13 +67,13 @@ class RemotingClient:
     async def invoke_oneway(
         self, address: str, command: RemotingCommand, timeout_ms: float = CONNECT_TIMEOUT_MS
     ) -> None:
-        """Send a request that gets no answer. RemotingConnectError if no connection can be made in time."""
+        """Send a one-way request. RemotingConnectError if no connection can be opened in time."""
         (await self.connect(address, timeout_ms)).send(command)
 
     async def connect(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
-        """Return the open connection to an address, made now if there is none; concurrent callers share the attempt.
+        """Return the open connection to an address, or open one; concurrent callers share one attempt.
 
-        An attempt ends after `CONNECT_TIMEOUT_MS`, but a caller waits for `timeout_ms` at most. RemotingConnectError.
+        An attempt ends after `CONNECT_TIMEOUT_MS`; each caller waits for `timeout_ms` at most. RemotingConnectError.
         """
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
@@ -85,20 +87,20 @@ class RemotingClient:
             raise RemotingConnectError(f"{purpose}: no answer in {timeout_ms:.0f} ms") from None
 
     def open_connection(self, address: str) -> Connection | None:
-        """Return the connection to an address if one is open now."""
+        """Return the open connection to an address, or None."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
 
     def silent_addresses(self, limit_ms: float) -> list[str]:
-        """Return the addresses whose connection awaits answers and has received nothing for `limit_ms`."""
+        """Return the addresses of connections with requests in flight that have received nothing for `limit_ms`."""
         return [address for address, connection in self._connections.items() if connection.silent_ms >= limit_ms]
 
     def open(self) -> None:
-        """Allow connections again after `close`; a new client needs no call."""
+        """Allow connections again after `close`. A new client is open."""
         self._is_closed = False
 
     async def close(self) -> None:
-        """Close every connection, wait until it is closed, and make no more."""
+        """Close all connections, wait until they are closed, and refuse to open others."""
         self._is_closed = True
         self._connecting.close()
         connections, self._connections = list(self._connections.values()), {}
@@ -120,7 +122,7 @@ class RemotingClient:
                 )
         except TimeoutError:
             raise RemotingConnectError(f"cannot connect to {address}: no answer in {CONNECT_TIMEOUT_MS} ms") from None
-        except ValueError:  # a name that no host can have
+        except ValueError:  # the host is no valid name, for example longer than 63 characters
             raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
         except OSError as error:
             raise RemotingConnectError(f"cannot connect to {address}: {error.strerror or error}") from None
@@ -129,7 +131,7 @@ class RemotingClient:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of `host:port`, or `[host]:port`. RemotingConnectError for anything else."""
+    """Return host and port of `host:port` or `[host]:port`. RemotingConnectError for any other form."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise RemotingConnectError(f"{address!r} is no address: write host:port")

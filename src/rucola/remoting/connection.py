@@ -1,41 +1,51 @@
-"""Connection: one socket that carries commands both ways.
+"""Connection: one socket that carries commands in both directions.
 
-Both sides of RocketMQ's remoting send requests: a client asks its broker, and a broker asks its client (check a
-transaction, rebalance, consume directly). So there is one kind of connection for both, an asyncio protocol that
+Both peers of a RocketMQ connection send requests: a client to its broker, and a broker to its client (transaction
+check, rebalance notification, direct consumption). One class therefore serves both. It is an asyncio protocol that
 
-* hands each request to the processor of its code, and sends what the processor returns;
-* gives each answer to whoever waits for its opaque.
+* passes each request to the processor of its code and sends the processor's reply;
+* completes the future of an outgoing request with the response that has its opaque.
 
-A processor is a plain function `(connection, command) -> Reply`. A Reply is a RemotingCommand, or its encoded
-bytes, or None for no answer (one that was held sends it later by `send`), or an awaitable of these. An error that
-a processor raises becomes an answer with SYSTEM_ERROR and the error's text, and the connection lives on. One-way
-requests are processed and never answered.
+A processor is a plain function `(connection, command) -> Reply`. A Reply is a RemotingCommand, its encoded bytes, an
+awaitable of either, or None for no response (a held pull is answered later by `send`). If a processor raises, the
+response is SYSTEM_ERROR with the text of the error, and the connection stays open. One-way requests are processed and
+never answered.
 
-Work is done per read, not per message: all frames of a read are decoded and processed, then their replies leave
-in one write; in a TurnLoop together with those of other connections (see `remoting.turns`). All connections of one
-event loop receive into one buffer, so an idle connection costs no buffer.
+**States.**
 
-A server stops reading from a peer that does not read its answers once `WRITE_LIMIT` bytes wait for it: memory per
-connection stays bounded. When the peer has caught up, what is left of a read is processed, and reading goes on. A
-client never stops reading, for if both sides did, two that have much to say to each other would wait for ever; what it
-has under way bounds its memory.
+    state      entered by                          behaviour
+    new        construction                        cannot send; `is_open` is false
+    open       connection_made                     reads, processes, writes
+    paused     pause_writing, at WRITE_LIMIT       accepted connections only: does not read, keeps decoded requests
+    open       resume_writing                      processes the kept requests, reads again
+    closing    close, or a damaged stream          reads nothing; `send` drops its command; sends what was written
+                                                   before, for CLOSE_TIMEOUT_S at most
+    closed     connection_lost                     requests in flight fail with RemotingConnectError; `closed` is set
 
-A peer can vanish without a word (cut cable, forgetful firewall, dead machine): the connection is then half-open, writes
-succeed and no answer comes. The client's side closes such a connection (Apache: clientCloseSocketIfTimeout)
+**Batching.** Work is done per read, not per message: all frames of a read are decoded and processed, and their replies
+leave in one write, on a BatchingEventLoop together with the replies of other connections. All connections of an event
+loop share one receive buffer, so an idle connection needs none.
 
-    when a request timed out and nothing was received since it was sent, for MIN_SILENCE_MS at least. What else is in
-    flight fails at once, so that it can be retried on a new connection. A connection that carries other answers
-    meanwhile is kept: there, only the one request was slow.
+**Back pressure.** A server stops reading from a peer that does not read its responses when `WRITE_LIMIT` bytes are
+unsent, which bounds the memory of a connection. A client never stops reading: if both peers did, each could wait for
+the other for ever. Its memory is bounded by its requests in flight.
 
-The kernel's keepalive covers idle connections on both sides. How long nothing was received is asked of the kernel
-(TCP_INFO), and only after a timeout: it costs no work per read, and bytes that wait unread, because this process itself
-was stopped, count as received.
+**Half-open connections.** A peer can vanish silently (cut cable, firewall that drops its state, power failure): writes
+succeed and no response arrives. A client closes such a connection (Apache: clientCloseSocketIfTimeout)
 
-A whole frame whose header cannot be read is answered SYSTEM_ERROR if its opaque can be read, and else ignored; the
-first of a connection is logged. A stream that is not a sequence of frames is closed with one line in the log, after the
-commands before the bad bytes have been answered. Closing lets what was written go out, for `CLOSE_TIMEOUT_S` at most.
+    if a request timed out, and nothing was received since it was sent, for MIN_SILENCE_MS at least. Other requests in
+    flight fail at once and can be retried on a new connection. If other responses arrived, only that one request was
+    slow, and the connection is kept.
 
-Answers to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
+The kernel's keepalive covers idle connections of both peers. The time since the last received byte is read from the
+kernel (TCP_INFO), and only after a timeout: it costs nothing per read, and bytes that wait in the socket while this
+process is suspended count as received.
+
+**Damaged input.** A frame with an unreadable header is answered SYSTEM_ERROR if its opaque is readable, and ignored
+otherwise; the first one of a connection is logged. If the stream is no sequence of frames, the commands before the
+damage are answered, one line is logged, and the connection is closed.
+
+Corresponds to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -52,7 +62,7 @@ from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.event_loop import AtOnce, Turns, turns_of
+from rucola.remoting.event_loop import WriteBatching, write_batching_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,28 +71,31 @@ Reply: TypeAlias = "Answer | Awaitable[Answer]"
 Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
 
 READ_SIZE: Final = 256 * 1024
+"""Size of the receive buffer in bytes, the most that one read returns."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
+"""Unsent bytes at which a server stops reading from a peer."""
 CLOSE_TIMEOUT_S = 3.0
+"""Seconds after which a closing connection drops its unsent bytes."""
 MIN_SILENCE_MS = 1000
-"""Least time without a received byte, while a request waits, after which a connection counts as half-open."""
+"""Minimum time without a received byte, with a request in flight, for a connection to count as half-open."""
 KERNEL_TICK_MS: Final = 10
-"""How coarse the kernel's times of a connection are, at most."""
+"""Maximum error of the kernel's times of a connection: a jiffy at 100 Hz."""
 
 _TCP_INFO: Final = Struct("=44xI4xI")
-"""Of the kernel's struct tcp_info: the milliseconds since data was last sent, and since some was last received."""
+"""tcpi_last_data_sent and tcpi_last_data_recv of the kernel's struct tcp_info, in milliseconds before now."""
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds of idleness before the first probe, seconds between probes, and unanswered probes that end the connection."""
+"""Seconds until the first probe, seconds between probes, and number of unanswered probes that end a connection."""
 
 _USER_TIMEOUT: Final = {"TCP_USER_TIMEOUT": 30_000}
-"""Milliseconds for which sent data may stay unacknowledged. Only for clients: a server waits for slow readers."""
+"""Milliseconds for which sent data may stay unacknowledged. Clients only: a server waits for slow readers."""
 
 
 class ReceiveBuffer:
-    """The one buffer that every connection of an event loop receives into.
+    """The receive buffer shared by all connections of an event loop.
 
-    asyncio calls `get_buffer` and `buffer_updated` of a connection without anything in between, and the bytes
-    are copied out before `buffer_updated` returns.
+    Sharing is safe: asyncio receives and calls `buffer_updated` in one step, and the decoder copies the bytes before
+    `buffer_updated` returns.
     """
 
     __slots__ = ("view",)
@@ -92,10 +105,10 @@ class ReceiveBuffer:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One socket. Made by RemotingServer and RemotingClient, not by users.
+    """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `is_accepted` tells a server's connection from a client's. `peer` is "ip:port" of the other side. `closed` is set
-    when the socket is gone.
+    `is_accepted` is true for a server's connection, false for a client's. `on_open` and `on_close` are called with the
+    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed.
     """
 
     def __init__(
@@ -113,51 +126,62 @@ class Connection(asyncio.BufferedProtocol):
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
         self._is_accepted = is_accepted
-        self._sent_unreadable = False
-        self._is_full = False
-        self._postponed: list[RemotingCommand] = []
         self._on_open = on_open
         self._on_close = on_close
-        self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
-        self._later: set[asyncio.Future[Answer]] = set()
+        # Whether an unreadable frame was logged: only the first one is.
+        self._has_logged_unreadable = False
+        # Whether the transport has more than WRITE_LIMIT unsent bytes, and the requests kept until it has fewer.
+        self._is_paused = False
+        self._kept: list[RemotingCommand] = []
+        # Outgoing requests by opaque.
+        self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}
+        # Replies that processors still compute; the set keeps their tasks alive.
+        self._pending_replies: set[asyncio.Future[Answer]] = set()
+        # Frames for the end of this iteration, written together.
         self._outgoing: list[bytes] = []
-        self._abort: asyncio.TimerHandle | None = None
-        self._asked_ms = 0.0
-        self._end = "closed"
+        # Aborts a closing connection after CLOSE_TIMEOUT_S.
+        self._abort_timer: asyncio.TimerHandle | None = None
+        # When the first request of the current silence was sent, on the loop's clock.
+        self._silent_since_ms = 0.0
+        # The reason that requests in flight report if the transport gives none.
+        self._close_reason = "closed"
+        # None before `connection_made` and after `connection_lost`.
         self._transport: asyncio.Transport | None = None
-        self._turns: Turns | AtOnce
+        # Set by `connection_made`.
+        self._batching: WriteBatching
         self._write: Callable[[bytes], None]
 
-    # What users of a connection call.
+    # The interface of a connection.
 
     @property
     def is_open(self) -> bool:
+        """Whether the connection can send."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def idle_ms(self) -> int:
-        """How long nothing was sent or received, by the kernel's account; 0 if the connection is closed."""
-        return 0 if self._transport is None else min(self._quiet_ms())
+        """Milliseconds since the last byte was sent or received, from the kernel; 0 if the connection is closed."""
+        return 0 if self._transport is None else min(self._idle_times_ms())
 
     @property
     def silent_ms(self) -> int:
-        """How long nothing was received, if an answer is awaited; 0 if none is, or if the connection is closed."""
-        return self._quiet_ms()[1] if self._waiting and self._transport is not None else 0
+        """Milliseconds since the last byte was received; 0 without a request in flight, or if closed."""
+        return self._idle_times_ms()[1] if self._in_flight and self._transport is not None else 0
 
     def send(self, command: RemotingCommand | bytes) -> None:
-        """Send a one-way request or a late answer. On a closed connection it goes nowhere."""
+        """Send a one-way request or the response of a held request. A closed connection drops it."""
         if self._transport is not None and not self._transport.is_closing():
             frame = command if isinstance(command, bytes) else command.encode()
             if self._outgoing:
-                self._outgoing.append(frame)  # behind those that wait for the end of this turn
+                self._outgoing.append(frame)  # keeps the order: earlier frames wait for the end of the iteration
             else:
                 self._write(frame)
 
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
-        """Send a request and wait for its answer.
+        """Send a request and return its response, whatever its code.
 
-        RemotingTimeout if none came in time, RemotingConnectError if the connection is or gets closed. Without time
-        left, nothing is sent.
+        RemotingTimeout at the deadline; if it has passed already, nothing is sent. RemotingConnectError if the
+        connection is closed, or closes before the response.
         """
         if not (waited_ms := deadline.left_ms):
             raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}")
@@ -166,84 +190,93 @@ class Connection(asyncio.BufferedProtocol):
             async with deadline.scope():
                 return await answer
         except TimeoutError:
-            self.give_up(command, waited_ms)
+            self.timed_out(command, waited_ms)
             raise RemotingTimeout(
                 f"{self.peer} gave no answer to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms"
             ) from None
         finally:
-            self._waiting.pop(command.opaque, None)
+            self._in_flight.pop(command.opaque, None)
 
     def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """Send a request, and return the future of its answer, or of RemotingConnectError. No timeout runs.
+        """Send a request, and return a future of its response or RemotingConnectError. There is no timeout.
 
-        While other answers are awaited, a request leaves with those of this turn of the event loop in one write: a
-        system call that wakes the peer can cost more than everything else about a request. A caller that stops
-        waiting calls `forget` or, after a timeout, `give_up`.
+        The first request in flight is written immediately. Further ones are written together at the end of the
+        iteration: a system call that wakes the peer can cost more than the rest of a request. A caller that stops
+        waiting calls `forget` or, after a timeout, `timed_out`.
         """
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if not self.is_open:
             answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed"))
             return answer
-        is_alone = not self._waiting
-        self._waiting[command.opaque] = answer
+        is_alone = not self._in_flight
+        self._in_flight[command.opaque] = answer
         if is_alone:
             self.send(command)
         else:
-            self._write_soon(command.encode())
+            self._write_at_iteration_end(command.encode())
         return answer
 
     def forget(self, command: RemotingCommand) -> None:
-        """Wait no longer for the answer to a posted request; its future is cancelled."""
-        if (answer := self._waiting.pop(command.opaque, None)) is not None:
+        """Cancel the future of a posted request; its response will be ignored."""
+        if (answer := self._in_flight.pop(command.opaque, None)) is not None:
             answer.cancel()
 
-    def give_up(self, command: RemotingCommand, waited_ms: float) -> None:
-        """Like `forget`, after the request timed out: the connection is closed if it is half-open."""
+    def timed_out(self, command: RemotingCommand, waited_ms: float) -> None:
+        """Forget a request that timed out after `waited_ms`, and close the connection if it is half-open.
+
+        1. If a byte was received since the request was sent, the connection is alive.
+        2. Otherwise determine since when it is silent: since this request, or since an earlier one that timed out in
+           the same silence. Several short timeouts add up this way.
+        3. Close the connection if the silence has lasted MIN_SILENCE_MS.
+        """
         self.forget(command)
         if self._is_accepted or self._transport is None or self._transport.is_closing():
             return
         now_ms = asyncio.get_running_loop().time() * 1000
-        _, received_ms = self._quiet_ms()
+        _, received_ms = self._idle_times_ms()
         if received_ms + KERNEL_TICK_MS < waited_ms:
             return
-        if now_ms - self._asked_ms > received_ms + KERNEL_TICK_MS:  # no earlier timeout belongs to this silence
-            self._asked_ms = now_ms - waited_ms
-        silence_ms = now_ms - self._asked_ms
+        if now_ms - self._silent_since_ms > received_ms + KERNEL_TICK_MS:  # a byte was received after that time
+            self._silent_since_ms = now_ms - waited_ms
+        silence_ms = now_ms - self._silent_since_ms
         if silence_ms >= MIN_SILENCE_MS:
-            self._end = f"nothing received for {silence_ms:.0f} ms while a request waited"
-            logger.warning("%s: closing the connection: %s", self.peer, self._end)
+            self._close_reason = f"nothing received for {silence_ms:.0f} ms with a request in flight"
+            logger.warning("%s: closing the connection: %s", self.peer, self._close_reason)
             self._transport.abort()
 
     def close(self) -> None:
-        """Close once what was written is sent, or when the peer does not take it."""
+        """Close when all written bytes are sent, or after CLOSE_TIMEOUT_S."""
         if self._transport is not None and not self._transport.is_closing():
             self._write_outgoing()
-            self._turns.flush()
+            self._batching.flush()
             self._transport.close()
-            self._abort = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+            self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
-    def unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
-        """Answer a request whose header cannot be read, if that is possible; fail the request of such an answer."""
-        if not self._sent_unreadable:
+    def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
+        """Return the error response to a request with an unreadable header, None if its opaque is unreadable, too.
+
+        An unreadable response fails the request in flight that it answers.
+        """
+        if not self._has_logged_unreadable:
             logger.warning("%s: a frame cannot be read: %s", self.peer, command.why)
-        self._sent_unreadable = True
+        self._has_logged_unreadable = True
         if not command.opaque_is_known:
             return None
         if not command.is_answer:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=command.why)
-        waiting = self._waiting.pop(command.opaque, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(RemoteProtocolError(f"{self.peer} gave an answer that cannot be read: {command.why}"))
+        request = self._in_flight.pop(command.opaque, None)
+        if request is not None and not request.done():
+            request.set_exception(RemoteProtocolError(f"{self.peer} gave an answer that cannot be read: {command.why}"))
         return None
 
-    # What asyncio calls.
+    # Callbacks of asyncio, see the table of states.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._turns = turns_of(asyncio.get_running_loop())
-        self._write = self._turns.writing_to(self._transport)
+        self._batching = write_batching_of(asyncio.get_running_loop())
+        self._write = self._batching.writer_of(self._transport)
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
-        self._keep_alive(transport.get_extra_info("socket"))
+        self._set_keepalive(transport.get_extra_info("socket"))
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
         if self._on_open:
@@ -251,28 +284,30 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._abort is not None:
-            self._abort.cancel()
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
         if not self._decoder.is_between_frames:
             logger.info("%s: closed in the middle of a frame", self.peer)
-        for answer in self._waiting.values():
+        for answer in self._in_flight.values():
             if not answer.done():
-                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {exc or self._end}"))
-        self._waiting.clear()
+                answer.set_exception(
+                    RemotingConnectError(f"the connection to {self.peer} broke: {exc or self._close_reason}")
+                )
+        self._in_flight.clear()
         self.closed.set()
         if self._on_close:
             self._on_close(self)
 
     def pause_writing(self) -> None:
         if self._is_accepted and self._transport is not None:
-            self._is_full = True
+            self._is_paused = True
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._is_full = False
-        postponed, self._postponed = self._postponed, []
-        self._process(postponed)
-        if not self._is_full and self._transport is not None:
+        self._is_paused = False
+        kept, self._kept = self._kept, []
+        self._process(kept)
+        if not self._is_paused and self._transport is not None:
             self._transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -288,63 +323,73 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._process(commands)
 
-    # The way of a read.
+    # Processing of a read.
 
     def _process(self, commands: list[RemotingCommand]) -> None:
+        """Process the commands of one read and write their replies together.
+
+        1. A response completes the future of its request.
+        2. A request goes to the processor of its code. A reply of bytes, the common case, is kept as it is; others are
+           encoded, or scheduled if they are awaitable.
+        3. If the replies exceed WRITE_LIMIT they are written before the rest is processed. If the transport then asks
+           to pause, the remaining commands are kept for `resume_writing`.
+        4. The replies are joined into one write.
+        """
         replies: list[bytes] = []
         size = 0
-        left = iter(commands)
-        for command in left:
+        remaining = iter(commands)
+        for command in remaining:
             if command.flag & FLAG_RESPONSE:
-                waiting = self._waiting.pop(command.opaque, None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(command)
+                request = self._in_flight.pop(command.opaque, None)
+                if request is not None and not request.done():
+                    request.set_result(command)
                 continue
             try:
                 reply = self._processors.get(command.code, _not_supported)(self, command)
-                if reply.__class__ is not bytes or command.flag:  # most are what `_encoded` would return
-                    reply = self._encoded(command, reply)
+                # `_encode_reply` returns the bytes of a two-way request unchanged: save the call in this common case.
+                if reply.__class__ is not bytes or command.flag:
+                    reply = self._encode_reply(command, reply)
             except Exception as error:
-                reply = self._encoded(command, self._failure(command, error))
+                reply = self._encode_reply(command, self._error_response(command, error))
             if reply is not None:
                 replies.append(reply)
                 size += len(reply)
                 if size > WRITE_LIMIT:
                     self._write(b"".join(replies))
                     replies, size = [], 0
-                    if self._is_full:
-                        self._postponed = list(left)
+                    if self._is_paused:
+                        self._kept = list(remaining)
         if replies:
             self._write(b"".join(replies))
 
-    def _encoded(self, command: RemotingCommand, reply: Reply) -> bytes | None:
-        """The encoded answer to a request, or None where there is none yet or none at all."""
+    def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
+        """Return the encoded response to a request, or None if there is none, or none yet."""
         if reply is not None and not isinstance(reply, (bytes, RemotingCommand)):
-            self._answer_later(command, reply)
+            self._reply_when_done(command, reply)
             return None
         if reply is None or command.flag & FLAG_ONEWAY:
             return None
         return reply if isinstance(reply, bytes) else reply.encode()
 
-    def _answer_later(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
-        """Send the answer when it is there, in one write with others that become ready in the same turn."""
+    def _reply_when_done(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
+        """Send a reply when its awaitable is done, in one write with others that are done in the same iteration."""
         future = asyncio.ensure_future(answer)
-        self._later.add(future)
+        self._pending_replies.add(future)
 
         def done(future: asyncio.Future[Answer]) -> None:
-            self._later.discard(future)
+            self._pending_replies.discard(future)
             if future.cancelled():
                 return
             error = future.exception()
-            reply = self._encoded(command, self._failure(command, error) if error else future.result())
+            reply = self._encode_reply(command, self._error_response(command, error) if error else future.result())
             if reply is not None:
-                self._write_soon(reply)
+                self._write_at_iteration_end(reply)
 
         future.add_done_callback(done)
 
-    def _write_soon(self, frame: bytes) -> None:
+    def _write_at_iteration_end(self, frame: bytes) -> None:
         if not self._outgoing:
-            self._turns.at_end(self._write_outgoing)
+            self._batching.call_at_iteration_end(self._write_outgoing)
         self._outgoing.append(frame)
 
     def _write_outgoing(self) -> None:
@@ -352,21 +397,24 @@ class Connection(asyncio.BufferedProtocol):
         if frames and self._transport is not None and not self._transport.is_closing():
             self._write(b"".join(frames))
 
-    def _quiet_ms(self) -> tuple[int, int]:
-        """Return for how long nothing was sent, and nothing received."""
+    def _idle_times_ms(self) -> tuple[int, int]:
+        """Return the milliseconds since the last byte was sent, and since the last one was received."""
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
         sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
         return sent_ms, received_ms
 
-    def _keep_alive(self, sock: socket.socket) -> None:
+    def _set_keepalive(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (_KEEPALIVE if self._is_accepted else _KEEPALIVE | _USER_TIMEOUT).items():
             if hasattr(socket, name):  # not on every platform
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def _failure(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
-        """The answer that tells of a processor's error: the text of ours, only the kind of anything else."""
+    def _error_response(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
+        """Return the response to a request whose processor raised.
+
+        Its remark is the text of an MQError; of any other error only the type, since the text may hold internals.
+        """
         if isinstance(error, MQError):
             remark = str(error)
             if command.is_oneway:
@@ -378,15 +426,15 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _not_supported(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-    """The processor of all codes that have none, and of headers that cannot be read."""
+    """Process a request whose code has no processor, or whose header is unreadable."""
     if isinstance(command, UnreadableCommand):
-        return connection.unreadable(command)
+        return connection.process_unreadable(command)
     return command.response(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
     )
 
 
 def address_of(name: tuple[Any, ...]) -> str:
-    """A socket name as text: `ip:port`, an IPv6 address in brackets."""
+    """Return a socket name as `ip:port`, with an IPv6 address in brackets."""
     host, port = name[0], name[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""Deadline: the end of one call, for all of its steps together.
+"""Deadline: a point in time shared by all steps of one call.
 
-A call that looks up a route, connects, sends and retries gives each step what is left of its time. Passing the same
-timeout to every step instead would let a call of 500 ms take a multiple of that.
+A call that looks up a route, connects, sends and retries passes its deadline to each step. With the same timeout for
+every step instead, a call with a timeout of 500 ms could take a multiple of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 
 class Deadline:
-    """A moment on the running event loop's clock, `timeout_ms` after construction."""
+    """A point in time on the running event loop's clock (`at`, in seconds), `timeout_ms` after construction."""
 
     __slots__ = ("_loop", "at", "timeout_ms")
 
@@ -21,13 +21,13 @@ class Deadline:
 
     @property
     def left_ms(self) -> float:
-        """The time that is left; 0 once the deadline has passed."""
+        """Milliseconds until the deadline; 0 after it."""
         return max(0.0, (self.at - self._loop.time()) * 1000)
 
     def share(self, parts: int) -> Deadline:
-        """Return the deadline of a step that may take one of `parts` equal parts of the time that is left."""
+        """Return the deadline of a step that may take 1/`parts` of the remaining time."""
         return Deadline(self.left_ms / parts)
 
     def scope(self) -> asyncio.Timeout:
-        """Return a context manager that ends its body at the deadline, with TimeoutError."""
+        """Return a context manager that cancels its body at the deadline and raises TimeoutError."""
         return asyncio.timeout_at(self.at)

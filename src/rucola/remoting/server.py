@@ -1,6 +1,6 @@
 """RemotingServer: accepts connections and serves them with one table of processors.
 
-Answers to `NettyRemotingServer` of Apache RocketMQ 4.9.8.
+Corresponds to `NettyRemotingServer` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class RemotingServer:
-    """Listens on one address. `processors` may be filled after construction and before `start`.
+    """A server on one address. Belongs to one event loop.
 
-    `on_open` and `on_close` are told of every connection; `connections` are those open now.
+    `processors` may be filled until `start`. `on_open` and `on_close` are called with each connection. `connections`
+    holds the open ones.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class RemotingServer:
         self._is_stopped = False
 
     def bind(self) -> None:
-        """Take the address, without listening yet; with port 0, `port` then holds the one the system chose.
+        """Bind the address without listening: a broker can register its port before it serves.
 
-        RemotingError when it is taken.
+        With port 0 the system chooses a port; `port` holds it afterwards. RemotingError if the address is in use.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -62,7 +63,7 @@ class RemotingServer:
         self._socket = bound
 
     async def start(self) -> None:
-        """Begin to listen, on the address that `bind` took or takes now. RemotingError when it is taken."""
+        """Bind the address unless `bind` did, and listen. RemotingError if the address is in use."""
         if self._socket is None:
             self.bind()
         assert self._socket is not None
@@ -74,13 +75,13 @@ class RemotingServer:
 
         try:
             self._server = await asyncio.get_running_loop().create_server(connection, sock=self._socket, backlog=1024)
-        except OSError as error:  # another bound the same address and listened first
+        except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
             self._socket.close()
             self._socket = None
             raise RemotingError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
 
     async def stop(self) -> None:
-        """Listen no more and close every connection once its answers are sent, or when its peer does not take them."""
+        """Stop listening, and close every connection when its written responses are sent, or after CLOSE_TIMEOUT_S."""
         self._is_stopped = True
         server, self._server = self._server, None
         bound, self._socket = self._socket, None
@@ -95,7 +96,7 @@ class RemotingServer:
             await connection.closed.wait()
 
     def close_idle(self, limit_ms: int) -> None:
-        """Close the connections on which nothing has come or gone for so long."""
+        """Close the connections that have neither sent nor received for `limit_ms`."""
         for connection in list(self.connections):
             if connection.is_open and (idle_ms := connection.idle_ms) >= limit_ms:
                 logger.info("%s: closing the connection, idle for %d s", connection.peer, idle_ms // 1000)
@@ -106,7 +107,7 @@ class RemotingServer:
         if self._on_open:
             self._on_open(connection)
         if self._is_stopped:
-            connection.close()  # it was accepted before `stop` and made after it
+            connection.close()  # asyncio accepted it before `stop` and creates it now
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -1,4 +1,4 @@
-"""SingleFlight: work that concurrent callers share instead of repeating it, such as connecting to one address."""
+"""SingleFlight: one task per key whose result concurrent callers share, such as connecting to one address."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[K, T]):
-    """At most one task per key. Its result or error goes to every caller that waits for it.
+    """Runs at most one task per key; every caller that waits for it receives its result or error.
 
-    The task is independent of its callers: one that is cancelled, or runs out of time, leaves it to the others. The
-    work must be bounded in time by itself.
+    The task is independent of its callers: if one is cancelled or reaches its deadline, the task continues for the
+    others. The task must therefore have a timeout of its own.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[K, asyncio.Task[T]] = {}
 
     async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline, purpose: str) -> T:
-        """Wait for the task of `key`, started from `work` unless it runs already.
+        """Return the result of the task of `key`; start it by `work` if it is not running.
 
-        TimeoutError at the deadline. After `close` RemotingConnectError, which begins with `purpose`.
+        TimeoutError at the deadline. RemotingConnectError, whose text begins with `purpose`, if `close` cancelled it.
         """
         task = self._tasks.get(key)
         if task is None:
@@ -36,17 +36,18 @@ class SingleFlight(Generic[K, T]):
             async with deadline.scope():
                 return await asyncio.shield(task)
         except asyncio.CancelledError:
+            # Either `close` cancelled the task, or the caller itself was cancelled: only the first is our error.
             caller = asyncio.current_task()
             if task.cancelled() and not (caller is not None and caller.cancelling()):
                 raise RemotingConnectError(f"{purpose}: this client was closed") from None
             raise
 
     def close(self) -> None:
-        """Cancel every task."""
+        """Cancel all tasks."""
         for task in list(self._tasks.values()):
             task.cancel()
 
     def _ended(self, key: K, task: asyncio.Task[T]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: every caller may have left before the task failed
+            task.exception()  # retrieve it, or asyncio logs it: all callers may have timed out before the task failed

@@ -1,7 +1,8 @@
-"""Stream: one socket for bytes both ways, for peers that speak no commands, and a server of such.
+"""Stream: one socket that carries raw bytes in both directions, and a server for such sockets.
 
-Bytes are sent from where they lie: `write` gives them to the kernel without a copy and waits while the peer takes no
-more. Whoever reads and writes at the same time does so in two tasks. An error of the socket is a RemotingConnectError.
+Replication uses it: its protocol has no commands, and its pieces of the log are sent without a copy. `write` passes the
+caller's buffers to the kernel and waits while the send buffer is full. Reading and writing concurrently requires two
+tasks. Errors of a socket are raised as RemotingConnectError.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stream:
-    """A connected socket. `peer` is "ip:port" of the other side."""
+    """A connected socket, owned by the stream. `peer` is "ip:port" of the other side, "?" if it has closed already."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -28,18 +29,22 @@ class Stream:
         self._socket = sock
         try:
             self.peer = address_of(sock.getpeername())
-        except OSError:  # it has gone already, which whoever reads will notice
+        except OSError:  # the peer has closed already; the next read reports it
             self.peer = "?"
 
     async def read(self, max_size: int) -> bytes:
-        """Wait for bytes and return up to `max_size` of them; none where the peer has closed."""
+        """Wait for bytes and return up to `max_size` of them; no bytes if the peer has closed."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, max_size)
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
-        """Send `head` and `body`, one behind the other. When this returns nothing of them is needed any more."""
+        """Send `head`, then `body`. The buffers must stay unchanged until this returns.
+
+        One `sendmsg` usually sends both without joining them; only a full send buffer makes more system calls
+        necessary.
+        """
         try:
             try:
                 sent = self._socket.sendmsg((head, body))
@@ -55,21 +60,21 @@ class Stream:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
     def close(self) -> None:
-        """Close the socket. Nobody may be reading or writing any more."""
+        """Close the socket. No task may be reading or writing."""
         self._socket.close()
 
 
 async def open_stream(address: str) -> Stream:
-    """Connect to "host:port". RemotingConnectError where that cannot be."""
+    """Connect to "host:port". RemotingConnectError if that fails, or takes longer than CONNECT_TIMEOUT_MS."""
     host, port = host_and_port(address)
     loop = asyncio.get_running_loop()
     sock: socket.socket | None = None
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-            family, kind, proto, _, place = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+            family, kind, proto, _, sockaddr = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
             sock = socket.socket(family, kind, proto)
             sock.setblocking(False)
-            await loop.sock_connect(sock, place)
+            await loop.sock_connect(sock, sockaddr)
     except (OSError, TimeoutError, UnicodeError) as error:
         if sock is not None:
             sock.close()
@@ -82,10 +87,12 @@ async def open_stream(address: str) -> Stream:
     return Stream(sock)
 
 
-async def side_by_side(*works: Coroutine[Any, Any, None]) -> None:
-    """Run what one connection needs at the same time, until the first of it ends: raise what that raises, and end the
-    rest."""
-    tasks = [asyncio.create_task(work) for work in works]
+async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines concurrently until the first one returns or raises; then cancel the others.
+
+    Its exception is raised after the others have ended.
+    """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -97,9 +104,9 @@ async def side_by_side(*works: Coroutine[Any, Any, None]) -> None:
 
 
 class StreamServer:
-    """Listens on one address; each connection is given to `serve`, and closed when that returns.
+    """A server on one address: runs `serve` for each accepted stream and closes it afterwards.
 
-    With port 0 the system chooses one, which `port` holds from `start` on.
+    With port 0 the system chooses a port; `port` holds it after `start`.
     """
 
     def __init__(self, host: str, port: int, serve: Callable[[Stream], Awaitable[None]]) -> None:
@@ -107,10 +114,10 @@ class StreamServer:
         self.port = port
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
+        self._accept_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to listen. RemotingError where the address is taken."""
+        """Listen and accept connections. RemotingError if the address is in use or invalid."""
         listening = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,12 +129,12 @@ class StreamServer:
             why = getattr(error, "strerror", None) or error
             raise RemotingError(f"cannot listen on {self.host}:{self.port}: {why}") from None
         self.port = listening.getsockname()[1]
-        self._accepting = asyncio.create_task(self._accept(listening))
+        self._accept_task = asyncio.create_task(self._accept(listening))
 
     async def stop(self) -> None:
-        """Listen no more, and end what is being served."""
-        tasks = [*self._tasks, *([self._accepting] if self._accepting is not None else [])]
-        self._accepting = None
+        """Close the listening socket and cancel all `serve` calls."""
+        tasks = [*self._tasks, *([self._accept_task] if self._accept_task is not None else [])]
+        self._accept_task = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,7 +144,7 @@ class StreamServer:
             while True:
                 try:
                     accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
-                except OSError as error:  # no descriptor is left, or the peer has gone already
+                except OSError as error:  # no file descriptor is left, or the peer has closed already
                     logger.warning("cannot accept a connection on port %d: %s", self.port, error)
                     await asyncio.sleep(1)
                     continue

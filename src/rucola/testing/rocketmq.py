@@ -104,7 +104,7 @@ class RocketMQ:
     def create_topic(self, topic: str, queues: int = 4, *, order: bool = False) -> None:
         """Create a topic, or change it. Clients that send to an unknown topic need not wait for that."""
         config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, order=order)
-        self._thread.run(self._admin.create_and_update_topic_config(self.broker, config))
+        self._thread.run(self._admin.topics.create_or_update(self.broker, config))
 
     def send(
         self,
@@ -180,7 +180,7 @@ class RocketMQ:
 
         A group that has committed nothing stands at 0. A topic that does not exist has no queues.
         """
-        stats = self._thread.run(self._admin.examine_consume_stats(group, topic))
+        stats = self._thread.run(self._admin.groups.consume_stats(group, topic))
         return {queue.queue_id: offset for queue, offset in stats.offset_table.items() if queue.topic == topic}
 
     def wait_until_consumed(self, group: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -247,7 +247,7 @@ class RocketMQ:
 
     async def _messages(self, topic: str, tags: str) -> list[MessageExt]:
         try:
-            ends = await self._admin.examine_topic_stats(topic)
+            ends = await self._admin.topics.stats(topic)
         except TopicNotFound:
             return []
         found: list[MessageExt] = []
@@ -298,8 +298,8 @@ class RocketMQ:
         """How many messages every topic has that has any."""
 
         async def count() -> dict[str, int]:
-            topics = await self._admin.fetch_all_topic_list()
-            stats = {topic: await self._admin.examine_topic_stats(topic) for topic in topics}
+            topics = await self._admin.topics.names()
+            stats = {topic: await self._admin.topics.stats(topic) for topic in topics}
             return {topic: sum(q.max_offset - q.min_offset for q in queues.values()) for topic, queues in stats.items()}
 
         return {topic: number for topic, number in self._thread.run(count()).items() if number}

@@ -136,7 +136,7 @@ class Chaos:
         async with AdminClient(addresses[0]) as admin:
             config = TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
             for address in self._brokers:
-                await admin.create_and_update_topic_config(address, config)
+                await admin.topics.create_or_update(address, config)
         stack.push_async_callback(self._kill_clients)
         await self.start_client("producers")
         for _ in range(2):

@@ -25,7 +25,7 @@ from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUE
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import TransferDecoder, encode_report
-from rucola.remoting.stream import Stream, open_stream, side_by_side
+from rucola.remoting.stream import Stream, open_stream, run_until_first_ends
 from rucola.store.config import FlushDiskType
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
@@ -157,7 +157,7 @@ class _ReplicationSession:
 
     async def run(self) -> None:
         await self._stream.write(encode_report(self._begin))
-        await side_by_side(self._receive(), self._report())
+        await run_until_first_ends(self._receive(), self._report())
 
     async def _receive(self) -> None:
         decoder = TransferDecoder()

@@ -24,7 +24,7 @@ import logging
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
-from rucola.remoting.stream import Stream, StreamServer, side_by_side
+from rucola.remoting.stream import Stream, StreamServer, run_until_first_ends
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 
@@ -99,7 +99,7 @@ class HAService:
         slave = _HAConnection(stream.peer)
         self._slaves.add(slave)
         try:
-            await side_by_side(self._receive(slave, stream), self._send(slave, stream))
+            await run_until_first_ends(self._receive(slave, stream), self._send(slave, stream))
         except MQError as error:
             self._say(slave, str(error))
         finally:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import click
 
 from rucola.admin import AdminClient
+from rucola.admin.brokers import BrokerAdmin
 from rucola.cli.admin.command import ask, broker_option, command, confirm, targets, yes_option
 from rucola.cli.output import print_json
 
@@ -17,8 +18,8 @@ async def _masters(client: AdminClient, address: str | None, cluster: str | None
     """The broker or the cluster that was named; every master where none was."""
     if address is not None or cluster is not None:
         return await targets(client, address, cluster)
-    clusters = (await client.examine_cluster_info()).cluster_addr_table
-    return [one for name in sorted(clusters) for one in (await client.fetch_masters_of_cluster(name)).values()]
+    clusters = (await client.cluster.info()).cluster_addr_table
+    return [one for name in sorted(clusters) for one in (await client.cluster.masters(name)).values()]
 
 
 def _everywhere(
@@ -26,14 +27,14 @@ def _everywhere(
     as_json: bool,
     address: str | None,
     cluster: str | None,
-    clean: Callable[[AdminClient, str], Awaitable[None]],
+    clean: Callable[[BrokerAdmin, str], Awaitable[None]],
 ) -> None:
     """Put a request to one broker after the other, and print which did it."""
 
     async def question(client: AdminClient) -> list[str]:
         addresses = await _masters(client, address, cluster)
         for one in addresses:
-            await clean(client, one)
+            await clean(client.brokers, one)
         return addresses
 
     addresses = ask(namesrv_addr, question)
@@ -54,7 +55,7 @@ def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, clus
     Examples:
       rucola admin cleanExpiredCQ -b localhost:10911
     """
-    _everywhere(namesrv_addr, as_json, address, cluster, AdminClient.clean_expired_consumer_queue)
+    _everywhere(namesrv_addr, as_json, address, cluster, BrokerAdmin.clean_expired_consume_queues)
 
 
 @command("cleanUnusedTopic")
@@ -67,7 +68,7 @@ def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cl
     Examples:
       rucola admin cleanUnusedTopic -c DefaultCluster
     """
-    _everywhere(namesrv_addr, as_json, address, cluster, AdminClient.clean_unused_topic)
+    _everywhere(namesrv_addr, as_json, address, cluster, BrokerAdmin.clean_unused_topics)
 
 
 @command("deleteExpiredCommitLog")
@@ -84,4 +85,4 @@ def delete_expired_commit_log(
       rucola admin deleteExpiredCommitLog -b localhost:10911 --yes
     """
     confirm(yes, f"delete expired CommitLog files of {address or cluster or 'every broker'}")
-    _everywhere(namesrv_addr, as_json, address, cluster, AdminClient.delete_expired_commit_log)
+    _everywhere(namesrv_addr, as_json, address, cluster, BrokerAdmin.delete_expired_commit_log)

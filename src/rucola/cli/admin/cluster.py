@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, TopicTraffic
-from rucola.admin.cluster import shortest_rate
-from rucola.admin.requests import each
+from rucola.admin.brokers import shortest_rate
+from rucola.admin.requests import gather_fail_fast
 from rucola.cli.admin.command import (
     ask,
     broker_option,
@@ -39,14 +39,14 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
     """
 
     async def question(client: AdminClient) -> list[dict[str, Any]]:
-        info = await client.examine_cluster_info()
+        info = await client.cluster.info()
         brokers: list[dict[str, Any]] = [
             {"clusterName": cluster, "brokerName": name, "brokerId": broker_id, "brokerAddr": address}
             for cluster, names in sorted(info.cluster_addr_table.items())
             for name in sorted(names)
             for broker_id, address in sorted(info.broker_addr_table[name].broker_addrs.items())
         ]
-        stats = await each(_runtime_stats(client, broker["brokerAddr"]) for broker in brokers)
+        stats = await gather_fail_fast(_runtime_stats(client, broker["brokerAddr"]) for broker in brokers)
         return [broker | {"runtimeStats": one} for broker, one in zip(brokers, stats, strict=True)]
 
     for _ in rounds(interval):
@@ -87,7 +87,7 @@ def _totals(stats: dict[str, str]) -> tuple[int, ...]:
 async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
     """A broker's figures; none where it does not tell them, or is away."""
     try:
-        return await client.fetch_broker_runtime_stats(address)
+        return await client.brokers.runtime_stats(address)
     except MQError:
         return {}
 
@@ -126,7 +126,7 @@ def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster
 
     async def question(client: AdminClient) -> dict[str, dict[str, str]]:
         addresses = await targets(client, address, cluster)
-        return dict(zip(addresses, await each(map(client.fetch_broker_runtime_stats, addresses)), strict=True))
+        return dict(zip(addresses, await gather_fail_fast(map(client.brokers.runtime_stats, addresses)), strict=True))
 
     _print_settings(ask(namesrv_addr, question), as_json, 32, ": ", "" if address else "{address:<24} ")
 
@@ -161,10 +161,10 @@ def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | 
     """
 
     async def question(client: AdminClient) -> list[TopicTraffic]:
-        topics = [name for name in await client.fetch_user_topic_list() if topic in (None, name)]
+        topics = [name for name in await client.topics.user_names() if topic in (None, name)]
         if topic is not None and not topics:
             raise ConfigError(f"there is no topic {topic}")
-        return [await client.examine_topic_traffic(name) for name in topics]
+        return [await client.traffic.of_topic(name) for name in topics]
 
     found = ask(namesrv_addr, question)
     if only_active:
@@ -203,7 +203,7 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
 
     async def question(client: AdminClient) -> dict[str, dict[str, str]]:
         addresses = await targets(client, address, cluster)
-        return dict(zip(addresses, await each(map(client.get_broker_config, addresses)), strict=True))
+        return dict(zip(addresses, await gather_fail_fast(map(client.brokers.config, addresses)), strict=True))
 
     title = "============{address}============"
     _print_settings(ask(namesrv_addr, question), as_json, 50, "=  ", title=title)
@@ -228,7 +228,7 @@ def update_broker_config(
     async def question(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
         for one in addresses:
-            await client.update_broker_config(one, {key: value})
+            await client.brokers.update_config(one, {key: value})
         return addresses
 
     addresses = ask(namesrv_addr, question)
@@ -247,7 +247,7 @@ def get_namesrv_config(namesrv_addr: str, as_json: bool) -> None:
     Examples:
       rucola admin getNamesrvConfig -n localhost:9876
     """
-    tables = ask(namesrv_addr, lambda client: client.get_name_server_config())
+    tables = ask(namesrv_addr, lambda client: client.name_servers.configs())
     _print_settings(tables, as_json, 50, "=  ", title="============{address}============")
 
 
@@ -263,10 +263,10 @@ def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str
     """
 
     async def change(client: AdminClient) -> None:
-        for address, settings in (await client.get_name_server_config()).items():
+        for address, settings in (await client.name_servers.configs()).items():
             if key not in settings:  # which it would take without a word, and do nothing with
                 raise ConfigError(f"name server {address} has no setting {key}; getNamesrvConfig lists all")
-        await client.update_name_server_config({key: value})
+        await client.name_servers.update_config({key: value})
 
     ask(namesrv_addr, change)
     if as_json:
@@ -286,7 +286,7 @@ def update_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str,
     Examples:
       rucola admin updateKvConfig -s ORDER_TOPIC_CONFIG -k Orders -v "broker-a:4"
     """
-    ask(namesrv_addr, lambda client: client.create_and_update_kv_config(namespace, key, value))
+    ask(namesrv_addr, lambda client: client.name_servers.put_kv(namespace, key, value))
     if as_json:
         print_json({"namespace": namespace, "key": key, "value": value})
     else:
@@ -304,10 +304,10 @@ def delete_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str,
     Examples:
       rucola admin deleteKvConfig -s ORDER_TOPIC_CONFIG -k Orders --yes
     """
-    if ask(namesrv_addr, lambda client: client.get_kv_config(namespace, key)) is None:
+    if ask(namesrv_addr, lambda client: client.name_servers.get_kv(namespace, key)) is None:
         raise ConfigError(f"namespace {namespace} has no key {key}")
     confirm(yes, f"delete {key} from namespace {namespace}")
-    ask(namesrv_addr, lambda client: client.delete_kv_config(namespace, key))
+    ask(namesrv_addr, lambda client: client.name_servers.delete_kv(namespace, key))
     if as_json:
         print_json({"namespace": namespace, "key": key})
     else:
@@ -320,7 +320,7 @@ broker_name_option = click.option("-b", "--brokerName", "broker_name", required=
 
 
 async def _check_broker(client: AdminClient, broker_name: str) -> None:
-    await client.fetch_broker_addr(broker_name)
+    await client.cluster.master_address(broker_name)
 
 
 @command("wipeWritePerm")
@@ -335,7 +335,7 @@ def wipe_write_perm(namesrv_addr: str, as_json: bool, broker_name: str, yes: boo
     """
     ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
     confirm(yes, f"let nobody send to broker {broker_name}")
-    counts = ask(namesrv_addr, lambda client: client.wipe_write_perm_of_broker(broker_name))
+    counts = ask(namesrv_addr, lambda client: client.name_servers.wipe_write_permission(broker_name))
     if as_json:
         print_json(counts)
         return
@@ -353,7 +353,7 @@ def add_write_perm(namesrv_addr: str, as_json: bool, broker_name: str) -> None:
       rucola admin addWritePerm -b broker-a
     """
     ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
-    counts = ask(namesrv_addr, lambda client: client.add_write_perm_of_broker(broker_name))
+    counts = ask(namesrv_addr, lambda client: client.name_servers.add_write_permission(broker_name))
     if as_json:
         print_json(counts)
         return

@@ -74,7 +74,7 @@ def confirm(yes: bool, what: str) -> None:
 async def targets(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
     """The brokers that -b or -c name, of which exactly one must be given."""
     if cluster is not None and address is None:
-        return list((await client.fetch_masters_of_cluster(cluster)).values())
+        return list((await client.cluster.masters(cluster)).values())
     assert address is not None
     return [address]
 

@@ -41,8 +41,8 @@ def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
     """
 
     async def question(client: AdminClient) -> list[DeadLetterStats]:
-        groups = [group] if group is not None else await client.fetch_dead_letter_groups()
-        return [await client.examine_dead_letters(name) for name in groups]
+        groups = [group] if group is not None else await client.dead_letters.groups()
+        return [await client.dead_letters.stats(name) for name in groups]
 
     found = ask(namesrv_addr, question)
     if as_json:
@@ -59,7 +59,7 @@ def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
 async def _chosen(
     client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
 ) -> AsyncGenerator[DeadLetter, None]:
-    async with aclosing(client.dead_letters(group, begin_ms, end_ms)) as letters:
+    async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
         async for letter in letters:
             if show_all or not letter.is_redriven:
                 yield letter
@@ -259,9 +259,9 @@ def redrive_dlq(
     topics: Counter[str] = Counter()
 
     async def question(client: AdminClient) -> None:
-        total = len(ids) or (await client.examine_dead_letters(group)).waiting
+        total = len(ids) or (await client.dead_letters.stats(group)).waiting
         with progress_bar(f"re-driving {group}") as tell:
-            results = client.redrive_dead_letters(
+            results = client.dead_letters.redrive(
                 group, ids, begin_ms=begin_ms, end_ms=end_ms, only_group=only_group, per_second=per_second,
                 dry_run=dry_run,
             )  # fmt: skip

@@ -68,7 +68,7 @@ def export_metadata(
 
     async def question(client: AdminClient) -> dict[str, Any]:
         addresses = await targets(client, address, cluster)
-        topics, groups = await client.export_metadata(addresses, with_special=with_special)
+        topics, groups = await client.export.metadata(addresses, with_special=with_special)
         document: dict[str, Any] = {"exportTime": time.time_ns() // 1_000_000}
         if not only_groups:
             document["topicConfigTable"] = topics
@@ -90,7 +90,7 @@ def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Pa
     Examples:
       rucola admin exportConfigs -c DefaultCluster -f exported
     """
-    _export(ask(namesrv_addr, lambda client: client.export_configs(cluster)), directory, "configs.json", as_json)
+    _export(ask(namesrv_addr, lambda client: client.export.configs(cluster)), directory, "configs.json", as_json)
 
 
 @command("exportMetrics")
@@ -103,4 +103,4 @@ def export_metrics(namesrv_addr: str, as_json: bool, cluster: str, directory: Pa
     Examples:
       rucola admin exportMetrics -c DefaultCluster -f exported
     """
-    _export(ask(namesrv_addr, lambda client: client.export_metrics(cluster)), directory, "metrics.json", as_json)
+    _export(ask(namesrv_addr, lambda client: client.export.metrics(cluster)), directory, "metrics.json", as_json)

@@ -69,12 +69,12 @@ def consumer_progress(
     name = group
 
     async def question(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str], dict[MessageQueue, int]]:
-        stats = await client.examine_consume_stats(name, topic)
+        stats = await client.groups.consume_stats(name, topic)
         if not stats.offset_table:
-            await client.check_group_exists(name)
+            await client.groups.check_exists(name)
         owners = await _owners(client, name) if with_clients else {}
         topics = sorted({queue.topic for queue in stats.offset_table}) if with_delay else []
-        return stats, owners, await client.examine_consume_delays(name, topics)
+        return stats, owners, await client.groups.consume_delays(name, topics)
 
     stats, owners, delays_ms = ask(namesrv_addr, question)
     diff_total = sum(map(_diff, stats.offset_table.values()))
@@ -111,11 +111,11 @@ def consumer_progress(
 
 async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
     """The client id that holds each queue, where its client tells."""
-    connection = await client.find_consumer_connection(group)
+    connection = await client.groups.find_consumer_connection(group)
     owners: dict[MessageQueue, str] = {}
     for one in connection.connection_set if connection else []:
         try:
-            info = await client.get_consumer_running_info(group, one.client_id)
+            info = await client.groups.running_info(group, one.client_id)
         except MQError as error:
             click.echo(f"client {one.client_id} does not tell which queues it has: {error}", err=True)
         else:
@@ -126,9 +126,9 @@ async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
 def _all_groups(namesrv_addr: str, as_json: bool) -> None:
     async def question(client: AdminClient) -> list[dict[str, Any]]:
         groups = []
-        for name in await client.fetch_consumer_groups():
-            stats = await client.examine_consume_stats(name)
-            connection = await client.find_consumer_connection(name)
+        for name in await client.groups.names():
+            stats = await client.groups.consume_stats(name)
+            connection = await client.groups.find_consumer_connection(name)
             groups.append(
                 {
                     "group": name,
@@ -181,7 +181,7 @@ def broker_consume_stats(
     """
     stats = ask(
         namesrv_addr,
-        lambda client: client.fetch_consume_stats_in_broker(address, only_ordered=order, timeout_ms=timeout_ms),
+        lambda client: client.brokers.consume_stats(address, only_ordered=order, timeout_ms=timeout_ms),
     )
     rows = [
         (queue.topic, group, queue.broker_name, queue.queue_id, at.broker_offset, at.consumer_offset, _diff(at),
@@ -218,7 +218,7 @@ def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: s
     Examples:
       rucola admin consumerConnection -g billing
     """
-    connection = ask(namesrv_addr, lambda client: client.examine_consumer_connection_info(group, address))
+    connection = ask(namesrv_addr, lambda client: client.groups.consumer_connection(group, address))
     if as_json:
         print_json(connection)
         return
@@ -250,7 +250,7 @@ def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str
     Examples:
       rucola admin producerConnection -g airline -t Flights
     """
-    connection = ask(namesrv_addr, lambda client: client.examine_producer_connection_info(group, topic))
+    connection = ask(namesrv_addr, lambda client: client.groups.producer_connection(group, topic))
     if as_json:
         print_json(connection)
         return
@@ -272,7 +272,7 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
     Examples:
       rucola admin producer -b localhost:10911
     """
-    groups = ask(namesrv_addr, lambda client: client.get_all_producer_info(address))
+    groups = ask(namesrv_addr, lambda client: client.groups.producers(address))
     if as_json:
         print_json(groups)
         return
@@ -307,10 +307,10 @@ def consumer_status(
 
     async def question(client: AdminClient) -> dict[str, ConsumerRunningInfo]:
         if client_id is not None:
-            return {client_id: await client.get_consumer_running_info(group, client_id, jstack=jstack)}
-        connection = await client.examine_consumer_connection_info(group, address)
+            return {client_id: await client.groups.running_info(group, client_id, jstack=jstack)}
+        connection = await client.groups.consumer_connection(group, address)
         return {
-            one.client_id: await client.get_consumer_running_info(group, one.client_id, jstack=jstack)
+            one.client_id: await client.groups.running_info(group, one.client_id, jstack=jstack)
             for one in connection.connection_set
         }
 
@@ -424,9 +424,9 @@ def update_sub_group(
     async def question(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:
         configs = {}
         for one in await targets(client, address, cluster):
-            known = (await client.examine_subscription_group_config(one)).get(group)
+            known = (await client.groups.configs(one)).get(group)
             config = msgspec.structs.replace(known or SubscriptionGroupConfig(group_name=group), **changes)
-            await client.create_and_update_subscription_group_config(one, config)
+            await client.groups.create_or_update(one, config)
             configs[one] = config
         return configs
 
@@ -455,11 +455,11 @@ def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
     """
 
     async def question(client: AdminClient) -> list[tuple[str, str, SubscriptionGroupConfig]]:
-        info = await client.examine_cluster_info()
+        info = await client.cluster.info()
         found = []
         for cluster in sorted(info.cluster_addr_table):
-            for name, address in (await client.fetch_masters_of_cluster(cluster)).items():
-                config = (await client.examine_subscription_group_config(address)).get(group)
+            for name, address in (await client.cluster.masters(cluster)).items():
+                config = (await client.groups.configs(address)).get(group)
                 if config is not None:
                     found.append((cluster, name, config))
         return found
@@ -501,17 +501,17 @@ def delete_sub_group(
 
     async def delete(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
-        leftovers = {retry_topic(group), dlq_topic(group)} & set(await client.fetch_all_topic_list())
+        leftovers = {retry_topic(group), dlq_topic(group)} & set(await client.topics.names())
         if cluster is None or not leftovers:  # which a run that was broken off may have left
-            await client.check_group_exists(group)
+            await client.groups.check_exists(group)
         for one in addresses:
-            await client.delete_subscription_group(one, group, remove_offset=remove_offset)
+            await client.groups.delete(one, group, remove_offset=remove_offset)
         if cluster is not None:
-            await client.forget_redriven(group)
+            await client.dead_letters.reset_redrive_offset(group)
             for topic in (retry_topic(group), dlq_topic(group)):
                 for one in addresses:
-                    await client.delete_topic_in_broker(one, topic)
-                await client.delete_topic_in_name_server(topic, cluster)
+                    await client.topics.delete_on_broker(one, topic)
+                await client.topics.delete_on_name_servers(topic, cluster)
         return addresses
 
     leftovers = " with its retry and dead letter topics" if cluster is not None else ""

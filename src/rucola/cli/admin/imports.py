@@ -46,7 +46,7 @@ def _import(
     cluster: str | None,
     wanted: list[T],
     name_of: Callable[[T], str],
-    put: Callable[[AdminClient, str, T], Awaitable[None]],
+    put: Callable[[AdminClient], Callable[[str, T], Awaitable[None]]],
 ) -> None:
     """Put every setting to every broker that is meant, and print what was done."""
 
@@ -54,7 +54,7 @@ def _import(
         addresses = await targets(client, address, cluster)
         for one in addresses:
             for config in wanted:
-                await put(client, one, config)
+                await put(client)(one, config)
         return addresses
 
     addresses = ask(namesrv_addr, question)
@@ -79,8 +79,10 @@ def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, clu
     """
     one_of(address, cluster)
     wanted = _read(path, TopicConfig, "topicConfigTable")
-    put = AdminClient.create_and_update_topic_config
-    _import(namesrv_addr, as_json, address, cluster, wanted, lambda config: config.topic_name, put)
+    _import(
+        namesrv_addr, as_json, address, cluster, wanted,
+        lambda config: config.topic_name, lambda client: client.topics.create_or_update,
+    )  # fmt: skip
 
 
 @command("updateSubGroupList")
@@ -98,5 +100,7 @@ def update_sub_group_list(
     """
     one_of(address, cluster)
     wanted = _read(path, SubscriptionGroupConfig, "subscriptionGroupTable")
-    put = AdminClient.create_and_update_subscription_group_config
-    _import(namesrv_addr, as_json, address, cluster, wanted, lambda config: config.group_name, put)
+    _import(
+        namesrv_addr, as_json, address, cluster, wanted,
+        lambda config: config.group_name, lambda client: client.groups.create_or_update,
+    )  # fmt: skip

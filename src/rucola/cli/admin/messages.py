@@ -72,7 +72,7 @@ def query_msg_by_key(
     window = begin_ms or 0, MAX_LONG if end_ms is None else end_ms
 
     def live() -> KeyQueryResult:
-        return ask(namesrv_addr, lambda client: client.query_message_by_key(topic, key, max_count, *window))
+        return ask(namesrv_addr, lambda client: client.messages.query_by_key(topic, key, max_count, *window))
 
     result, origins = query_both(live, lake, topic, key, max_count, unique=False, window=window)
     if as_json:
@@ -133,7 +133,7 @@ def query_msg_by_id(
 
     async def one(client: AdminClient, msg_id: str) -> MessageExt:
         try:
-            return await client.query_message_by_id(msg_id)
+            return await client.messages.get(msg_id)
         except RemotingError:
             message = None if lake is None else archived_message(lake, msg_id)
             if message is None:
@@ -149,7 +149,7 @@ def query_msg_by_id(
 
 
 async def _send_again(client: AdminClient, ids: list[str]) -> list[SendResult]:
-    messages = [await client.query_message_by_id(msg_id) for msg_id in ids]
+    messages = [await client.messages.get(msg_id) for msg_id in ids]
     async with Producer(TOOLS_PRODUCER, client.namesrv) as producer:
         return [
             await producer.send(Message(one.topic, one.body, properties=one.properties, flag=one.flag))
@@ -174,7 +174,7 @@ def query_msg_by_offset(
     queue = MessageQueue(topic, broker_name, queue_id)
 
     async def question(client: AdminClient) -> tuple[MessageExt, list[MessageTrack]]:
-        await client.examine_topic_route(topic)
+        await client.topics.route(topic)
         async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
             result = await consumer.pull(queue, queue_offset, 1)
         if result.status is not PullStatus.FOUND or result.messages[0].queue_offset != queue_offset:
@@ -221,8 +221,8 @@ def query_msg_by_unique_key(
         raise click.UsageError("--archive shows messages; only what a broker has can be consumed")
 
     async def question(client: AdminClient) -> KeyQueryResult:
-        result = await client.query_message_by_unique_key(topic, unique_key)
-        if lake is None and not result.messages and await client.names_a_broker(unique_key):
+        result = await client.messages.query_by_unique_key(topic, unique_key)
+        if lake is None and not result.messages and await client.messages.is_offset_msg_id(unique_key):
             raise ConfigError(f"{unique_key} is an offsetMsgId, which no index knows: ask queryMsgById -i {unique_key}")
         return result
 
@@ -248,7 +248,7 @@ def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: s
 
     async def question(client: AdminClient) -> list[dict[str, Any]]:
         return [
-            {"msgId": msg_id} | msgspec.to_builtins(await client.consume_message_directly(group, client_id, msg_id))
+            {"msgId": msg_id} | msgspec.to_builtins(await client.messages.consume_directly(group, client_id, msg_id))
             for msg_id in ids
         ]
 
@@ -270,7 +270,7 @@ def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: s
 async def _with_tracks(client: AdminClient, message: MessageExt) -> tuple[MessageExt, list[MessageTrack]]:
     """A message and what became of it; without tracks where its topic is gone."""
     try:
-        return message, await client.message_track_detail(message)
+        return message, await client.messages.track(message)
     except (BrokerError, ConfigError, TopicNotFound):
         return message, []
 
@@ -332,10 +332,10 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
         {
             "messages": [message_json(message) | origins.json(message) for message in result.messages],
             "cut": result.is_cut,
-            "crowded": result.crowded,
+            "crowded": result.incomplete_seconds,
             "searchable": {
                 address: {"beginTimestamp": begin_ms, "endTimestamp": end_ms}
-                for address, (begin_ms, end_ms) in result.searchable.items()
+                for address, (begin_ms, end_ms) in result.index_ranges.items()
             },
             "failures": {address: str(error) for address, error in result.failures.items()},
         }
@@ -344,7 +344,7 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
 
 def _report_missing(result: KeyQueryResult) -> None:
     """Say what is missing, and where nothing was found, where that was looked for; exit code 1 for a missing broker."""
-    for address, times_ms in sorted(result.crowded.items()):
+    for address, times_ms in sorted(result.incomplete_seconds.items()):
         others = f" and {len(times_ms) - 1} more" if len(times_ms) > 1 else ""
         click.echo(
             f"there are at least {len(result.messages)}: {address} gives no more than maxMsgsNumBatch messages of one "
@@ -357,7 +357,7 @@ def _report_missing(result: KeyQueryResult) -> None:
     if result.failures:
         sys.exit(1)
     if not result.messages:
-        ranges = [_range_text(address, *ends) for address, ends in sorted(result.searchable.items())]
+        ranges = [_range_text(address, *ends) for address, ends in sorted(result.index_ranges.items())]
         click.echo(f"not found in the range that is searchable: {'; '.join(ranges) or 'no broker tells it'}", err=True)
 
 

@@ -41,7 +41,7 @@ def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bo
     since_ms = time.time_ns() // 1_000_000 - round(interval * 1000)
 
     async def question(client: AdminClient) -> list[Finding]:
-        return await client.look_at_groups(since_ms)
+        return await client.monitor.check_groups(since_ms)
 
     for _ in rounds(None if once else interval):
         now_ms = time.time_ns() // 1_000_000

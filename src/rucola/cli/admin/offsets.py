@@ -92,9 +92,9 @@ def reset_offset(
     confirm(yes, f"let group {group} go on with {queue} at offset {queue_offset}")
 
     async def question(client: AdminClient) -> ResetResult:
-        if queue not in (queues := await client.fetch_subscribe_message_queues(topic)):
+        if queue not in (queues := await client.topics.queues(topic)):
             raise no_such_queue(queue, queues)
-        return await client.reset_offset(group, queue, queue_offset)
+        return await client.offsets.reset(group, queue, queue_offset)
 
     _print_reset(ask(namesrv_addr, question), as_json, group, topic)
 
@@ -103,7 +103,7 @@ def _reset(
     namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool, cpp: bool = False
 ) -> None:
     async def question(client: AdminClient) -> ResetResult:
-        return await client.reset_offset_by_timestamp(topic, group, timestamp_ms, force=force, cpp=cpp)
+        return await client.offsets.reset_by_time(topic, group, timestamp_ms, force=force, cpp=cpp)
 
     _print_reset(ask(namesrv_addr, question), as_json, group, topic)
 
@@ -137,10 +137,10 @@ def clone_group_offset(
     confirm(yes, f"give group {destination} the offsets of group {source} on topic {topic}")
 
     async def clone(client: AdminClient) -> None:
-        await client.examine_topic_route(topic)
-        if all(queue.topic != topic for queue in (await client.examine_consume_stats(source)).offset_table):
+        await client.topics.route(topic)
+        if all(queue.topic != topic for queue in (await client.groups.consume_stats(source)).offset_table):
             raise ConfigError(f"group {source} has committed no offset on topic {topic}, so there is none to give")
-        await client.clone_group_offset(source, destination, topic, offline=offline)
+        await client.offsets.clone(source, destination, topic, offline=offline)
 
     ask(namesrv_addr, clone)
     if as_json:

@@ -187,9 +187,9 @@ def cluster_rt(
     """
 
     async def measure(client: AdminClient) -> list[tuple[str, str, float, int, int]]:
-        info = await client.examine_cluster_info()
+        info = await client.cluster.info()
         if cluster is not None:
-            await client.fetch_masters_of_cluster(cluster)
+            await client.cluster.masters(cluster)
         rows = []
         async with Producer(TOOLS_PRODUCER, namesrv_addr) as producer:
             for name, brokers in sorted(info.cluster_addr_table.items()):

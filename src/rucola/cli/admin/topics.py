@@ -7,7 +7,7 @@ import sys
 import click
 import msgspec
 
-from rucola.admin import AdminClient, TopicConfig, order_conf
+from rucola.admin import AdminClient, TopicConfig, parse_order_conf
 from rucola.cli.admin.command import (
     ask,
     broker_option,
@@ -37,9 +37,9 @@ def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
 
     async def question(client: AdminClient) -> list[tuple[str, str, str]]:
         rows: list[tuple[str, str, str]] = []
-        for topic in await client.fetch_user_topic_list():
-            clusters = await client.get_topic_cluster_list(topic)
-            groups = await client.query_topic_consume_by_who(topic) or [""]
+        for topic in await client.topics.user_names():
+            clusters = await client.topics.clusters(topic)
+            groups = await client.topics.consumer_groups(topic) or [""]
             rows += [(cluster, topic, group) for cluster in clusters for group in groups]
         return rows
 
@@ -50,7 +50,7 @@ def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
         else:
             print_table(("#Cluster Name", "#Topic", "#Consumer Group"), rows)
         return
-    topics = ask(namesrv_addr, lambda client: client.fetch_all_topic_list())
+    topics = ask(namesrv_addr, lambda client: client.topics.names())
     if as_json:
         print_json(topics)
     else:
@@ -66,7 +66,7 @@ def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
     Examples:
       rucola admin topicClusterList -t Flights
     """
-    clusters = ask(namesrv_addr, lambda client: client.get_topic_cluster_list(topic))
+    clusters = ask(namesrv_addr, lambda client: client.topics.clusters(topic))
     if as_json:
         print_json(clusters)
     else:
@@ -82,7 +82,7 @@ def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
     Examples:
       rucola admin topicStatus -t Flights
     """
-    stats = ask(namesrv_addr, lambda client: client.examine_topic_stats(topic))
+    stats = ask(namesrv_addr, lambda client: client.topics.stats(topic))
     if as_json:
         print_json([{**msgspec.to_builtins(queue), **msgspec.to_builtins(offset)} for queue, offset in stats.items()])
         return
@@ -105,7 +105,7 @@ def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> 
     Examples:
       rucola admin topicRoute -t Flights -l
     """
-    route = ask(namesrv_addr, lambda client: client.examine_topic_route(topic))
+    route = ask(namesrv_addr, lambda client: client.topics.route(topic))
     if as_json or not as_list:
         print_json(route)
         return
@@ -180,19 +180,19 @@ def update_topic(
     async def question(client: AdminClient) -> list[str]:
         order_conf: dict[str, int] = {}
         if cluster is not None:
-            masters = await client.fetch_masters_of_cluster(cluster)
+            masters = await client.cluster.masters(cluster)
             order_conf = dict.fromkeys(masters, write_queue_nums)
             addresses = list(masters.values())
         else:
             assert address is not None
             addresses = [address]
             if order:
-                name = await client.fetch_broker_name(address)
-                order_conf = await client.examine_order_conf(topic) | {name: write_queue_nums}
+                name = await client.cluster.broker_name(address)
+                order_conf = await client.name_servers.order_conf(topic) | {name: write_queue_nums}
         for one in addresses:
-            await client.create_and_update_topic_config(one, config)
+            await client.topics.create_or_update(one, config)
         if order:
-            await client.create_or_update_order_conf(topic, order_conf)
+            await client.name_servers.put_order_conf(topic, order_conf)
         return addresses
 
     addresses = ask(namesrv_addr, question)
@@ -223,11 +223,11 @@ def update_topic_perm(
     async def question(client: AdminClient) -> list[tuple[str, int, TopicConfig]]:
         changed = []
         for one in await targets(client, address, cluster):
-            config = (await client.examine_topic_config(one)).get(topic)
+            config = (await client.topics.configs(one)).get(topic)
             if config is None:
                 raise ConfigError(f"broker {one} has no topic {topic}")
             before, config.perm = config.perm, int(perm)
-            await client.create_and_update_topic_config(one, config)
+            await client.topics.create_or_update(one, config)
             changed.append((one, before, config))
         return changed
 
@@ -252,14 +252,14 @@ def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes
     """
 
     async def check(client: AdminClient) -> None:
-        if cluster not in await client.get_topic_cluster_list(topic):
+        if cluster not in await client.topics.clusters(topic):
             raise ConfigError(f"cluster {cluster} has no topic {topic}")
 
     async def delete(client: AdminClient) -> list[str]:
         addresses = await targets(client, None, cluster)
         for address in addresses:
-            await client.delete_topic_in_broker(address, topic)
-        await client.delete_topic_in_name_server(topic, cluster)
+            await client.topics.delete_on_broker(address, topic)
+        await client.topics.delete_on_name_servers(topic, cluster)
         return addresses
 
     ask(namesrv_addr, check)
@@ -287,13 +287,13 @@ def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | 
     if (method == "put") != (conf is not None):
         raise click.UsageError("-v belongs to -m put, and only to it")
     if conf is not None:
-        counts = order_conf(conf)
-        ask(namesrv_addr, lambda client: client.create_or_update_order_conf(topic, counts))
+        counts = parse_order_conf(conf)
+        ask(namesrv_addr, lambda client: client.name_servers.put_order_conf(topic, counts))
     elif method == "delete":
         counts = {}
-        ask(namesrv_addr, lambda client: client.delete_order_conf(topic))
+        ask(namesrv_addr, lambda client: client.name_servers.delete_order_conf(topic))
     else:
-        counts = ask(namesrv_addr, lambda client: client.examine_order_conf(topic))
+        counts = ask(namesrv_addr, lambda client: client.name_servers.order_conf(topic))
         if not counts:
             raise ConfigError(f"topic {topic} has no order configuration")
     text = ";".join(f"{name}:{count}" for name, count in counts.items())
@@ -318,7 +318,7 @@ def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> N
     clients = sorted(client for part in ip_list.split(",") if (client := part.strip()))
     if not clients:
         raise click.UsageError("-i names no client")
-    queues = ask(namesrv_addr, lambda client: client.fetch_subscribe_message_queues(topic))
+    queues = ask(namesrv_addr, lambda client: client.topics.queues(topic))
     shares = {client: average(client, queues, clients) for client in clients}
     if as_json:
         print_json({"result": shares})
@@ -352,11 +352,13 @@ def query_cq(
     """
 
     async def one_address(client: AdminClient) -> str:
-        route = await client.examine_topic_route(topic)
+        route = await client.topics.route(topic)
         return next(iter(sorted(data.broker_addrs[min(data.broker_addrs)] for data in route.broker_datas)))
 
     at = address or ask(namesrv_addr, one_address)
-    found = ask(namesrv_addr, lambda client: client.query_consume_queue(at, topic, queue_id, index, count, group))
+    found = ask(
+        namesrv_addr, lambda client: client.topics.consume_queue_units(at, topic, queue_id, index, count, group)
+    )
     if as_json:
         print_json(found)
     else:

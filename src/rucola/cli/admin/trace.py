@@ -23,7 +23,7 @@ def query_msg_trace_by_id(namesrv_addr: str, as_json: bool, msg_id: str, trace_t
     Examples:
       rucola admin queryMsgTraceById -i C0A80107126755B4AAC2000100A30000
     """
-    view = ask(namesrv_addr, lambda client: client.query_message_trace(msg_id, trace_topic))
+    view = ask(namesrv_addr, lambda client: client.traces.query(msg_id, trace_topic))
     if not (view.sends or view.transactions or view.deliveries):
         raise ConfigError(f"topic {trace_topic} has no trace of {msg_id}")
     if as_json:

@@ -84,7 +84,7 @@ class InFlightRequests:
             return answer.result()
         except TimeoutError:
             waited_ms = (asyncio.get_running_loop().time() - posted.posted_at) * 1000
-            connection.give_up(posted.command, waited_ms)
+            connection.timed_out(posted.command, waited_ms)
             raise RemotingTimeout(
                 f"{connection.peer} gave no answer to {name_of(posted.command.code)} within {waited_ms:.0f} ms"
             ) from None

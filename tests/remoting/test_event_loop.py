@@ -1,4 +1,4 @@
-"""What leaves when: on a TurnLoop at the end of a turn, on any other loop at once."""
+"""The time of writes: at the end of the iteration on a BatchingEventLoop, at once on any other loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 
+import pytest
+
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting.connection import Connection
-from rucola.remoting.event_loop import LARGE, MOST_UNSENT, TurnLoop
+from rucola.remoting.event_loop import LARGE_WRITE, MAX_BATCH, BatchingEventLoop
 from rucola.remoting.server import RemotingServer
 
 FIRST, LAST = 1, 2
@@ -22,19 +24,20 @@ Act = Callable[[list[Connection], list[socket.socket]], None]
 
 
 @asynccontextmanager
-async def one_turn(
+async def one_iteration(
     count: int, act: Act, *, size: int = 10, on_close: Callable[[Connection], None] | None = None
 ) -> AsyncIterator[list[socket.socket]]:
-    """Give the sockets of so many peers who have all asked before the loop turns, each for `size` bytes.
+    """Yield the sockets of `count` peers whose requests, each for `size` bytes, the server reads in one iteration.
 
-    `act` is called with the connections that have been answered and with all sockets, when the last peer is served.
+    `act` is called with the connections whose requests were processed and with all sockets, when the server processes
+    the last request.
     """
     answered: list[Connection] = []
     peers: list[socket.socket] = []
 
     def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.code == LAST:
-            assert len(answered) == count - 1, "all ask in one turn"
+            assert len(answered) == count - 1, "all requests are in one iteration"
             act(answered, peers)
         answered.append(connection)
         return command.response(ResponseCode.SUCCESS, body=bytes(size))
@@ -56,14 +59,14 @@ async def one_turn(
 
 
 async def commands(peer: socket.socket, count: int) -> list[RemotingCommand]:
-    """What the server sends to a peer, up to `count` commands, or to its end."""
-    decoder, came = FrameDecoder(), list[RemotingCommand]()
-    while len(came) < count:
+    """Receive `count` commands, or those until the server closes."""
+    decoder, received = FrameDecoder(), list[RemotingCommand]()
+    while len(received) < count:
         data = await asyncio.get_running_loop().sock_recv(peer, 1 << 20)
         if not data:
             break
-        came += decoder.receive_data(data)
-    return came
+        received += decoder.receive_data(data)
+    return received
 
 
 def has_arrived(peer: socket.socket, timeout_s: float) -> bool:
@@ -76,34 +79,34 @@ def reset(peer: socket.socket) -> None:
     peer.close()
 
 
-async def test_the_answers_of_a_turn_leave_at_its_end() -> None:
-    in_turns = isinstance(asyncio.get_running_loop(), TurnLoop)
+async def test_replies_of_one_iteration_are_sent_at_its_end() -> None:
+    is_batching = isinstance(asyncio.get_running_loop(), BatchingEventLoop)
     early: list[bool] = []
 
     def look(_: list[Connection], peers: list[socket.socket]) -> None:
-        early.append(has_arrived(peers[0], 0 if in_turns else 30))
+        early.append(has_arrived(peers[0], 0 if is_batching else 30))
 
-    async with one_turn(3, look) as peers:
+    async with one_iteration(3, look) as peers:
         for peer in peers:
             assert [len(command.body) for command in await commands(peer, 1)] == [10]
-    assert early == [not in_turns]
+    assert early == [not is_batching]
 
 
-async def test_a_large_answer_waits_for_nobody_and_nobody_behind_many() -> None:
+@pytest.mark.parametrize(("count", "size"), [(2, LARGE_WRITE), (MAX_BATCH + 1, 10)])
+async def test_a_large_reply_or_a_full_batch_is_sent_at_once(count: int, size: int) -> None:
     early: list[bool] = []
 
     def look(_: list[Connection], peers: list[socket.socket]) -> None:
         early.append(has_arrived(peers[0], 30))
 
-    for count, size in ((2, LARGE), (MOST_UNSENT + 1, 10)):
-        async with one_turn(count, look, size=size) as peers:
-            for peer in peers:
-                assert [len(command.body) for command in await commands(peer, 1)] == [size]
-    assert early == [True, True]
+    async with one_iteration(count, look, size=size) as peers:
+        for peer in peers:
+            assert [len(command.body) for command in await commands(peer, 1)] == [size]
+    assert early == [True]
 
 
-async def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
-    """The write that fails at the end of a turn is the last that happens: nothing else wakes the loop."""
+async def test_a_peer_lost_before_its_response_is_noticed_at_once() -> None:
+    """The failed write is the last event of the iteration: nothing else would wake the loop."""
     late: list[str] = []
 
     def leave(_: list[Connection], peers: list[socket.socket]) -> None:
@@ -111,21 +114,21 @@ async def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
 
     gone = asyncio.Event()
     asyncio.get_running_loop().call_later(30, late.append, "only a timer woke the loop")
-    async with one_turn(2, leave, on_close=lambda _: gone.set()) as peers:
+    async with one_iteration(2, leave, on_close=lambda _: gone.set()) as peers:
         await gone.wait()
         assert late == []
         assert len(await commands(peers[1], 1)) == 1
 
 
-async def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> None:
-    """A late answer is given to the end of its turn; a large one is then written at once, and fails there."""
+async def test_a_peer_lost_before_a_late_response_is_noticed_at_once() -> None:
+    """A late response is written at the end of its iteration; a large one is sent, and fails, at once."""
     late: list[str] = []
 
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
     async def answer(command: RemotingCommand) -> RemotingCommand:
-        loop.call_soon(reset, peer)  # in the turn that has the answer
-        return command.response(ResponseCode.SUCCESS, body=bytes(LARGE))
+        loop.call_soon(reset, peer)  # in the iteration that has the response
+        return command.response(ResponseCode.SUCCESS, body=bytes(LARGE_WRITE))
 
     server = RemotingServer("127.0.0.1", 0, {FIRST: lambda _, command: answer(command)}, on_close=lambda _: gone.set())
     await server.start()
@@ -137,18 +140,18 @@ async def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> Non
     await server.stop()
 
 
-async def test_what_is_closed_has_sent_its_answer() -> None:
-    async with one_turn(2, lambda answered, _: answered[0].close()) as peers:
+async def test_close_sends_the_batch_first() -> None:
+    async with one_iteration(2, lambda answered, _: answered[0].close()) as peers:
         assert len(await commands(peers[0], 2)) == 1, "an answer, then the end"
         assert len(await commands(peers[1], 1)) == 1
 
 
-async def test_what_one_peer_is_sent_keeps_its_order() -> None:
+async def test_commands_to_one_peer_keep_their_order() -> None:
     def tell(answered: list[Connection], _: list[socket.socket]) -> None:
         for opaque in range(5):
             answered[0].send(RemotingCommand(7, opaque=opaque))
 
-    async with one_turn(2, tell) as peers:
+    async with one_iteration(2, tell) as peers:
         answer, *told = await commands(peers[0], 6)
         assert answer.is_response
         assert [command.opaque for command in told] == list(range(5))

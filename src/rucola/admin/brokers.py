@@ -1,0 +1,79 @@
+"""BrokerAdmin: configuration, statistics and clean-up of one broker, addressed as "host:port"."""
+
+from __future__ import annotations
+
+from rucola import settings
+from rucola.admin.requests import AdminRequests
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.group import ConsumeStatsList, GetConsumeStatsInBrokerRequestHeader, decode_consume_stats_list
+from rucola.protocol.kv import KVTable
+from rucola.protocol.stats import BrokerStatsData, ViewBrokerStatsDataRequestHeader
+
+
+class BrokerAdmin:
+    """The part `client.brokers` of an AdminClient."""
+
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
+
+    # Statistics.
+
+    async def runtime_stats(self, address: str) -> dict[str, str]:
+        """Return the broker's runtime figures, by Apache's names (`brokerVersionDesc`, `putTps` …)."""
+        response = await self._requests.invoke(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return decode_body(KVTable, response.body).table
+
+    async def stats(self, address: str, name: str, key: str) -> BrokerStatsData:
+        """Return one statistic of a broker. BrokerError if it has counted nothing under this name and key."""
+        header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+        response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
+        return decode_body(BrokerStatsData, response.body)
+
+    async def consume_stats(
+        self, address: str, *, only_ordered: bool = False, timeout_ms: float | None = None
+    ) -> ConsumeStatsList:
+        """Return the consumer offsets of all groups of a broker, or of ordered groups only.
+
+        `timeout_ms` replaces the client's timeout, since a broker with many groups needs longer for this response.
+        """
+        header = GetConsumeStatsInBrokerRequestHeader(is_order=str(only_ordered).lower())
+        extra_ms = 0 if timeout_ms is None else timeout_ms - self._requests.timeout_ms
+        code = RequestCode.GET_BROKER_CONSUME_STATS
+        response = await self._requests.invoke(address, code, header, extra_ms=extra_ms)
+        return decode_consume_stats_list(response.body)
+
+    # Configuration.
+
+    async def config(self, address: str) -> dict[str, str]:
+        """Return the configuration of a broker."""
+        response = await self._requests.invoke(address, RequestCode.GET_BROKER_CONFIG)
+        return settings.parse(response.body.decode("utf-8", "replace"))
+
+    async def update_config(self, address: str, changes: dict[str, str]) -> None:
+        """Change the configuration of a running broker. BrokerError names a key or value that it rejects."""
+        body = settings.render(changes).encode("utf-8")
+        await self._requests.invoke(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
+
+    # Clean-up.
+
+    async def clean_expired_consume_queues(self, address: str) -> None:
+        """Delete ConsumeQueue files whose messages have expired."""
+        await self._requests.invoke(address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+
+    async def clean_unused_topics(self, address: str) -> None:
+        """Delete the ConsumeQueues of deleted topics."""
+        await self._requests.invoke(address, RequestCode.CLEAN_UNUSED_TOPIC)
+
+    async def delete_expired_commit_log(self, address: str) -> None:
+        """Delete expired CommitLog files now, instead of at the configured hour."""
+        await self._requests.invoke(address, RequestCode.DELETE_EXPIRED_COMMITLOG)
+
+
+def shortest_rate(rates: str) -> float:
+    """Return the rate of the shortest window, 1.5 of `1.5 0.7 0.2`.
+
+    Apache's broker leaves the value empty for ten seconds after its start; the rate is 0 then.
+    """
+    rate, _, _ = rates.partition(" ")
+    return float(rate or 0)

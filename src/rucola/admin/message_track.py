@@ -1,0 +1,167 @@
+"""Message track: the state of a message in each group that consumes its topic, or has consumed it.
+
+Brokers keep no record of consumption per message. The track is inferred from
+
+    consumer offset          whether it is beyond the message, and the store time up to which the queue is consumed
+    members                  their subscriptions, whether they pull or push, and the message model
+    copies of the message    found by its unique key. Each time a member requeues a message, the broker stores a copy
+                             in SCHEDULE_TOPIC_XXXX, from there in `%RETRY%group`, and after the last attempt in
+                             `%DLQ%group`; each has the number of attempts before it in reconsumeTimes
+
+A message waits for a retry if its copy with the highest reconsumeTimes is in SCHEDULE_TOPIC_XXXX only, or in
+`%RETRY%group` at or beyond the consumer offset. If an index does not answer, the remark of the track says that its
+copies are unknown.
+
+Corresponds to `DefaultMQAdminExtImpl.messageTrackDetail` of Apache RocketMQ 4.9.8, which uses offsets and members only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.groups import GroupAdmin
+from rucola.admin.queries import MessageIndexes
+from rucola.admin.requests import gather_fail_fast
+from rucola.admin.topics import TopicAdmin
+from rucola.errors import BrokerError, MQError, TopicNotFound
+from rucola.message import MessageExt, properties
+from rucola.message.topics import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from rucola.protocol.connections import ConsumerConnection
+from rucola.protocol.topic import OffsetWrapper
+
+REDRIVEN_FROM = "REDRIVEN_FROM"
+"""The property of a re-driven message that holds the offsetMsgId of its dead letter."""
+
+
+class TrackType(Enum):
+    """The state of a message in a group; the first seven are Apache's."""
+
+    CONSUMED = "CONSUMED"
+    CONSUMED_BUT_FILTERED = "CONSUMED_BUT_FILTERED"
+    """The consumer offset is beyond the message, and the group does not subscribe to its tag."""
+    PULL = "PULL"
+    """The group pulls; whether it consumed the message cannot be determined."""
+    NOT_CONSUME_YET = "NOT_CONSUME_YET"
+    NOT_ONLINE = "NOT_ONLINE"
+    CONSUME_BROADCASTING = "CONSUME_BROADCASTING"
+    """Each member keeps its own offsets; whether it consumed the message cannot be determined."""
+    UNKNOWN = "UNKNOWN"
+    IN_RETRY = "IN_RETRY"
+    """The message was requeued and will be delivered again."""
+    IN_DLQ = "IN_DLQ"
+    """The message is in the group's dead letter queue."""
+
+
+@dataclass(slots=True)
+class MessageTrack:
+    """The state of a message in one group. Times are milliseconds since 1970, 0 for never.
+
+    `error` says why the state is unknown, or that the group has no members. `is_passed` tells whether the consumer
+    offset is beyond the message, None if the queue is unknown; `consumed_until_ms` is the store time of the last
+    message before the consumer offset. Both are known for groups without members as well. `retry_count` is the number
+    of times that the message was requeued, `last_failed_ms` the time of the last, `dead_ms` the time when it became a
+    dead letter.
+    """
+
+    consumer_group: str
+    track_type: TrackType
+    error: str = ""
+    is_passed: bool | None = None
+    consumed_until_ms: int = 0
+    retry_count: int = 0
+    last_failed_ms: int = 0
+    dead_ms: int = 0
+
+
+class MessageTracker:
+    """Infers the track of a message from offsets, members and copies."""
+
+    def __init__(self, cluster: ClusterAdmin, topics: TopicAdmin, groups: GroupAdmin, indexes: MessageIndexes) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._groups = groups
+        self._indexes = indexes
+
+    async def track(self, message: MessageExt) -> list[MessageTrack]:
+        """Return the track of a message in every group that consumes its topic, sorted by group."""
+        groups = await self._topics.consumer_groups(message.topic)
+        return await gather_fail_fast(self._track_in_group(message, group) for group in groups)
+
+    async def _track_in_group(self, message: MessageExt, group: str) -> MessageTrack:
+        track = MessageTrack(group, TrackType.UNKNOWN)
+        try:
+            offsets = await self._queue_offsets(message, group)
+            if offsets is not None:
+                track.is_passed = offsets.consumer_offset > message.queue_offset
+                track.consumed_until_ms = offsets.last_timestamp
+            connection = await self._groups.find_consumer_connection(group)
+            if connection is None:
+                track.track_type, track.error = TrackType.NOT_ONLINE, f"group {group} has no clients now"
+            else:
+                track.track_type = _track_type(message, connection, track.is_passed)
+            await self._add_copies(message, track)
+        except MQError as error:
+            track.error = error.remark or "" if isinstance(error, BrokerError) else str(error)
+        return track
+
+    async def _queue_offsets(self, message: MessageExt, group: str) -> OffsetWrapper | None:
+        """Return the group's offsets on the queue that holds the message; None if no broker of the route holds it."""
+        for queue, offsets in (await self._groups.consume_stats(group, message.topic)).offset_table.items():
+            is_queue = queue.queue_id == message.queue_id
+            if is_queue and await self._cluster.master_address(queue.broker_name) == message.store_host:
+                return offsets
+        return None
+
+    async def _add_copies(self, message: MessageExt, track: MessageTrack) -> None:
+        """Complete a track from the copies of the message; the copy with the most attempts decides its type."""
+        group = track.consumer_group
+        retry, dead = retry_topic(group), dlq_topic(group)
+        retried = {copy.reconsume_times: copy for copy in await self._copies(message, retry)}
+        delayed = {
+            copy.reconsume_times: copy
+            for copy in await self._copies(message, SCHEDULE_TOPIC)
+            if copy.properties.get(properties.REAL_TOPIC) == retry
+        }
+        for copy in await self._copies(message, dead):
+            track.dead_ms = copy.store_timestamp
+        if requeued := delayed | retried:
+            track.retry_count = max(requeued)
+            track.last_failed_ms = (delayed.get(track.retry_count) or requeued[track.retry_count]).store_timestamp
+        if track.dead_ms:
+            track.track_type, track.last_failed_ms = TrackType.IN_DLQ, track.dead_ms
+        elif requeued:
+            latest = retried.get(track.retry_count)
+            offsets = await self._queue_offsets(latest, group) if latest is not None else None
+            if latest is None or offsets is None or offsets.consumer_offset <= latest.queue_offset:
+                track.track_type = TrackType.IN_RETRY
+
+    async def _copies(self, message: MessageExt, topic: str) -> list[MessageExt]:
+        """Return the copies of a message in a topic, oldest first, without those from before it was re-driven."""
+        try:
+            result = await self._indexes.query_unique_key(topic, message.msg_id)
+        except TopicNotFound:
+            return []
+        for error in result.failures.values():
+            raise error
+        origin = message.properties.get(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+        redriven_from = message.properties.get(REDRIVEN_FROM)
+        return [
+            copy
+            for copy in result.messages
+            if copy.properties.get(properties.ORIGIN_MESSAGE_ID) == origin
+            and copy.properties.get(REDRIVEN_FROM) == redriven_from
+        ]
+
+
+def _track_type(message: MessageExt, connection: ConsumerConnection, is_passed: bool | None) -> TrackType:
+    if connection.consume_type == "CONSUME_ACTIVELY":
+        return TrackType.PULL
+    if connection.message_model == "BROADCASTING":
+        return TrackType.CONSUME_BROADCASTING
+    if not is_passed:
+        return TrackType.UNKNOWN if is_passed is None else TrackType.NOT_CONSUME_YET
+    subscription = connection.subscription_table.get(message.topic)
+    is_subscribed = subscription is None or not subscription.tags_set or message.tags in subscription.tags_set
+    return TrackType.CONSUMED if is_subscribed else TrackType.CONSUMED_BUT_FILTERED

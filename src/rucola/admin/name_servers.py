@@ -1,0 +1,128 @@
+"""NameServerAdmin: configuration, write permissions and the key-value table of the name servers.
+
+Changes go to every name server. The key-value table holds, in namespace ORDER_TOPIC_CONFIG, the queues of ordered
+topics: `broker-a:4;broker-b:4` for a topic with four queues on each of two broker names.
+"""
+
+from __future__ import annotations
+
+from rucola import settings
+from rucola.admin.requests import AdminRequests, gather_fail_fast
+from rucola.errors import BrokerError, ConfigError
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.kv import (
+    ORDER_TOPIC_CONFIG,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    KVConfigRequestHeader,
+    KVTable,
+    PutKVConfigRequestHeader,
+)
+from rucola.protocol.route import (
+    AddWritePermOfBrokerResponseHeader,
+    WipeWritePermOfBrokerResponseHeader,
+    WritePermOfBrokerRequestHeader,
+)
+
+
+class NameServerAdmin:
+    """The part `client.name_servers` of an AdminClient."""
+
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
+
+    # Configuration.
+
+    async def configs(self) -> dict[str, dict[str, str]]:
+        """Return the configuration of every name server, by its address."""
+        addresses = self._requests.name_servers
+        responses = await gather_fail_fast(
+            self._requests.invoke(address, RequestCode.GET_NAMESRV_CONFIG) for address in addresses
+        )
+        configs = (settings.parse(response.body.decode("utf-8", "replace")) for response in responses)
+        return dict(zip(addresses, configs, strict=True))
+
+    async def update_config(self, changes: dict[str, str]) -> None:
+        """Change the configuration of every name server."""
+        body = settings.render(changes).encode("utf-8")
+        await self._requests.invoke_all_name_servers(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
+
+    # Write permissions of brokers.
+
+    async def wipe_write_permission(self, broker_name: str) -> dict[str, int]:
+        """Remove the write permission of a broker's queues; return the number of topics changed, by name server."""
+        header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
+        responses = await self._requests.invoke_all_name_servers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
+        counts = [
+            response.decode_header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count for response in responses
+        ]
+        return dict(zip(self._requests.name_servers, counts, strict=True))
+
+    async def add_write_permission(self, broker_name: str) -> dict[str, int]:
+        """Restore the write permission of a broker's queues; return the number of topics changed, by name server."""
+        header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
+        responses = await self._requests.invoke_all_name_servers(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
+        counts = [response.decode_header(AddWritePermOfBrokerResponseHeader).add_topic_count for response in responses]
+        return dict(zip(self._requests.name_servers, counts, strict=True))
+
+    # The key-value table.
+
+    async def get_kv(self, namespace: str, key: str) -> str | None:
+        """Return the value of a key, or None."""
+        header = KVConfigRequestHeader(namespace=namespace, key=key)
+        try:
+            response = await self._requests.invoke_name_server(RequestCode.GET_KV_CONFIG, header)
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return response.decode_header(GetKVConfigResponseHeader).value
+
+    async def list_kv(self, namespace: str) -> dict[str, str]:
+        """Return all keys and values of a namespace."""
+        header = GetKVListByNamespaceRequestHeader(namespace=namespace)
+        try:
+            response = await self._requests.invoke_name_server(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return {}
+            raise
+        return decode_body(KVTable, response.body).table
+
+    async def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Set the value of a key."""
+        header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
+        await self._requests.invoke_all_name_servers(RequestCode.PUT_KV_CONFIG, header)
+
+    async def delete_kv(self, namespace: str, key: str) -> None:
+        """Delete a key."""
+        header = KVConfigRequestHeader(namespace=namespace, key=key)
+        await self._requests.invoke_all_name_servers(RequestCode.DELETE_KV_CONFIG, header)
+
+    # Ordered topics.
+
+    async def order_conf(self, topic: str) -> dict[str, int]:
+        """Return the number of queues of an ordered topic, by broker name; empty if the topic is not ordered."""
+        value = await self.get_kv(ORDER_TOPIC_CONFIG, topic) or ""
+        try:
+            return parse_order_conf(value)
+        except ConfigError as error:
+            raise ConfigError(f"order of topic {topic}: {error}") from None
+
+    async def put_order_conf(self, topic: str, queue_counts: dict[str, int]) -> None:
+        """Declare a topic ordered, with a number of queues by broker name."""
+        value = ";".join(f"{name}:{count}" for name, count in queue_counts.items())
+        await self.put_kv(ORDER_TOPIC_CONFIG, topic, value)
+
+    async def delete_order_conf(self, topic: str) -> None:
+        """Declare a topic unordered."""
+        await self.delete_kv(ORDER_TOPIC_CONFIG, topic)
+
+
+def parse_order_conf(text: str) -> dict[str, int]:
+    """Return the number of queues by broker name from `broker-a:4;broker-b:4`. ConfigError for any other form."""
+    try:
+        return {name: int(count) for name, count in (part.rsplit(":", 1) for part in text.split(";") if part)}
+    except ValueError:
+        raise ConfigError(f"{text!r} does not read broker-a:4;broker-b:4") from None

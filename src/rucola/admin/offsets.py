@@ -1,0 +1,185 @@
+"""OffsetAdmin: commit, reset and clone the consumer offsets of a group.
+
+A reset is a request to the brokers, which also tell the group's members. A broker refuses it for a group without
+members (CONSUMER_NOT_ONLINE); the offsets are then computed here and committed for the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.groups import CLIENT_WAIT_MS
+from rucola.admin.requests import (
+    AdminRequests,
+    addresses_of,
+    gather_fail_fast,
+    gather_to_completion,
+    masters_of,
+    queue_of_item,
+)
+from rucola.admin.topics import TopicAdmin
+from rucola.errors import BrokerError, ConfigError
+from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.connections import GetConsumerStatusRequestHeader, decode_consumer_status
+from rucola.protocol.group import (
+    LATEST,
+    CloneGroupOffsetRequestHeader,
+    ResetOffsetRequestHeader,
+    decode_offset_table,
+)
+from rucola.protocol.offset import (
+    OffsetResponseHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
+
+
+@dataclass(slots=True)
+class ResetResult:
+    """The consumer offsets of a group after a reset.
+
+    `online` is true if brokers told running members, false if the offsets were committed for a group without members.
+    """
+
+    offsets: dict[MessageQueue, int]
+    online: bool
+
+
+class OffsetAdmin:
+    """The part `client.offsets` of an AdminClient."""
+
+    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin) -> None:
+        self._requests = requests
+        self._cluster = cluster
+        self._topics = topics
+
+    async def by_client(self, topic: str, group: str, client_id: str = "") -> dict[str, dict[MessageQueue, int]]:
+        """Return the offsets that the group's members hold, by client id; of one member if `client_id` is given."""
+        header = GetConsumerStatusRequestHeader(topic=topic, group=group, client_addr=client_id)
+        offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
+        code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        addresses = addresses_of((await self._topics.route(topic)).broker_datas)
+        responses = await gather_fail_fast(
+            self._requests.invoke(address, code, header, extra_ms=CLIENT_WAIT_MS) for address in addresses
+        )
+        for response in responses:
+            for name, offsets in decode_consumer_status(response.body).items():
+                offsets_by_client.setdefault(name, {}).update(offsets)
+        return offsets_by_client
+
+    async def commit(self, address: str, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Commit a consumer offset for a group. Running members are not told, and overwrite it later."""
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
+        )
+        await self._requests.invoke(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    async def clone(self, source: str, destination: str, topic: str, *, offline: bool = False) -> None:
+        """Copy the offsets of one group on a topic to another group.
+
+        `offline` copies even if no member of `source` subscribes to the topic any more. If `source` has no offsets,
+        brokers do nothing and still report success.
+        """
+        header = CloneGroupOffsetRequestHeader(
+            src_group=source, dest_group=destination, topic=topic, offline=str(offline).lower()
+        )
+        route = await self._topics.route(topic)
+        await gather_to_completion(
+            self._requests.invoke(address, RequestCode.CLONE_GROUP_OFFSET, header)
+            for address in masters_of(route.broker_datas).values()
+        )
+
+    async def reset_by_time(
+        self, topic: str, group: str, timestamp_ms: int, *, force: bool = True, cpp: bool = False
+    ) -> ResetResult:
+        """Reset the group to the messages stored from a time on, or, with LATEST, to the end of every queue.
+
+        `timestamp_ms` is in milliseconds since 1970. Without `force`, no consumer offset increases. `cpp` makes
+        Apache's brokers use the encoding of C++ clients; Rucola's brokers know the language of each member.
+        ConfigError if the group has no committed offsets on the topic.
+        """
+        header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp_ms, is_force=str(force).lower())
+        language = LanguageCode.CPP.name if cpp else None
+
+        async def reset(name: str, address: str) -> ResetResult:
+            request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            request.language = language or request.language
+            try:
+                response = await self._requests.invoke_command(address, request)
+            except BrokerError as error:
+                if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                    raise
+                return ResetResult(await self._reset_offline(address, name, header, force), online=False)
+            return ResetResult(decode_offset_table(response.body), online=True)
+
+        masters = masters_of((await self._topics.route(topic)).broker_datas)
+        results = await gather_to_completion(reset(name, address) for name, address in masters.items())
+        offsets = {queue: offset for result in results for queue, offset in result.offsets.items()}
+        return ResetResult(offsets, online=all(result.online for result in results))
+
+    async def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> ResetResult:
+        """Reset the group, including running members, to a queue offset of one queue.
+
+        ConfigError if the offset is outside of the queue, or if a broker of RocketMQ 4 has members of the group: such a
+        broker can reset running members to a time only and changes nothing. BrokerError if the group has no committed
+        offset.
+        """
+        address = await self._cluster.master_address(queue.broker_name)
+        begin = await self._queue_end(address, RequestCode.GET_MIN_OFFSET, queue)
+        end = await self._queue_end(address, RequestCode.GET_MAX_OFFSET, queue)
+        if not begin <= queue_offset <= end:
+            raise ConfigError(f"offset {queue_offset} is outside of {queue}, which has offsets {begin} to {end}")
+        # RocketMQ 4 ignores `queue_id` and `offset`, and sees a reset to the end without force, which moves nothing.
+        header = ResetOffsetRequestHeader(
+            topic=queue.topic, group=group, timestamp=LATEST, queue_id=queue.queue_id, offset=queue_offset
+        )
+        try:
+            response = await self._requests.invoke(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        except BrokerError as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+            await self.commit(address, group, queue, queue_offset)
+            return ResetResult({queue: queue_offset}, online=False)
+        if decode_offset_table(response.body) != {queue: queue_offset}:
+            raise ConfigError(
+                f"broker {queue.broker_name} runs RocketMQ 4, which cannot reset running clients to an offset: stop "
+                f"all clients of group {group}, repeat this command and start them again, or use resetOffsetByTime"
+            )
+        return ResetResult({queue: queue_offset}, online=True)
+
+    async def _reset_offline(
+        self, address: str, broker_name: str, header: ResetOffsetRequestHeader, force: bool
+    ) -> dict[MessageQueue, int]:
+        """Compute and commit the offsets of a reset by time for a group without members."""
+        stats_header = GetConsumeStatsRequestHeader(consumer_group=header.group, topic=header.topic)
+        response = await self._requests.invoke(address, RequestCode.GET_CONSUME_STATS, stats_header)
+        committed = decode_consume_stats(response.body).offset_table
+        if not committed:
+            raise ConfigError(f"group {header.group} has committed nothing on topic {header.topic} at {broker_name}")
+        offsets = {}
+        for queue, wrapper in sorted(committed.items(), key=queue_of_item):
+            if header.timestamp == LATEST:
+                offset = await self._queue_end(address, RequestCode.GET_MAX_OFFSET, queue)
+            else:
+                offset = await self._offset_at(address, queue, header.timestamp)
+            if not force:
+                offset = min(offset, wrapper.consumer_offset)
+            await self.commit(address, header.group, queue, offset)
+            offsets[queue] = offset
+        return offsets
+
+    async def _offset_at(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
+        header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
+        response = await self._requests.invoke(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return max(0, response.decode_header(OffsetResponseHeader).offset)
+
+    async def _queue_end(self, address: str, code: RequestCode, queue: MessageQueue) -> int:
+        """Return the minimum or maximum offset of a queue, by GET_MIN_OFFSET or GET_MAX_OFFSET."""
+        header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+        response = await self._requests.invoke(address, code, header)
+        return max(0, response.decode_header(OffsetResponseHeader).offset)

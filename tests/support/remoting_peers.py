@@ -1,0 +1,80 @@
+"""A RemotingServer for one test, and a peer that writes and reads raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from rucola.protocol.codes import ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
+from rucola.remoting.connection import Connection, Processor, address_of
+from rucola.remoting.server import RemotingServer
+
+ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
+"""Request codes to which a test assigns processors."""
+
+
+def echo(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    """A processor whose response has the body of the request."""
+    return command.response(ResponseCode.SUCCESS, body=command.body)
+
+
+def request(code: int, body: bytes = b"") -> RemotingCommand:
+    return RemotingCommand.request(code, body=body)
+
+
+@asynccontextmanager
+async def running_server(
+    processors: Mapping[int, Processor],
+    *,
+    max_frame_size: int = MAX_FRAME_SIZE,
+    on_open: Callable[[Connection], None] | None = None,
+) -> AsyncIterator[RemotingServer]:
+    """A started server on a free port, stopped at the end."""
+    server = RemotingServer("127.0.0.1", 0, processors, max_frame_size=max_frame_size, on_open=on_open)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+class RawPeer:
+    """A client without a RemotingClient: it sends bytes as they are and decodes what it receives."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._decoder = FrameDecoder(1 << 30)
+
+    @classmethod
+    async def to(cls, server: RemotingServer) -> RawPeer:
+        return cls(*await asyncio.open_connection("127.0.0.1", server.port))
+
+    @property
+    def name(self) -> str:
+        """The address by which the server names this peer."""
+        return address_of(self.writer.get_extra_info("sockname"))
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def commands(self, count: int) -> list[RemotingCommand]:
+        """Receive `count` commands, or more if one read brings them."""
+        received: list[RemotingCommand] = []
+        while len(received) < count:
+            data = await self.reader.read(1 << 20)
+            assert data, f"the server closed after {len(received)} of {count} answers"
+            received += self._decoder.receive_data(data)
+        return received
+
+    async def end(self) -> bytes:
+        """Receive all bytes until the server closes."""
+        return await self.reader.read()
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
