@@ -138,7 +138,7 @@ async def test_a_trace_shows_the_result_of_a_listener(tmp_path: Path) -> None:
         assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
 
 
-async def test_a_traced_consumer_sends_traces(tmp_path: Path) -> None:
+async def test_a_consumer_with_tracing_sends_traces(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         heard: Tally[MessageExt] = Tally()
 
@@ -191,7 +191,9 @@ async def test_traces_beyond_the_buffer_are_dropped(tmp_path: Path, caplog: pyte
         assert "2 entries of the message trace were dropped" in caplog.text
 
 
-async def test_a_missing_trace_topic_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_send_succeeds_and_logs_if_the_trace_topic_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Sending goes on; the trace is lost, and the log says so."""
 
     async with traced_cluster(tmp_path, trace_topic_enable=False, auto_create_topic_enable=False) as scene:

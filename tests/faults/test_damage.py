@@ -129,7 +129,7 @@ def index_file(root: Path) -> Path:
     return next((root / "index").iterdir())
 
 
-def test_flipped_bits_of_the_last_record_are_truncated_or_found(sound: Sound, tmp_path: Path) -> None:
+def test_store_recovers_or_names_flipped_bits_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
     for position in range(sound.last, sound.end):
         sound.judge(
             tmp_path / "copy",
@@ -139,7 +139,7 @@ def test_flipped_bits_of_the_last_record_are_truncated_or_found(sound: Sound, tm
         )
 
 
-def test_flipped_bits_of_an_early_record_are_found(sound: Sound, tmp_path: Path) -> None:
+def test_store_recovers_or_names_flipped_bits_of_an_early_record(sound: Sound, tmp_path: Path) -> None:
     begin, size = sound.places[3][2:]
     for position in range(begin, begin + size):
         sound.judge(
@@ -161,7 +161,7 @@ def test_flipped_bits_of_an_early_record_are_found(sound: Sound, tmp_path: Path)
     ],
     ids=["units", "index header", "slots", "entries", "checkpoint"],
 )
-def test_flipped_bits_of_queues_and_index_are_found_or_rebuilt(
+def test_store_recovers_or_names_flipped_bits_of_queues_and_index(
     sound: Sound, tmp_path: Path, find: Callable[[Path], Path], positions: range
 ) -> None:
     for position in positions:
@@ -172,7 +172,7 @@ def test_flipped_bits_of_queues_and_index_are_found_or_rebuilt(
         )
 
 
-def test_log_cut_at_any_byte_of_the_last_record_recovers(sound: Sound, tmp_path: Path) -> None:
+def test_store_recovers_a_log_cut_at_any_byte_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
     """A copy that ended too early: the file is short, not filled with zeros."""
     for size in range(sound.last, sound.end):
         sound.judge(
@@ -184,12 +184,12 @@ def test_log_cut_at_any_byte_of_the_last_record_recovers(sound: Sound, tmp_path:
 
 
 @pytest.mark.parametrize("size", [0, 1, 13, 39, 100])
-def test_short_files_are_named_or_rebuilt(sound: Sound, tmp_path: Path, size: int) -> None:
+def test_store_rebuilds_or_names_short_files(sound: Sound, tmp_path: Path, size: int) -> None:
     for find in (lambda root: root / QUEUE, index_file, lambda root: root / "checkpoint"):
         sound.judge(tmp_path / "copy", lambda root, find=find: os.truncate(find(root), size), find)
 
 
-def test_lost_files_and_directories_are_named_or_rebuilt(sound: Sound, tmp_path: Path) -> None:
+def test_store_rebuilds_or_names_lost_files_and_directories(sound: Sound, tmp_path: Path) -> None:
     for name in ("consumequeue", "consumequeue/T", "consumequeue/T/0", "consumequeue/T/1", "index"):
         sound.judge(tmp_path / "copy", lambda root, name=name: shutil.rmtree(root / name), name)
     for name in ("checkpoint", "lock", QUEUE):

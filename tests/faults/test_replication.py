@@ -114,7 +114,7 @@ def is_prefix(slave: Path, master: Path) -> bool:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("role", MASTERS)
-def test_a_killed_master_loses_nothing_that_its_slave_acknowledged(machines: Machines, role: str, flush: str) -> None:
+def test_a_kill_of_the_master_loses_no_acknowledged_message(machines: Machines, role: str, flush: str) -> None:
     """Nothing of the master; of the slave nothing where the answer waited for it. Then they go on together."""
     path = machines.path
     slave = machines.broker("slave", "SLAVE", flushDiskType=flush)
@@ -157,7 +157,7 @@ async def in_step(machines: Machines) -> None:
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-def test_a_killed_slave_loses_nothing_that_it_acknowledged(machines: Machines, flush: str) -> None:
+def test_a_kill_of_the_slave_loses_no_acknowledged_message(machines: Machines, flush: str) -> None:
     """Nothing, and messages are taken again as safely as before as soon as it is back."""
     path = machines.path
     master = machines.broker("master", "SYNC_MASTER", slaveTimeout="300")

@@ -46,7 +46,7 @@ async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
         await peer.close()
 
 
-async def test_an_answer_has_the_requests_serialization() -> None:
+async def test_a_response_uses_the_requests_serialization() -> None:
     async with remoting_server({ECHO: echo}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
@@ -57,7 +57,7 @@ async def test_an_answer_has_the_requests_serialization() -> None:
         await client.close()
 
 
-async def test_one_way_requests_are_processed_and_never_answered() -> None:
+async def test_one_way_requests_are_processed_without_a_response() -> None:
     seen: list[bytes] = []
 
     def note(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -86,7 +86,7 @@ async def test_one_way_requests_are_processed_and_never_answered() -> None:
         await peer.close()
 
 
-async def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_one_way_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")
 
@@ -99,7 +99,7 @@ async def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureF
     assert record.message.endswith("one-way request code 1 failed: the topic is empty")
 
 
-async def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_processors_become_responses(caplog: pytest.LogCaptureFixture) -> None:
     def ours(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")
 
@@ -133,7 +133,7 @@ async def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixt
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
-async def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
+async def test_awaitable_replies_are_sent_together_when_ready() -> None:
     held: list[asyncio.Future[RemotingCommand]] = []
 
     def hold(connection: Connection, command: RemotingCommand) -> Reply:
@@ -153,7 +153,7 @@ async def test_awaitable_replies_come_when_they_are_ready_and_together() -> None
         await peer.close()
 
 
-async def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_held_reply_to_a_closed_connection_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     processors: dict[int, Processor] = {ECHO: echo}
     async with remoting_server(processors) as server:
         asked, release = asyncio.Event(), asyncio.Event()
@@ -212,7 +212,7 @@ async def test_a_frame_over_the_servers_limit_closes_the_connection() -> None:
         await peer.close()
 
 
-async def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_closed_within_a_frame_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with remoting_server({ECHO: echo}) as server:
             peer = await RawPeer.to(server)
@@ -226,7 +226,7 @@ async def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pyte
     ]
 
 
-async def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
+async def test_the_write_buffer_of_a_slow_reader_is_bounded() -> None:
     size, count = 256 * 1024, 100
 
     opened: asyncio.Queue[Connection] = asyncio.Queue()
@@ -261,7 +261,7 @@ async def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
         await peer.close()
 
 
-async def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
+async def test_two_busy_sides_do_not_deadlock() -> None:
     async with remoting_server({ECHO: echo}) as server:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
@@ -271,7 +271,7 @@ async def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
         await client.close()
 
 
-async def test_many_connections() -> None:
+async def test_many_connections_are_served() -> None:
     async with remoting_server({ECHO: echo}) as server:
         clients = [RemotingClient() for _ in range(200)]
         address = f"127.0.0.1:{server.port}"
@@ -287,7 +287,7 @@ async def test_many_connections() -> None:
         assert server.connections == set()
 
 
-async def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
+async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     async with remoting_server({ECHO: echo}) as server:
         idle, used = await RawPeer.to(server), await RawPeer.to(server)
         await used.send(request(ECHO).encode())
@@ -310,7 +310,7 @@ async def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
         await used.close()
 
 
-async def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
+async def test_five_thousand_idle_connections_take_little_memory_and_time() -> None:
     """Each takes a few KB of this process, most of it asyncio's own; all are gone at once when told to go."""
 
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -355,7 +355,7 @@ async def test_a_servers_request_is_answered_over_the_same_connection() -> None:
         await client.close()
 
 
-async def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+async def test_an_unexpected_response_is_dropped() -> None:
     async with remoting_server({ECHO: echo}) as server:
         peer = await RawPeer.to(server)
         await peer.send(request(ECHO).response(0).encode() + request(ECHO, b"x").encode())
@@ -367,7 +367,7 @@ async def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
 # Closing.
 
 
-async def test_close_lets_written_answers_go_out() -> None:
+async def test_close_sends_written_responses() -> None:
     size = 8 * 1024 * 1024
 
     def answer_and_close(connection: Connection, command: RemotingCommand) -> None:
@@ -404,7 +404,7 @@ async def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pyte
         peer.writer.transport.abort()
 
 
-async def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
+async def test_a_request_in_flight_fails_when_the_connection_breaks() -> None:
     async with remoting_server({ECHO: echo, HOLD: lambda connection, _: connection.close()}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
@@ -420,7 +420,7 @@ async def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
         await client.close()
 
 
-async def test_a_request_without_an_answer_times_out_and_the_connection_lives_on() -> None:
+async def test_a_request_without_a_response_times_out_and_the_connection_stays() -> None:
     async with remoting_server({ECHO: echo, HOLD: lambda connection, command: None}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
@@ -457,6 +457,6 @@ async def test_peers_are_named_by_address() -> None:
         await client.close()
 
 
-def test_ipv6_peers_stand_in_brackets() -> None:
+def test_ipv6_addresses_are_in_brackets() -> None:
     assert connection_module.address_of(("::1", 10911, 0, 0)) == "[::1]:10911"
     assert connection_module.address_of(("127.0.0.1", 10911)) == "127.0.0.1:10911"

@@ -36,7 +36,7 @@ async def read_all(stream: Stream) -> bytes:
 
 
 @pytest.mark.parametrize(("head", "body"), [(b"head", LARGE), (LARGE, b"body"), (b"head", b""), (LARGE, LARGE)])
-async def test_what_is_written_arrives(head: bytes, body: bytes) -> None:
+async def test_written_bytes_arrive(head: bytes, body: bytes) -> None:
     async def serve(stream: Stream) -> None:
         await stream.write(head, memoryview(body))
 
@@ -47,7 +47,7 @@ async def test_what_is_written_arrives(head: bytes, body: bytes) -> None:
         stream.close()
 
 
-async def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_reads() -> None:
+async def test_a_closed_peer_is_an_error_for_writers_and_an_end_for_readers() -> None:
     outcome: asyncio.Queue[str] = asyncio.Queue()
 
     async def serve(stream: Stream) -> None:
@@ -67,7 +67,7 @@ async def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_re
         assert "broke: " in await outcome.get()
 
 
-async def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_while_serving_ends_that_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def serve(stream: Stream) -> None:
         if await stream.read(1) == b"!":
             raise ValueError("no!")
@@ -82,7 +82,7 @@ async def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.L
     assert "serving this connection failed" in caplog.text
 
 
-async def test_a_server_that_stops_ends_what_it_serves() -> None:
+async def test_stop_ends_open_streams() -> None:
     async def serve(stream: Stream) -> None:
         await stream.write(b"wait")
         await asyncio.Event().wait()
@@ -99,12 +99,12 @@ async def test_a_server_that_stops_ends_what_it_serves() -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "no.such.host.invalid:1"])
-async def test_addresses_that_lead_nowhere(address: str) -> None:
+async def test_an_unreachable_address_raises(address: str) -> None:
     with pytest.raises(RemotingConnectError):
         await open_stream(address)
 
 
-async def test_a_port_that_is_taken() -> None:
+async def test_a_taken_port_raises() -> None:
     async def serve(stream: Stream) -> None: ...
 
     async with stream_server(serve) as address:

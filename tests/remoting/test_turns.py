@@ -76,7 +76,7 @@ def reset(peer: socket.socket) -> None:
     peer.close()
 
 
-async def test_the_answers_of_a_turn_leave_at_its_end() -> None:
+async def test_responses_of_an_iteration_are_written_at_its_end() -> None:
     in_turns = isinstance(asyncio.get_running_loop(), TurnLoop)
     early: list[bool] = []
 
@@ -89,7 +89,7 @@ async def test_the_answers_of_a_turn_leave_at_its_end() -> None:
     assert early == [not in_turns]
 
 
-async def test_a_large_answer_waits_for_nobody_and_nobody_behind_many() -> None:
+async def test_large_or_many_responses_are_written_at_once() -> None:
     early: list[bool] = []
 
     def look(_: list[Connection], peers: list[socket.socket]) -> None:
@@ -102,7 +102,7 @@ async def test_a_large_answer_waits_for_nobody_and_nobody_behind_many() -> None:
     assert early == [True, True]
 
 
-async def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
+async def test_a_peer_closed_before_its_response_is_detected_at_once() -> None:
     """The write that fails at the end of a turn is the last that happens: nothing else wakes the loop."""
     late: list[str] = []
 
@@ -117,7 +117,7 @@ async def test_a_peer_that_goes_before_its_answer_is_noticed_at_once() -> None:
         assert len(await commands(peers[1], 1)) == 1
 
 
-async def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> None:
+async def test_a_peer_closed_before_a_late_response_is_detected_at_once() -> None:
     """A late answer is given to the end of its turn; a large one is then written at once, and fails there."""
     late: list[str] = []
 
@@ -137,13 +137,13 @@ async def test_a_peer_that_goes_before_a_late_answer_is_noticed_at_once() -> Non
     await server.stop()
 
 
-async def test_what_is_closed_has_sent_its_answer() -> None:
+async def test_a_closed_connection_has_sent_its_response() -> None:
     async with one_turn(2, lambda answered, _: answered[0].close()) as peers:
         assert len(await commands(peers[0], 2)) == 1, "an answer, then the end"
         assert len(await commands(peers[1], 1)) == 1
 
 
-async def test_what_one_peer_is_sent_keeps_its_order() -> None:
+async def test_commands_to_a_peer_keep_their_order() -> None:
     def tell(answered: list[Connection], _: list[socket.socket]) -> None:
         for opaque in range(5):
             answered[0].send(RemotingCommand(7, opaque=opaque))

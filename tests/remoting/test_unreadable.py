@@ -22,7 +22,7 @@ def frame(header: bytes, serializer: int = 0) -> bytes:
     return struct.pack(">iI", 4 + len(header), serializer << 24 | len(header)) + header
 
 
-async def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives_on(
+async def test_an_unreadable_header_is_answered_and_the_connection_stays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with remoting_server({ECHO: echo}) as server:
@@ -50,7 +50,7 @@ async def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives
     assert (record.levelno, "a frame cannot be read: JSON header" in record.message) == (logging.WARNING, True)
 
 
-async def test_a_request_whose_answer_cannot_be_read_fails_at_once() -> None:
+async def test_a_request_with_an_unreadable_response_fails_at_once() -> None:
     def answer(connection: Connection, command: RemotingCommand) -> bytes:
         return frame(b'{"code":[],"flag":1,"opaque":%d}' % command.opaque)
 
