@@ -45,7 +45,7 @@ def said_of(who: str) -> set[int]:
     return {row.code for row in rows() if row.is_answered_by(who)}
 
 
-def test_the_table_has_every_code_once_and_says_why_not() -> None:
+def test_the_table_lists_every_code_once_with_a_reason_for_each_gap() -> None:
     table = rows()
     assert [(row.code, row.name) for row in table] == [(int(code), code.name) for code in sorted(RequestCode, key=int)]
     assert [row for row in table if not row.is_answered and not row.note] == []
@@ -53,14 +53,14 @@ def test_the_table_has_every_code_once_and_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("who", ["broker", "name server"])
-async def test_servers_answer_what_the_table_says(tmp_path: Path, who: str) -> None:
+async def test_servers_answer_the_codes_of_the_table(tmp_path: Path, who: str) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()
         address = broker.address if who == "broker" else running.namesrv
         assert await answered(await running.remoting.connect(address)) == said_of(who)
 
 
-async def test_clients_answer_what_the_table_says() -> None:
+async def test_clients_answer_the_codes_of_the_table() -> None:
     connections: list[Connection] = []
     server = RemotingServer(HOST, 0, {}, on_open=connections.append)
     await server.start()

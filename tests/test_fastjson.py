@@ -21,14 +21,14 @@ from support.wire import frames
 # What Apache wrote.
 
 
-def test_apaches_config_files_come_out_byte_for_byte(golden: Path) -> None:
+def test_apaches_config_files_round_trip_byte_for_byte(golden: Path) -> None:
     files = sorted(golden.glob("**/config/*.json*"))
     assert len(files) == 150
     for path in files:
         assert fastjson.dumps_pretty(fastjson.loads(path.read_bytes())).encode() == path.read_bytes(), path
 
 
-def test_apaches_bodies_come_out_byte_for_byte(golden: Path) -> None:
+def test_apaches_bodies_round_trip_byte_for_byte(golden: Path) -> None:
     bodies = [
         frame[len(frame) - row["bodyLength"] :]
         for row in frames(golden)
@@ -62,14 +62,14 @@ def test_apaches_bodies_come_out_byte_for_byte(golden: Path) -> None:
         ("{a:18446744073709551616}", {"a": 2**64}),
     ],
 )
-def test_what_fastjson_takes_is_taken(text: str, value: Any) -> None:
+def test_documents_that_fastjson_accepts_are_accepted(text: str, value: Any) -> None:
     assert fastjson.loads(text) == value
     assert fastjson.loads(text.encode()) == value
     assert fastjson.loads(bytearray(text.encode())) == value
     assert fastjson.loads(memoryview(text.encode())) == value
 
 
-def test_objects_as_keys() -> None:
+def test_objects_can_be_keys() -> None:
     text = b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":5},{"topic":"U"}:{}}}'
     value = fastjson.loads(text)
     key = ObjectKey.of({"topic": "T", "queueId": 0, "brokerName": "a"})
@@ -99,7 +99,7 @@ def test_structs_are_written_by_their_wire_names() -> None:
     assert fastjson.dumps({"q": Queue(3, {0: "x"})}) == b'{"q":{"queueId":3,"table":{0:"x"}}}'
 
 
-def test_the_pretty_form() -> None:
+def test_pretty_printing_equals_fastjsons() -> None:
     value = {"a": {}, "b": {"c": [1, {"d": 2}], "e": {0: 1, 1: 2}}, "f": None, "g": 'q"'}
     assert fastjson.dumps_pretty(value) == (
         '{\n\t"a":{},\n\t"b":{\n\t\t"c":[1,{"d":2}],\n\t\t"e":{0:1,1:2\n\t\t}\n\t},\n\t"f":null,\n\t"g":"q\\""\n}'
@@ -123,7 +123,7 @@ documents = st.recursive(
 
 
 @given(documents)
-def test_what_is_written_is_read(value: Any) -> None:
+def test_encoded_values_are_decoded(value: Any) -> None:
     assert fastjson.loads(fastjson.dumps(value)) == value
     assert fastjson.loads(fastjson.dumps_pretty(value)) == value
 
@@ -194,7 +194,7 @@ def test_giant_numbers_are_refused() -> None:
         fastjson.loads("{" + "9" * 100_000 + ":1}")
 
 
-def test_numbers_that_no_double_holds() -> None:
+def test_numbers_beyond_a_double_become_infinity_and_null() -> None:
     assert fastjson.loads("{a:1e999}") == {"a": math.inf}
     assert fastjson.dumps({"a": math.inf, "b": math.nan}) == b'{"a":null,"b":null}'
 

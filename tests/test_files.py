@@ -10,7 +10,7 @@ import pytest
 from rucola.files import replace_file
 
 
-def test_the_old_content_stays_beside_the_new(tmp_path: Path) -> None:
+def test_the_old_content_is_kept_as_a_backup(tmp_path: Path) -> None:
     path = tmp_path / "config" / "topics.json"
     replace_file(path, b"1")
     assert os.listdir(path.parent) == ["topics.json"]

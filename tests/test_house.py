@@ -104,7 +104,7 @@ def test_every_room_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_doors_open_downward(module: str) -> None:
+def test_imports_point_downward(module: str) -> None:
     room = room_of(module)
     allowed = (MAY_IMPORT.get(room, set()) | GROUND | {room}) if room else set[str]()
     if room in GROUND:
@@ -119,7 +119,7 @@ def test_doors_open_downward(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_pure_rooms_stay_pure(module: str) -> None:
+def test_pure_packages_import_no_io(module: str) -> None:
     unknown = MAY_NOT_KNOW.get(room_of(module), set())
     for imported, line in imports_of(module):
         assert imported.split(".")[0] not in unknown, f"{module}:{line} imports {imported}"
@@ -201,7 +201,7 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
 
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])
-def test_lock_pins_by_hash_alone(lock: str) -> None:
+def test_lock_file_pins_by_hash_alone(lock: str) -> None:
     text = (REPOSITORY / lock).read_text(encoding="utf-8")
     assert "://" not in text
     lines = text.splitlines()
@@ -216,7 +216,7 @@ def test_lock_pins_by_hash_alone(lock: str) -> None:
 @pytest.mark.parametrize(
     "lock", sorted((REPOSITORY / "tests").glob("e2e/*/package-lock.json")), ids=lambda lock: lock.parent.name
 )
-def test_lock_of_javascript_pins_by_hash_alone(lock: Path) -> None:
+def test_javascript_lock_file_pins_by_hash_alone(lock: Path) -> None:
     packages = json.loads(lock.read_text(encoding="utf-8"))["packages"]
     own = packages.pop("")
     assert own["dependencies"] == json.loads((lock.parent / "package.json").read_text(encoding="utf-8"))["dependencies"]

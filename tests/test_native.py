@@ -62,7 +62,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.mark.parametrize("path", MODULES)
-def test_nothing_waits_where_an_exception_is_handled(path: str) -> None:
+def test_no_compiled_module_awaits_in_an_except_block(path: str) -> None:
     """A compiled coroutine or generator that is left in a handler takes the exception of somebody else along, and the
     process breaks down later, elsewhere. The exit of an `async with` is such a handler."""
     for node in ast.walk(ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))):
@@ -89,13 +89,13 @@ def test_the_hot_path_passes_its_tests(compiled: Path | None) -> None:
         )
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_compiler_or_header_is_named(tmp_path: Path) -> None:
     done = build(tmp_path, RUCOLA_COMPILE="1", CC="no-such-compiler -O2")
     assert done.returncode != 0
     assert "RUCOLA_COMPILE is set, but there is no C compiler no-such-compiler" in done.stdout + done.stderr
 
 
-def test_unasked_a_wheel_is_pure_python(tmp_path: Path) -> None:
+def test_a_wheel_is_pure_python_by_default(tmp_path: Path) -> None:
     assert build(tmp_path, RUCOLA_COMPILE="0").returncode == 0
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")

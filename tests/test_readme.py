@@ -35,18 +35,18 @@ def program(word: str, namesrv: str) -> dict[str, Any]:
     return names
 
 
-def test_send_and_receive(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_program_sends_and_receives(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
     program("PushConsumer(", namesrv)
     sent, received = capsys.readouterr().out.splitlines()
     assert re.fullmatch("[0-9A-F]{32}", sent)
     assert received == "order-1 b'one pizza'"
 
 
-def test_without_asyncio(namesrv: str) -> None:
+def test_blocking_program_runs(namesrv: str) -> None:
     program("rucola.client.sync", namesrv)
 
 
-async def test_transaction(namesrv: str) -> None:
+async def test_transaction_program_runs(namesrv: str) -> None:
     names = program("TransactionProducer(", namesrv)
     await names["order"]()
 

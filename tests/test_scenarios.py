@@ -55,7 +55,7 @@ def written(told: list[Block]) -> str:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_scenario(path: Path, tmp_path: Path) -> None:
+def test_scenario_prints_the_expected_transcript(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     told: list[Block] = []
     stage = Stage(tmp_path / "store")

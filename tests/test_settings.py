@@ -27,7 +27,7 @@ class Config:
     broker_ip1: str = field(default="", metadata={"key": "brokerIP1"})
 
 
-def test_a_properties_file_as_java_reads_it() -> None:
+def test_a_properties_file_is_parsed_as_by_java() -> None:
     text = (
         "# comment\n! comment too\n\n"
         "plain=value\n"
@@ -59,7 +59,7 @@ def test_a_properties_file_as_java_reads_it() -> None:
     }
 
 
-def test_windows_line_ends_and_a_continuation_at_the_end() -> None:
+def test_windows_line_ends_and_a_final_continuation_are_parsed() -> None:
     assert settings.parse("a=1\r\nb=2\\") == {"a": "1", "b": "2"}
 
 
@@ -74,11 +74,11 @@ PLAIN = st.dictionaries(
 
 
 @given(PLAIN)
-def test_what_is_rendered_is_parsed(properties: dict[str, str]) -> None:
+def test_rendered_settings_are_parsed(properties: dict[str, str]) -> None:
     assert settings.parse(settings.render(properties)) == properties
 
 
-def test_values_are_replaced_in_their_lines() -> None:
+def test_values_are_replaced_in_place() -> None:
     text = "# ours\nbrokerName = broker-a\n\n  maxMessageSize: 1\\\n   00\n! note\nlast=\\\\x\n"
     changed = settings.replaced(text, {"maxMessageSize": "200", "deleteWhen": "04;16"})
     assert changed == "# ours\nbrokerName = broker-a\n\nmaxMessageSize=200\n! note\nlast=\\\\x\ndeleteWhen=04;16\n"
@@ -87,12 +87,12 @@ def test_values_are_replaced_in_their_lines() -> None:
 
 
 @given(PLAIN, PLAIN)
-def test_what_is_replaced_is_parsed(before: dict[str, str], changes: dict[str, str]) -> None:
+def test_replaced_values_are_parsed(before: dict[str, str], changes: dict[str, str]) -> None:
     changed = settings.replaced(settings.render(before), changes)
     assert settings.parse(changed) == before | changes
 
 
-def test_keys_fill_fields_of_every_kind() -> None:
+def test_keys_fill_fields_of_every_type() -> None:
     properties = {
         "brokerName": "b",
         "listenPort": " 1 ",
@@ -113,7 +113,7 @@ def test_keys_fill_fields_of_every_kind() -> None:
     }
 
 
-def test_defaults_give_way_to_the_file() -> None:
+def test_the_file_overrides_defaults() -> None:
     assert settings.fill(Config, {"brokerName": "b"}, broker_name="x", listen_port=0) == Config("b", 0)
 
 
@@ -125,6 +125,6 @@ def test_defaults_give_way_to_the_file() -> None:
         ("flushDiskType", "NEVER", "one of ASYNC_FLUSH, SYNC_FLUSH"),
     ],
 )
-def test_a_value_that_cannot_be_read_names_its_key(key: str, value: str, expected: str) -> None:
+def test_an_unreadable_value_names_its_key(key: str, value: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key}={value}: expected {expected}$"):
         settings.fill(Config, {key: value})

@@ -92,7 +92,7 @@ async def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
             await admin.cluster.masters("Elsewhere")
 
 
-async def test_progress_of_the_golden_groups(golden_store: Path) -> None:
+async def test_consume_stats_match_the_golden_groups(golden_store: Path) -> None:
     async with cluster_of_stores(golden_store) as (admin, _, _):
         stats = await admin.groups.consume_stats("G_g_tag", "GA")
         assert {queue.queue_id: (at.broker_offset, at.consumer_offset) for queue, at in stats.offset_table.items()} == {
@@ -127,7 +127,7 @@ async def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
             await admin.topics.create_or_update(brokers[0].address, TopicConfig(topic_name="not a name"))
 
 
-async def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
+async def test_a_silent_broker_is_reported_and_the_others_answer(tmp_path: Path) -> None:
     """The name server has a route to a broker that nobody reaches; what the other broker holds is found."""
     fill_store(tmp_path, [("k", "A", NOW_MS)])
 
@@ -146,7 +146,7 @@ async def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) ->
             await admin.messages.query_by_key("Orders", "k")
 
 
-async def test_no_name_server(tmp_path: Path) -> None:
+async def test_a_client_without_a_reachable_name_server_raises(tmp_path: Path) -> None:
     async with Namesrv(HOST, 0) as namesrv:
         address = f"{HOST}:{namesrv.port}"
     async with AdminClient(address) as admin:

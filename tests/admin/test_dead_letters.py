@@ -78,7 +78,7 @@ def statuses(results: list[RedriveResult]) -> list[RedriveStatus]:
     return [result.status for result in results]
 
 
-async def test_they_are_counted_and_shown(tmp_path: Path) -> None:
+async def test_dead_letters_are_counted_and_listed(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         assert await scene.admin.dead_letters.groups() == ["g"]
         letters = [letter async for letter in scene.admin.dead_letters.read("g")]
@@ -93,7 +93,7 @@ async def test_they_are_counted_and_shown(tmp_path: Path) -> None:
             await anext(scene.admin.dead_letters.read("nobody"))
 
 
-async def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
+async def test_redrive_sends_the_original_message(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         first, *_ = await scene.letters()
         dry = await scene.redrive(dry_run=True)
@@ -112,7 +112,7 @@ async def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
         assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and wait no more"
 
 
-async def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
+async def test_a_second_redrive_sends_nothing(tmp_path: Path) -> None:
     """By its offset, and where that is lost, by the copies."""
 
     async with cluster_with_dead_letters(tmp_path) as scene:
@@ -125,7 +125,7 @@ async def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-async def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> None:
+async def test_an_interrupted_redrive_continues_where_it_stopped(tmp_path: Path, forgets: bool) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             for _ in range(2):
@@ -137,7 +137,7 @@ async def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) 
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
 
-async def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
+async def test_redrive_sends_chosen_dead_letters_alone(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         letters = await scene.letters()
         chosen = letters[3].offset_msg_id, letters[1].offset_msg_id
@@ -153,7 +153,7 @@ async def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
             await scene.redrive(first.offset_msg_id)
 
 
-async def test_those_of_a_time(tmp_path: Path) -> None:
+async def test_redrive_sends_the_dead_letters_of_a_time_range(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         letters = await scene.letters()
         begin_ms, end_ms = letters[2].store_timestamp, letters[4].store_timestamp
@@ -164,7 +164,7 @@ async def test_those_of_a_time(tmp_path: Path) -> None:
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
 
-async def test_for_the_group_alone(tmp_path: Path) -> None:
+async def test_redrive_to_the_retry_topic_reaches_the_group_alone(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.running.create_topic(scene.broker, retry_topic("g"), 1)
         results = await scene.redrive(only_group=True)
@@ -176,7 +176,7 @@ async def test_for_the_group_alone(tmp_path: Path) -> None:
         assert set(statuses(await scene.redrive())) == {BEFORE}, "to its topic they do not go as well"
 
 
-async def test_what_fails_stays(tmp_path: Path) -> None:
+async def test_a_dead_letter_that_cannot_be_sent_stays(tmp_path: Path) -> None:
     """The topic may not be written to for a while; then it is gone for a while."""
 
     async with cluster_with_dead_letters(tmp_path) as scene:
@@ -194,7 +194,7 @@ async def test_what_fails_stays(tmp_path: Path) -> None:
         assert statuses(await scene.redrive()) == COUNT * [SENT]
 
 
-async def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -> None:
+async def test_a_dead_letter_without_an_original_topic_stays_and_blocks_no_other(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
             await producer.send(Message(dlq_topic("g"), b"sent here by hand"))
@@ -205,7 +205,7 @@ async def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -
         assert statuses(await scene.redrive()) == [FAILED]
 
 
-async def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
+async def test_a_redriven_message_that_fails_again_can_be_redriven(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
         copy = (await scene.admin.messages.query_by_key("T", "k0")).messages[0]
@@ -216,7 +216,7 @@ async def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> Non
         assert await scene.redrive() == []
 
 
-async def test_a_group_that_begins_anew(tmp_path: Path) -> None:
+async def test_forgetting_redriven_offsets_sends_nothing_twice(tmp_path: Path) -> None:
     """Before its dead letter topic is deleted, since a new one would count from 0 again."""
 
     async with cluster_with_dead_letters(tmp_path) as scene:
@@ -227,7 +227,7 @@ async def test_a_group_that_begins_anew(tmp_path: Path) -> None:
         await scene.admin.dead_letters.reset_redrive_offset("nobody")
 
 
-async def test_two_runs_do_not_meet(tmp_path: Path) -> None:
+async def test_two_redrives_of_a_group_exclude_each_other(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             await anext(results)
@@ -238,7 +238,7 @@ async def test_two_runs_do_not_meet(tmp_path: Path) -> None:
         assert set((await scene.copies()).values()) == {1}
 
 
-async def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
+async def test_redrive_respects_the_lock_of_another_tool(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
         body = LockBatchRequestBody(client_id="another", consumer_group=REDRIVE_GROUP, mq_set=[queue])
@@ -252,7 +252,7 @@ async def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
         assert statuses(await scene.redrive(letter.offset_msg_id)) == [SENT]
 
 
-async def test_the_rate_is_limited(tmp_path: Path) -> None:
+async def test_redrive_limits_its_rate(tmp_path: Path) -> None:
     """Five pauses of 40 ms lie between six messages; how much longer it takes is the machine's affair."""
 
     async with cluster_with_dead_letters(tmp_path) as scene:

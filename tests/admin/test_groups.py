@@ -60,7 +60,7 @@ async def cluster_with_consumer(path: Path, expression: str = "*") -> AsyncItera
                     yield scene
 
 
-async def test_who_is_connected(tmp_path: Path) -> None:
+async def test_connections_of_producers_and_consumers_are_listed(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path, "even") as scene:
         connection = await scene.admin.groups.consumer_connection("c")
         assert [(one.client_id, one.language) for one in connection.connection_set] == [(scene.client_id, "PYTHON")]
@@ -79,7 +79,7 @@ async def test_who_is_connected(tmp_path: Path) -> None:
             assert (await scene.admin.groups.producers(scene.broker.address))["q"][0].remote_ip == one.client_addr
 
 
-async def test_what_goes_on_inside(tmp_path: Path) -> None:
+async def test_running_info_describes_a_consumer(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
         info = await scene.admin.groups.running_info("c", scene.client_id)
@@ -105,7 +105,7 @@ async def test_what_goes_on_inside(tmp_path: Path) -> None:
             await scene.admin.offsets.by_client("T", "nobody")
 
 
-async def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
+async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         first = list(await scene.heard.reach(10))
         for queue in scene.consumer.queues:
@@ -127,7 +127,7 @@ async def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
             await scene.admin.offsets.reset_by_time("T", "stranger", 0)
 
 
-async def test_a_reset_to_a_number(tmp_path: Path) -> None:
+async def test_a_reset_to_an_offset_moves_running_clients(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
         queue, other = sorted(scene.consumer.queues)
@@ -174,7 +174,7 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
                 await scene.admin.messages.consume_directly("i", iterating.instance.client_id, first.offset_msg_id)
 
 
-async def test_what_became_of_a_message(tmp_path: Path) -> None:
+async def test_message_track_names_each_groups_state(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path, "even") as scene:
         heard = await scene.heard.reach(5)
         assert {message.tags for message in heard} == {"even"}
@@ -201,7 +201,7 @@ async def test_what_became_of_a_message(tmp_path: Path) -> None:
         assert tracks == {"c": TrackType.NOT_ONLINE, "looking": TrackType.NOT_ONLINE}
 
 
-async def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
+async def test_consume_time_spans_show_delay_by_queue(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
         spans = await scene.admin.groups.consume_time_spans("T", "c")
@@ -210,7 +210,7 @@ async def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
         assert all(span.min_time_stamp_str.startswith("20") for span in spans)
 
 
-async def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
+async def test_minimum_committed_offset_covers_all_groups(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.consumer.close()
         queue, other = await scene.admin.topics.queues("T")

@@ -30,7 +30,7 @@ async def two_brokers(path: Path) -> AsyncIterator[tuple[Cluster, Proxy, AdminCl
             yield running, proxy, admin
 
 
-async def test_a_question_that_any_broker_can_answer_is_put_to_the_next(tmp_path: Path) -> None:
+async def test_a_query_that_any_broker_can_answer_goes_to_the_next_broker(tmp_path: Path) -> None:
     """Before, the broker that hung was asked first, and its timeout was the answer."""
 
     async with (
@@ -50,7 +50,7 @@ async def test_a_question_that_any_broker_can_answer_is_put_to_the_next(tmp_path
         proxy.thaw()
 
 
-async def test_what_a_hung_broker_may_know_is_not_denied(tmp_path: Path) -> None:
+async def test_a_query_fails_instead_of_denying_what_a_hung_broker_may_have(tmp_path: Path) -> None:
     """The healthy broker knows no client of the group; whether the other does cannot be told."""
 
     async with two_brokers(tmp_path) as (_, proxy, admin):
@@ -61,7 +61,7 @@ async def test_what_a_hung_broker_may_know_is_not_denied(tmp_path: Path) -> None
         assert await admin.groups.find_consumer_connection("unknown") is None
 
 
-async def test_a_change_reaches_the_healthy_broker_though_another_fails(tmp_path: Path) -> None:
+async def test_a_change_reaches_the_healthy_broker_if_another_fails(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as (running, proxy, admin):
         async with consumer_of(running) as consumer:
             await take(consumer, 2)
@@ -73,7 +73,7 @@ async def test_a_change_reaches_the_healthy_broker_though_another_fails(tmp_path
         assert await committed(running) < 2
 
 
-async def test_a_change_reaches_every_name_server_though_the_first_hangs(tmp_path: Path) -> None:
+async def test_a_change_reaches_every_name_server_if_the_first_hangs(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
         await running.add_namesrv()
         second = running.namesrv.split(";")[1]

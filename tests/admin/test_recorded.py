@@ -55,7 +55,7 @@ async def recorded_broker(golden: Path, path: Path) -> AsyncIterator[tuple[Admin
             yield admin, f"127.0.0.1:{broker.port}"
 
 
-async def test_connections(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_connections_are_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, _):
         found = await admin.groups.consumer_connection("W_g_tag")
         assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
@@ -64,7 +64,7 @@ async def test_connections(golden: Path, tmp_path: Path) -> None:
             await admin.groups.producer_connection("W_pg", "WA")
 
 
-async def test_running_info(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_running_info_is_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, _):
         info = await admin.groups.running_info("W_g_tag", CLIENT)
         assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
@@ -73,7 +73,7 @@ async def test_running_info(golden: Path, tmp_path: Path) -> None:
         assert {data.topic for data in info.subscription_set} == {"WA", "%RETRY%W_g_tag"}
 
 
-async def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_consume_status_and_reset_are_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, _):
         status = await admin.offsets.by_client("WA", "W_g_tag")
         assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
@@ -82,7 +82,7 @@ async def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
         assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
 
 
-async def test_consume_directly(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_direct_consumption_is_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
         address, _, port = at.partition(":")
         assert address == "127.0.0.1"
@@ -91,7 +91,7 @@ async def test_consume_directly(golden: Path, tmp_path: Path) -> None:
         assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
 
 
-async def test_progress(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_consume_stats_are_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
         stats = await admin.brokers.consume_stats(at)
         assert stats.total_diff == 37
@@ -104,7 +104,7 @@ async def test_progress(golden: Path, tmp_path: Path) -> None:
         assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
 
 
-async def test_broker(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_broker_data_is_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
         figures = await admin.brokers.runtime_stats(at)
         assert figures["putMessageTimesTotal"] == "273"
@@ -120,7 +120,7 @@ async def test_broker(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unique", [False, True])
-async def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
+async def test_recorded_key_queries_return_every_match(golden: Path, tmp_path: Path, unique: bool) -> None:
     """Every recorded query that found something: the messages of the answer that have the key."""
     for exchange in exchanges(golden):
         answer = decode(exchange.answer) if exchange.answer is not None else None
@@ -146,7 +146,7 @@ async def _query(path: Path, topic: str, key: str, recorded: dict[int, Processor
             return await ask(topic, key)
 
 
-async def test_documents(golden: Path, tmp_path: Path) -> None:
+async def test_recorded_exports_are_decoded(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
         topics, groups = await admin.export.metadata([at])
         assert topics["WA"].write_queue_nums == 4
@@ -161,7 +161,7 @@ async def test_documents(golden: Path, tmp_path: Path) -> None:
         assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
 
 
-async def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
+async def test_commands_with_empty_responses_succeed(golden: Path, tmp_path: Path) -> None:
     async with recorded_broker(golden, tmp_path) as (admin, at):
         await admin.brokers.update_config(at, {"flushDiskType": "ASYNC_FLUSH"})
         await admin.groups.delete(at, "W_g_cloned")

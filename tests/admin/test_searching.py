@@ -31,7 +31,7 @@ def numbered(count: int, step_ms: int, keys: str = "k") -> list[tuple[str, str, 
 
 
 @pytest.mark.parametrize(("page", "step_ms"), [(PAGE, 100), (PAGE, 0), (5, 100), (5, 0), (1, 0), (500, 0)])
-async def test_a_key_query_goes_on_where_a_page_is_full(tmp_path: Path, page: int, step_ms: int) -> None:
+async def test_a_key_query_continues_after_a_full_page(tmp_path: Path, page: int, step_ms: int) -> None:
     """Whatever maxMsgsNumBatch is, and though all messages are of one second, which the index cannot tell apart."""
     count = 3 * PAGE + 5
     fill_store(tmp_path, numbered(count, step_ms, "k other"))
@@ -47,7 +47,7 @@ async def test_a_key_query_goes_on_where_a_page_is_full(tmp_path: Path, page: in
         assert (len(exactly.messages), exactly.is_cut) == (count, False)
 
 
-async def test_a_key_that_a_message_has_twice(tmp_path: Path) -> None:
+async def test_a_message_with_a_repeated_key_is_found_once(tmp_path: Path) -> None:
     fill_store(tmp_path, numbered(20, 0, "k k"))
 
     async with cluster_of_stores(tmp_path, store={"max_msgs_num_batch": 5}) as (admin, _, _):
@@ -55,7 +55,7 @@ async def test_a_key_that_a_message_has_twice(tmp_path: Path) -> None:
         assert [message.queue_offset for message in found.messages] == list(reversed(range(20)))
 
 
-async def test_a_window_is_exact(tmp_path: Path) -> None:
+async def test_a_key_query_keeps_the_exact_time_window(tmp_path: Path) -> None:
     """The index knows whole seconds only, counted from its first message."""
     fill_store(tmp_path, [("k", "U", NOW_MS + 999 + 100 * number) for number in range(100)])
 
@@ -67,7 +67,7 @@ async def test_a_window_is_exact(tmp_path: Path) -> None:
             assert not found.is_cut
 
 
-async def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
+async def test_a_key_query_finds_messages_stored_after_the_clock_was_set_back(tmp_path: Path) -> None:
     """A message that is older than the first of its index file has no time of its own there."""
     ahead = [("k", f"A{number}", NOW_MS + 3 * HOUR_MS + number) for number in range(3)]
     fill_store(tmp_path, ahead + numbered(3, 1000))
@@ -81,7 +81,7 @@ async def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
         assert [message.unique_key for message in everything.messages] == ["A2", "A1", "A0", "U2", "U1", "U0"]
 
 
-async def test_messages_that_come_in_meanwhile_disturb_nothing(tmp_path: Path) -> None:
+async def test_a_key_query_is_unaffected_by_concurrent_puts(tmp_path: Path) -> None:
     """200 hits in pages of 7, with more of them coming between two pages."""
     fill_store(tmp_path, numbered(200, 0), "broker-a")
     fill_store(tmp_path, [("other", "B", NOW_MS)], "broker-b")
@@ -97,7 +97,7 @@ async def test_messages_that_come_in_meanwhile_disturb_nothing(tmp_path: Path) -
         assert len({(message.store_host, message.physical_offset) for message in found}) == len(found) == 200
 
 
-async def test_strangers_with_the_same_hash_are_left_out(tmp_path: Path) -> None:
+async def test_a_key_query_leaves_out_hash_collisions(tmp_path: Path) -> None:
     """`Aa` and `BB` have one hash; a page full of strangers does not hide the message that was asked for."""
     times = [("BB", NOW_MS)] + [("Aa", NOW_MS + 1000 * number) for number in range(1, 2 * PAGE)]
     fill_store(tmp_path, [(key, f"U{number}", time_ms) for number, (key, time_ms) in enumerate(times)])
@@ -109,7 +109,7 @@ async def test_strangers_with_the_same_hash_are_left_out(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("page", [PAGE, 7])
-async def test_a_page_of_strangers(tmp_path: Path, page: int) -> None:
+async def test_a_key_query_continues_after_a_page_of_hash_collisions(tmp_path: Path, page: int) -> None:
     times = [("BB", NOW_MS)] + [("Aa", NOW_MS) for _ in range(2 * PAGE)]
     fill_store(tmp_path, [(key, f"U{number}", time_ms) for number, (key, time_ms) in enumerate(times)])
 
@@ -118,7 +118,7 @@ async def test_a_page_of_strangers(tmp_path: Path, page: int) -> None:
         assert ([message.unique_key for message in result.messages], result.is_cut) == (["U0"], False)
 
 
-async def test_what_is_searchable(tmp_path: Path) -> None:
+async def test_a_key_query_reports_the_searchable_time_range(tmp_path: Path) -> None:
     fill_store(tmp_path, numbered(3, 1000), "broker-a")
     fill_store(tmp_path, [], "broker-b")
 
@@ -128,7 +128,7 @@ async def test_what_is_searchable(tmp_path: Path) -> None:
         assert result.index_ranges == {brokers[0].address: (NOW_MS, NOW_MS + 2000), brokers[1].address: (0, 0)}
 
 
-async def test_an_index_that_is_gone(tmp_path: Path) -> None:
+async def test_a_deleted_index_is_rebuilt_at_start(tmp_path: Path) -> None:
     """The broker makes it anew when it starts."""
     fill_store(tmp_path, numbered(3, 1000))
     shutil.rmtree(tmp_path / "broker-a" / "index")
@@ -139,7 +139,7 @@ async def test_an_index_that_is_gone(tmp_path: Path) -> None:
         assert result.index_ranges == {brokers[0].address: (NOW_MS, NOW_MS + 2000)}
 
 
-async def test_no_index_at_all(tmp_path: Path) -> None:
+async def test_a_key_query_without_any_index_is_refused(tmp_path: Path) -> None:
     fill_store(tmp_path, numbered(3, 1000), "broker-a")
     fill_store(tmp_path, numbered(3, 1000), "broker-b")
 
@@ -173,7 +173,7 @@ async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple
             return found, f"127.0.0.1:{broker.port}", await asyncio.to_thread(CliRunner().invoke, main, command)
 
 
-async def test_apaches_pages_follow_each_other_by_time(tmp_path: Path) -> None:
+async def test_pages_of_apaches_broker_follow_each_other_by_time(tmp_path: Path) -> None:
     times_ms = [NOW_MS + 100 * number for number in range(3 * PAGE + 5)]
     found, _, said = await ask_apache(tmp_path / "a", times_ms)
     assert [message.queue_offset for message in found.messages] == list(reversed(range(len(times_ms))))
@@ -181,7 +181,7 @@ async def test_apaches_pages_follow_each_other_by_time(tmp_path: Path) -> None:
     assert (said.exit_code, said.stderr) == (0, "")
 
 
-async def test_a_second_with_more_than_a_page_of_apaches_is_told(tmp_path: Path) -> None:
+async def test_a_key_query_reports_a_second_with_more_than_one_page_at_apaches_broker(tmp_path: Path) -> None:
     """What is older is found, but the answer is cut, and says which second, and what would help."""
     times_ms = [NOW_MS, *(PAGE + 10) * [NOW_MS + 5000], NOW_MS + 9000]
     found, address, said = await ask_apache(tmp_path / "a", times_ms)
@@ -195,7 +195,7 @@ async def test_a_second_with_more_than_a_page_of_apaches_is_told(tmp_path: Path)
     assert said.exit_code == 0
 
 
-async def test_a_second_crowded_with_strangers_is_told_where_nothing_is_found(tmp_path: Path) -> None:
+async def test_a_key_query_reports_a_second_full_of_hash_collisions(tmp_path: Path) -> None:
     """All that the index gives are messages with another key of the same hash."""
     found, address, said = await ask_apache(tmp_path / "a", (PAGE + 10) * [NOW_MS], keys="Aa")
     assert (found.messages, found.is_cut, list(found.incomplete_seconds)) == ([], True, [address])

@@ -59,7 +59,7 @@ async def cluster_with_message(path: Path) -> AsyncIterator[Scene]:
             yield scene
 
 
-async def test_a_group_without_clients_is_past_it_or_not(tmp_path: Path) -> None:
+async def test_an_offline_group_is_tracked_by_its_offset(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
         track = await scene.track()
         assert (track.track_type, track.is_passed, track.retry_count) == (TrackType.NOT_ONLINE, True, 0)
@@ -68,7 +68,7 @@ async def test_a_group_without_clients_is_past_it_or_not(tmp_path: Path) -> None
         assert (await scene.track()).is_passed is False
 
 
-async def test_a_message_that_waits_to_be_tried_again(tmp_path: Path) -> None:
+async def test_a_message_that_waits_for_its_retry_is_tracked(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
         await scene.give_back(scene.message, 2)
         track = await scene.track()
@@ -76,7 +76,7 @@ async def test_a_message_that_waits_to_be_tried_again(tmp_path: Path) -> None:
         assert track.last_failed_ms >= scene.message.store_timestamp
 
 
-async def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
+async def test_a_message_is_tracked_through_two_retries(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
         await scene.give_back(scene.message, 1)
         copy = await scene.copy_in(retry_topic("g"))
@@ -95,7 +95,7 @@ async def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
         assert again.last_failed_ms >= first.last_failed_ms
 
 
-async def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
+async def test_a_dead_letter_is_tracked_after_its_redrive(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
         await scene.give_back(scene.message, -1)
         track = await scene.track()
@@ -111,7 +111,7 @@ async def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
         assert (await scene.track()).track_type is TrackType.IN_DLQ
 
 
-async def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:
+async def test_tracking_without_an_index_reports_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker(store={"message_index_enable": False})
         await running.create_topic(broker, "T", 1)

@@ -88,7 +88,7 @@ async def test_requests_without_fields_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, seed: int) -> None:
+async def test_requests_with_arbitrary_fields_are_answered(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
 
     async with broker_peer(tmp_path) as peer:
@@ -112,7 +112,7 @@ async def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, see
         (2**63 - 1, ResponseCode.PULL_OFFSET_MOVED, 3, "OFFSET_OVERFLOW_BADLY"),
     ],
 )
-async def test_a_pull_from_outside_the_queue_is_told_where_to_go_on(
+async def test_a_pull_outside_the_queue_returns_the_corrected_offset(
     tmp_path: Path, offset: int, code: ResponseCode, begins_at: int, remark: str
 ) -> None:
     async with broker_peer(tmp_path) as peer:
@@ -123,7 +123,7 @@ async def test_a_pull_from_outside_the_queue_is_told_where_to_go_on(
         assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == begins_at
 
 
-async def test_unknown_topics_groups_and_queues_are_named(tmp_path: Path) -> None:
+async def test_a_response_names_an_unknown_topic_group_or_queue(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, auto_create_subscription_group=False) as peer:
         await peer.send()
         for fields, code, name in (
@@ -145,7 +145,7 @@ async def test_a_body_over_four_megabytes_is_refused_with_the_limit(tmp_path: Pa
         assert (await peer.send(bytes(4 * 1024 * 1024))).code == ResponseCode.SUCCESS
 
 
-async def test_headers_that_only_apache_reads_are_read(tmp_path: Path) -> None:
+async def test_headers_are_accepted_as_leniently_as_by_apache(tmp_path: Path) -> None:
     """A numeric language, text that is no UTF-8; and headers that cannot be read, on one connection of a broker."""
 
     async with broker_peer(tmp_path) as peer:
@@ -182,7 +182,7 @@ async def test_headers_that_only_apache_reads_are_read(tmp_path: Path) -> None:
         assert [message.properties["a"] for message in sent] == ["\ufffd"] * 2
 
 
-async def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: Path) -> None:
+async def test_a_consumer_that_never_acknowledges_does_not_affect_others(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         for number in range(40):
             await peer.send(b"%d" % number)
@@ -225,7 +225,7 @@ async def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) ->
         ({"perm": 99}, "perm is 99; 0 to 15 are allowed"),
     ],
 )
-async def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+async def test_invalid_topic_names_are_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
     async with broker_peer(tmp_path) as peer:
         header = CreateTopicRequestHeader(
             **{"topic": "T", "read_queue_nums": 1, "write_queue_nums": 1, "perm": 6} | fields
@@ -244,7 +244,7 @@ async def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why
         (SubscriptionGroupConfig(group_name="g", retry_queue_nums=10**9), "retryQueueNums is 1000000000; 0 to 65536"),
     ],
 )
-async def test_groups_that_cannot_be(tmp_path: Path, config: SubscriptionGroupConfig, why: str) -> None:
+async def test_invalid_group_names_are_refused(tmp_path: Path, config: SubscriptionGroupConfig, why: str) -> None:
     async with broker_peer(tmp_path) as peer:
         answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
         assert answer.code == ResponseCode.SYSTEM_ERROR

@@ -33,7 +33,7 @@ from support.broker_peer import broker_peer, heartbeat, send_header
 # Waiting pulls.
 
 
-async def test_held_pull_is_answered_when_a_message_that_it_wants_comes(tmp_path: Path) -> None:
+async def test_held_pull_is_answered_when_a_matching_message_arrives(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(properties="TAGS\x01old\x02")
         held = asyncio.ensure_future(
@@ -80,7 +80,7 @@ async def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", ["delete", "close"])
-async def test_held_pull_is_refused_whose_topic_is_gone_or_closed_to_readers(tmp_path: Path, change: str) -> None:
+async def test_held_pull_is_refused_after_its_topic_was_deleted_or_made_unreadable(tmp_path: Path, change: str) -> None:
     """At its deadline as when a message comes; as Apache's broker does, which processes the request once more."""
 
     async with broker_peer(tmp_path) as peer:
@@ -101,7 +101,7 @@ async def test_held_pull_is_refused_whose_topic_is_gone_or_closed_to_readers(tmp
         assert (answer.code, answer.body) == (expected[change], b"")
 
 
-async def test_pull_commits_the_offset_that_it_brings(tmp_path: Path) -> None:
+async def test_pull_commits_the_offset_that_it_carries(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send()
         await peer.pull(sys_flag=pull.SUBSCRIPTION | pull.COMMIT_OFFSET, commit_offset=1)
@@ -130,7 +130,7 @@ async def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, mo
         assert len(synced) > before
 
 
-async def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_send_fails_after_a_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_broken = False
     sync_pages = mapped_file.sync_pages
 
@@ -157,7 +157,9 @@ async def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest
         await peer.send()
 
 
-async def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_without_wait_is_answered_before_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -186,7 +188,7 @@ async def test_messages_offsets_and_topics_survive_a_restart(tmp_path: Path) -> 
         assert (await peer.send(queue_id=2)).ext_fields["queueOffset"] == "2"
 
 
-async def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:
+async def test_second_broker_on_a_store_is_refused(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         with pytest.raises(StoreLocked, match=str(tmp_path)):
             async with broker_peer(tmp_path):
@@ -194,7 +196,7 @@ async def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:
         assert (await peer.send()).code == ResponseCode.SUCCESS
 
 
-async def test_taken_port_is_named(tmp_path: Path) -> None:
+async def test_start_on_a_taken_port_names_the_port(tmp_path: Path) -> None:
     async with broker_peer(tmp_path / "one") as peer:
         port = peer.broker.config.listen_port
         with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
@@ -205,7 +207,7 @@ async def test_taken_port_is_named(tmp_path: Path) -> None:
 # Groups.
 
 
-async def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
+async def test_members_are_notified_when_the_group_changes(tmp_path: Path) -> None:
     notified: asyncio.Queue[str] = asyncio.Queue()
 
     def note(connection: Connection, command: RemotingCommand) -> None:
@@ -262,7 +264,7 @@ async def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
         ({"flag": 2**31}, ResponseCode.MESSAGE_ILLEGAL, ""),
     ],
 )
-async def test_illegal_send_is_refused_and_says_why(
+async def test_illegal_send_is_refused_with_a_reason(
     tmp_path: Path, fields: dict[str, Any], code: ResponseCode, why: str
 ) -> None:
     async with broker_peer(tmp_path) as peer:
@@ -296,7 +298,7 @@ async def test_missing_and_malformed_fields_are_named(tmp_path: Path, serialize_
         assert (unknown.code, unknown.remark) == (3, " request type 9999 not supported")
 
 
-async def test_heartbeat_that_is_no_json_is_refused(tmp_path: Path) -> None:
+async def test_heartbeat_without_json_is_refused(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         answer = await peer.ask(RequestCode.HEART_BEAT, body=b"{nonsense")
         assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -304,7 +306,7 @@ async def test_heartbeat_that_is_no_json_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("says", ["true", "TRUE", "1"])
-async def test_batch_is_taken_apart_whose_header_alone_says_that_it_is_one(tmp_path: Path, says: str) -> None:
+async def test_batch_that_only_its_header_declares_is_split(tmp_path: Path, says: str) -> None:
     async with broker_peer(tmp_path) as peer:
         body = encode_batch([Message("T", b"one"), Message("T", b"two")])
         for number, code in enumerate((RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)):
@@ -328,9 +330,7 @@ async def test_damaged_batch_is_refused_whole(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("pairs", [{"DELAY": "1"}, {"TRAN_MSG": "true"}, {"TIMER_DELIVER_MS": "1795217265087"}])
-async def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(
-    tmp_path: Path, pairs: dict[str, str]
-) -> None:
+async def test_batch_with_a_delay_or_transaction_is_refused_whole(tmp_path: Path, pairs: dict[str, str]) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send()
         body = encode_batch([Message("T", b"one"), Message("T", b"two", properties=pairs)])
@@ -341,7 +341,7 @@ async def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Path, code: int) -> None:
+async def test_properties_of_a_batch_apply_to_its_messages(tmp_path: Path, code: int) -> None:
     """As Apache appends them: those of the header come last and win, and WAIT is a matter of the request."""
 
     async with broker_peer(tmp_path) as peer:
@@ -368,9 +368,7 @@ async def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Pa
         ("a\x01" + "v" * 32_740, "32767 bytes"),
     ],
 )
-async def test_batch_whose_header_asks_for_more_than_to_be_stored_is_refused(
-    tmp_path: Path, text: str, why: str
-) -> None:
+async def test_batch_whose_header_has_a_delay_or_transaction_is_refused(tmp_path: Path, text: str, why: str) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send()
         body = encode_batch([Message("T", b"one"), Message("T", b"two", tags="A")])
@@ -383,7 +381,7 @@ async def test_batch_whose_header_asks_for_more_than_to_be_stored_is_refused(
         assert len(decode_many((await peer.pull()).body)) == 7
 
 
-async def test_read_only_topic_takes_no_message(tmp_path: Path) -> None:
+async def test_send_to_a_read_only_topic_is_refused(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=1, perm=4)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS

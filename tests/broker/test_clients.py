@@ -72,7 +72,7 @@ async def running_scene() -> AsyncIterator[Scene]:
         await scene.server.stop()
 
 
-async def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
+async def test_clients_without_heartbeats_expire_after_two_minutes() -> None:
     async with running_scene() as scene:
         silent, alive = Client(scene, "silent", ["g", "own"], ["p"]), Client(scene, "alive", ["g"], [])
         await silent.beat()
@@ -107,7 +107,7 @@ async def test_a_client_that_reconnected_is_listed_once_while_its_old_connection
         await new.close()
 
 
-async def test_a_client_leaves_with_its_dead_connection() -> None:
+async def test_a_client_is_removed_with_its_dead_connection() -> None:
     async with running_scene() as scene:
         old, new = Client(scene, "same", ["g"], ["p"]), Client(scene, "same", ["g"], ["p"])
         other = Client(scene, "other", ["g"], ["p"])
@@ -120,7 +120,7 @@ async def test_a_client_leaves_with_its_dead_connection() -> None:
             await client.close()
 
 
-async def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
+async def test_a_group_with_notification_off_is_not_notified() -> None:
     async with running_scene() as scene:
         first, second = Client(scene, "1", ["quiet", "loud"], []), Client(scene, "2", ["quiet", "loud"], [])
         await first.beat()
@@ -131,7 +131,7 @@ async def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
 
 
 @pytest.mark.parametrize("by_broker", [True, False])
-async def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_broker: bool) -> None:
+async def test_notification_can_be_switched_off_for_broker_or_group(tmp_path: Path, by_broker: bool) -> None:
     told: Tally[str] = Tally()
 
     def note(connection: Connection, command: RemotingCommand) -> None:
@@ -148,7 +148,7 @@ async def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_
         await client.close()
 
 
-async def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
         silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)
         connection = await silent.connect(peer.broker.address)
@@ -158,7 +158,7 @@ async def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp
         await silent.close()
 
 
-async def test_an_idle_time_of_nothing_closes_no_connection(tmp_path: Path) -> None:
+async def test_an_idle_time_of_zero_closes_no_connection(tmp_path: Path) -> None:
     """As it is with Netty, where it switches the looking off."""
 
     async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=0):

@@ -56,7 +56,7 @@ SENDS = {code.name for code in CODES if "SEND" in code.name}
         (31_000, {code.name for code in CODES}),
     ],
 )
-def test_what_waited_too_long_is_refused_until_a_turn_is_in_time(late_ms: int, refused: set[str]) -> None:
+def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(late_ms: int, refused: set[str]) -> None:
     here = Scene(broker_fast_failure_enable=True)
     assert here.tick() == set()
     assert here.tick(late_ms) == refused
@@ -64,7 +64,7 @@ def test_what_waited_too_long_is_refused_until_a_turn_is_in_time(late_ms: int, r
     assert here.tick() == set()
 
 
-def test_the_remark_says_which_limit_and_where_it_is_set() -> None:
+def test_the_remark_names_the_limit_and_its_setting() -> None:
     here = Scene(broker_fast_failure_enable=True, wait_time_mills_in_pull_queue=70)
     here.tick(71)
     assert here.remark(RequestCode.PULL_MESSAGE) == (
@@ -73,11 +73,11 @@ def test_the_remark_says_which_limit_and_where_it_is_set() -> None:
     )
 
 
-def test_turns_are_not_looked_at_unless_that_is_asked_for() -> None:
+def test_loop_iterations_are_not_measured_by_default() -> None:
     assert Scene().tick(60_000) == set()
 
 
-async def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None:
+async def test_sends_are_refused_while_touching_pages_is_slow() -> None:
     here = Scene()
     began, touched = threading.Event(), threading.Event()
 
@@ -96,7 +96,7 @@ async def test_no_message_is_taken_while_touching_pages_takes_too_long() -> None
     assert here.tick() == set()
 
 
-async def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
+async def test_a_blocked_loop_does_not_count_as_a_busy_disk() -> None:
     """The pages have been touched meanwhile, though the loop had no time to notice."""
 
     here = Scene()
@@ -120,7 +120,7 @@ async def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
     await touching
 
 
-async def test_a_broker_refuses_and_takes_messages_again(tmp_path: Path) -> None:
+async def test_a_broker_under_load_refuses_then_accepts_messages(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, broker_fast_failure_enable=True, wait_time_mills_in_send_queue=0) as peer:
         async with asyncio.timeout(30):
             while (answer := await peer.send()).code != ResponseCode.SYSTEM_BUSY:

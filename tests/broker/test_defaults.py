@@ -31,7 +31,7 @@ CONFIGURED = {
 DIFFERENT = {"brokerFastFailureEnable": "false"}
 
 
-def test_every_default_is_apaches_but_the_one_that_the_docs_name(golden: Path) -> None:
+def test_every_default_equals_apaches_except_the_documented_one(golden: Path) -> None:
     ours = settings.to_properties(BrokerConfig()) | settings.to_properties(StoreConfig(Path("store"), b""))
     asked = [exchange for exchange in exchanges(golden) if exchange.code == RequestCode.GET_BROKER_CONFIG]
     assert asked

@@ -37,14 +37,14 @@ from support.delayed_store import DELAYS_MS, T0, DelayedStore, delayed_store
         ("-1", ("T", 4), "-1"),
     ],
 )
-def test_where_a_message_waits(delay: str, place: tuple[str, int], noted: str) -> None:
+def test_a_delayed_message_is_stored_in_the_queue_of_its_level(delay: str, place: tuple[str, int], noted: str) -> None:
     pairs = {DELAY: delay, "a": "b"}
     assert redirect_by_level("T", 4, pairs, 3) == place
     waits = {REAL_TOPIC: "T", REAL_QID: "4"} if place[0] == SCHEDULE_TOPIC else {}
     assert pairs == {DELAY: noted, "a": "b"} | waits
 
 
-def test_a_delay_that_is_no_number_is_refused() -> None:
+def test_a_delay_level_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="DELAY is 'soon'"):
         redirect_by_level("T", 0, {DELAY: "soon"}, 3)
 
@@ -68,7 +68,7 @@ def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
         assert len(here.delivered(3)) == 1
 
 
-def test_levels_wait_each_for_itself_and_the_nearest_due_time_is_told(tmp_path: Path) -> None:
+def test_levels_are_independent_and_deliver_returns_the_next_due_time(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.send(T0, 3, b"minute")
         here.send(T0 + 1, 1, b"second")
@@ -82,7 +82,7 @@ def test_levels_wait_each_for_itself_and_the_nearest_due_time_is_told(tmp_path: 
         assert here.bodies() == [b"second", b"later second", b"five", b"minute"]
 
 
-def test_many_due_messages_come_in_turns_and_in_order(tmp_path: Path) -> None:
+def test_many_due_messages_are_delivered_in_batches_and_in_order(tmp_path: Path) -> None:
     with delayed_store(tmp_path, mapped_file_size_consume_queue=20 * 1000, mapped_file_size_commit_log=1 << 20) as here:
         bodies = [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
         for body in bodies:
@@ -93,7 +93,7 @@ def test_many_due_messages_come_in_turns_and_in_order(tmp_path: Path) -> None:
         assert here.bodies() == bodies
 
 
-def test_a_level_goes_on_in_the_next_file_of_its_queue(tmp_path: Path) -> None:
+def test_delivery_continues_in_the_next_file_of_a_level(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:  # ten units a file
         bodies = [b"%d" % number for number in range(25)]
         for body in bodies:
@@ -105,7 +105,7 @@ def test_a_level_goes_on_in_the_next_file_of_its_queue(tmp_path: Path) -> None:
         assert here.bodies() == bodies
 
 
-def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) -> None:
+def test_a_restart_delivers_each_remaining_message_once(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"first")
         here.send(T0 + 10, 1, b"second")
@@ -119,7 +119,7 @@ def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) 
         assert here.bodies() == [b"first", b"second", b"long"]
 
 
-def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: Path) -> None:
+def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> None:
     with delayed_store(tmp_path / "before") as here:
         here.send(T0, 1, b"noted", UNIQ_KEY="0")
         here.delayed.deliver(T0 + 1000)
@@ -145,7 +145,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
     assert check(tmp_path / "after") == []
 
 
-def test_equal_messages_but_for_one_retry_more_are_two(tmp_path: Path) -> None:
+def test_messages_that_differ_only_in_reconsume_times_are_both_delivered(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"again", UNIQ_KEY="1")
         here.delayed.deliver(T0 + 1000)
@@ -160,7 +160,7 @@ def test_equal_messages_but_for_one_retry_more_are_two(tmp_path: Path) -> None:
         assert [message.reconsume_times for message in here.delivered()] == [0, 1]
 
 
-def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:
+def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"body")
         here.delayed.deliver(T0)
@@ -172,7 +172,7 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
         assert here.bodies() == [b"body"]
 
 
-def test_what_cannot_be_delivered_is_logged_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_undeliverable_message_is_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with delayed_store(tmp_path) as here:
         here.store.put(stores.inner(SCHEDULE_TOPIC, properties=properties.join({DELAY: "1"})), T0)
         half = {DELAY: "1", REAL_TOPIC: "RMQ_SYS_TRANS_HALF_TOPIC", REAL_QID: "0"}
@@ -185,7 +185,7 @@ def test_what_cannot_be_delivered_is_logged_and_passed_over(tmp_path: Path, capl
     assert [word in caplog.text for word in ("name no queue: '', ''", "half of a transaction", "'../T'")] == [True] * 3
 
 
-def test_a_clock_that_was_set_back_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_delays_no_message(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"body")
         assert here.delayed.deliver(T0 - 3_600_000) is None
@@ -201,7 +201,7 @@ def test_a_level_that_is_no_longer_configured_is_delivered(tmp_path: Path) -> No
         assert here.bodies() == [b"minute"]
 
 
-def test_offsets_outside_the_queue_are_brought_inside(tmp_path: Path) -> None:
+def test_offsets_outside_the_queue_are_clamped(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.delayed.persist({1: 7, 2: -3})
         here.send(T0, 1, b"passed over by the note")
@@ -212,7 +212,7 @@ def test_offsets_outside_the_queue_are_brought_inside(tmp_path: Path) -> None:
         assert here.bodies() == [b"second", b"five"]
 
 
-def test_an_offset_file_that_is_no_table_is_named(tmp_path: Path) -> None:
+def test_an_invalid_offset_file_is_named(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.delayed.persist({})
         here.offsets_file.write_text('{"offsetTable":[1]}')
@@ -222,7 +222,7 @@ def test_an_offset_file_that_is_no_table_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
 @pytest.mark.parametrize("noted", [True, False])
-def test_what_apaches_broker_delivered_is_not_delivered_again(
+def test_messages_that_apaches_broker_delivered_are_not_repeated(
     golden: Path, tmp_path: Path, name: str, noted: bool
 ) -> None:
     """By delayOffset.json; and without it by the index, as after a crash."""
@@ -245,7 +245,7 @@ def test_what_apaches_broker_delivered_is_not_delivered_again(
 # The alarm.
 
 
-async def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) -> None:
+async def test_an_alarm_runs_its_step_when_due_and_again_when_the_step_asks(tmp_path: Path) -> None:
     now_ms = 0
     rung: list[int] = []
     done = asyncio.Event()
@@ -292,7 +292,7 @@ async def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
     assert written == {"offsetTable": {2: 1}}
 
 
-async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
+async def test_a_level_above_the_highest_is_lowered_to_it(tmp_path: Path) -> None:
     async with broker_with_delays(tmp_path, "1h 2h") as peer:
         await peer.send()
         await peer.send(b"later", properties="DELAY\x0199\x02")
@@ -300,7 +300,7 @@ async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
         assert (await peer.ask(RequestCode.GET_MAX_OFFSET, header)).ext_fields == {"offset": "1"}
 
 
-async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
+async def test_a_delayed_message_survives_a_restart(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
         await peer.send(b"now")
         await peer.send(b"later", properties="DELAY\x011\x02")

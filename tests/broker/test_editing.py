@@ -20,7 +20,7 @@ pairs = st.builds("{}\x01{}".format, names, values)
 oddities = st.sampled_from(["", "a", "\x01", "a\x01", "\x01v", "a\x01b\x01c", "CLUSTER\x01other"])
 
 
-def test_wait_goes_and_cluster_comes() -> None:
+def test_wait_is_removed_and_cluster_is_added() -> None:
     text = "UNIQ_KEY\x017F\x02WAIT\x01true\x02TAGS\x01A"
     for ended in (text, text + "\x02"):
         stored = f"UNIQ_KEY\x017F\x02TAGS\x01A{CLUSTER}".encode()
@@ -30,7 +30,7 @@ def test_wait_goes_and_cluster_comes() -> None:
 
 
 @pytest.mark.parametrize("empty", ["KEYS\x01", "\x01v", "\x01"])
-def test_a_property_without_a_name_or_a_value_is_not_stored_as_it_came(empty: str) -> None:
+def test_an_empty_property_name_or_value_bypasses_the_cached_edit(empty: str) -> None:
     """Neither in the first message of its kind nor in one whose like has been seen before."""
     assert one(f"TAGS\x01A\x02{empty}") is None
     assert one(f"{empty}\x02TAGS\x01A") is None
@@ -49,7 +49,7 @@ def one(text: str) -> EditedProperties | None:
     st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a.b", "(", "DELAY", ""]), unique=True, max_size=5),
     st.data(),
 )
-def test_a_string_like_those_before_it_is_edited_like_them(order: list[str], data: st.DataObject) -> None:
+def test_a_string_of_a_cached_shape_is_edited_as_an_uncached_one(order: list[str], data: st.DataObject) -> None:
     """The first ones teach the form of what follows, which may have any values, and may be something else."""
     taught = PropertyEditor("C")
     odd = st.lists(pairs | oddities, max_size=4).map("\x02".join)
@@ -63,9 +63,7 @@ def test_a_string_like_those_before_it_is_edited_like_them(order: list[str], dat
 
 
 @given(st.lists(pairs, unique=True, max_size=4), st.integers(1, 4), st.data())
-def test_a_batch_of_messages_that_are_alike_is_edited_as_each_alone(
-    row: list[str], count: int, data: st.DataObject
-) -> None:
+def test_a_batch_of_equal_shapes_is_edited_as_single_messages(row: list[str], count: int, data: st.DataObject) -> None:
     """The same names, other values; with a separator at the end of each, or of some."""
     order = [pair.partition("\x01")[0] for pair in row]
     rows = [[f"{name}\x01{data.draw(values)}" for name in order] for _ in range(count)]
@@ -76,13 +74,13 @@ shared_texts = st.lists(pairs | oddities, max_size=3).map("\x02".join)
 
 
 @given(st.lists(st.lists(pairs | oddities, max_size=3).map("\x02".join), min_size=1, max_size=4), shared_texts)
-def test_any_batch_is_edited_as_each_alone(texts: list[str], shared: str) -> None:
+def test_any_batch_is_edited_as_single_messages(texts: list[str], shared: str) -> None:
     _compare(texts)
     _compare(texts, shared)
 
 
 @given(st.lists(pairs, unique=True, max_size=3), st.integers(1, 3), shared_texts, st.data())
-def test_what_a_batch_says_is_said_of_each_of_its_messages(
+def test_properties_of_a_batch_are_applied_to_each_message(
     row: list[str], count: int, shared: str, data: st.DataObject
 ) -> None:
     order = [pair.partition("\x01")[0] for pair in row]
@@ -93,7 +91,7 @@ pieces = st.sampled_from([b"A", b"B", b"A\x01v", b"B\x01w", b"A\x01", b"\x01", b
 
 
 @given(st.lists(st.lists(pieces, max_size=4).map(b"\x02".join), min_size=2, max_size=4))
-def test_a_batch_is_edited_as_each_of_its_messages(strings: list[bytes]) -> None:
+def test_properties_of_each_message_of_a_batch_are_edited(strings: list[bytes]) -> None:
     """Separators out of order, names that some strings lack or repeat, and bytes that are no text included."""
     together = list(zip(*editor.edit_batch(strings), strict=True))
     assert together == [next(zip(*editor.edit_batch([string]), strict=True)) for string in strings]
@@ -124,7 +122,7 @@ def _compare(texts: list[str], shared: str = "") -> None:
         ("TIMER_DELAY_SEC\x015", "a time of its own"),
     ],
 )
-def test_what_a_batch_cannot_have_is_refused(asked: str, why: str, alike: bool) -> None:
+def test_a_batch_with_a_forbidden_property_is_refused(asked: str, why: str, alike: bool) -> None:
     strings = [f"TAGS\x01A\x02{asked}".encode(), f"TAGS\x01B\x02{asked}".encode() if alike else b"TAGS\x01B"]
     with pytest.raises(InvalidMessage, match=why):
         editor.edit_batch(strings)

@@ -50,13 +50,13 @@ def table(tmp_path: Path) -> ConsumerFilterTable:
     return ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
 
 
-def test_places_in_the_bloom_filter_are_apaches() -> None:
+def test_bloom_filter_positions_equal_apaches() -> None:
     assert bloom_filter_positions("G_g_sql#GSql") == [44, 64, 84]
     assert bloom_filter_positions("") == [0, 0, 0]
     assert all(0 <= place < 112 for length in range(50) for place in bloom_filter_positions("é" * length))
 
 
-def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path, table: ConsumerFilterTable) -> None:
+def test_apaches_filter_file_round_trips(golden: Path, tmp_path: Path, table: ConsumerFilterTable) -> None:
     recorded = golden / "g1-clean/store/config/consumerFilter.json"
     shutil.copy(recorded, tmp_path)
     table.load(T0)
@@ -76,7 +76,7 @@ def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path,
     assert json.loads((tmp_path / "consumerFilter.json").read_text()) == {"filterDataByTopic": {}}
 
 
-def test_what_was_there_at_the_stop_has_left_until_it_is_heard_of(tmp_path: Path, table: ConsumerFilterTable) -> None:
+def test_loaded_filters_count_as_offline_until_a_heartbeat(tmp_path: Path, table: ConsumerFilterTable) -> None:
     table.register("g", [by_properties("a > 1")], T0)
     table.snapshot_writer(T0)()
     again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
@@ -88,7 +88,7 @@ def test_what_was_there_at_the_stop_has_left_until_it_is_heard_of(tmp_path: Path
     assert (data.dead, data.dead_time, data.born_time) == (False, 0, T0)
 
 
-def test_a_newer_version_replaces_an_older_one(table: ConsumerFilterTable) -> None:
+def test_a_newer_subscription_version_replaces_an_older_one(table: ConsumerFilterTable) -> None:
     def known() -> tuple[str, int, int] | None:
         data = table.get("T", "g")
         return data and (data.expression, data.client_version, data.born_time)
@@ -110,7 +110,7 @@ def test_a_newer_version_replaces_an_older_one(table: ConsumerFilterTable) -> No
     assert known() is None
 
 
-def test_a_group_leaves_a_topic_or_altogether_or_goes_over_to_tags(table: ConsumerFilterTable) -> None:
+def test_a_filter_ends_when_the_group_leaves_or_switches_to_tags(table: ConsumerFilterTable) -> None:
     both = [by_properties("a = 1"), by_properties("b = 1", topic="U")]
     table.register("g", both, T0)
     table.register("other", both, T0)
@@ -126,7 +126,7 @@ def test_a_group_leaves_a_topic_or_altogether_or_goes_over_to_tags(table: Consum
     assert table.get("T", "other") is not None
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, table: ConsumerFilterTable) -> None:
+def test_a_damaged_filter_file_is_named(tmp_path: Path, table: ConsumerFilterTable) -> None:
     (tmp_path / "consumerFilter.json").write_text("{nonsense")
     with pytest.raises(StoreCorrupt, match=r"consumerFilter\.json"):
         table.load(T0)
@@ -141,7 +141,7 @@ async def send_numbers(peer: Peer, count: int = 6) -> None:
         assert answer.code == ResponseCode.SUCCESS
 
 
-async def test_a_pull_gets_what_its_groups_expression_matches(tmp_path: Path) -> None:
+async def test_a_pull_returns_messages_that_the_groups_expression_matches(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 1 AND TAGS = 'B'", 7))
@@ -153,7 +153,7 @@ async def test_a_pull_gets_what_its_groups_expression_matches(tmp_path: Path) ->
         assert bodies(nothing) == [b"5"]
 
 
-async def test_what_a_group_filters_by_can_be_asked_for(tmp_path: Path) -> None:
+async def test_the_filter_of_a_group_can_be_queried(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 1", 7))
@@ -167,7 +167,7 @@ async def test_what_a_group_filters_by_can_be_asked_for(tmp_path: Path) -> None:
         assert answer.subscription_data.expression_type == "SQL92"
 
 
-async def test_a_pull_may_bring_its_own_expression(tmp_path: Path) -> None:
+async def test_a_pull_may_carry_its_own_expression(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         assert bodies(await peer.pull(subscription="a BETWEEN 1 AND 2", expression_type="SQL92")) == [b"1", b"2"]
@@ -190,7 +190,7 @@ async def test_a_held_pull_wakes_for_a_message_that_matches(tmp_path: Path) -> N
         assert bodies(await asyncio.wait_for(held, 30)) == [b"2"]
 
 
-async def test_what_is_wrong_with_a_filter_is_said(tmp_path: Path) -> None:
+async def test_an_invalid_filter_is_refused_with_a_reason(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         own = await peer.pull(subscription="a >", expression_type="SQL92")
@@ -206,7 +206,7 @@ async def test_what_is_wrong_with_a_filter_is_said(tmp_path: Path) -> None:
         assert (await peer.pull(sys_flag=0, sub_version=3)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
 
 
-async def test_a_broker_takes_no_filters_by_properties_unless_told_to(tmp_path: Path) -> None:
+async def test_property_filters_are_refused_by_default(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 3"))
@@ -242,7 +242,7 @@ async def test_a_consumer_can_have_its_subscription_checked(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("looks_again", "found"), [(True, [b"one", b"other"]), (False, [b"one", b"two", b"other"])])
-async def test_retries_are_filtered_by_what_their_group_wants_now(
+async def test_retries_are_filtered_by_the_groups_current_expression(
     tmp_path: Path, looks_again: bool, found: list[bytes]
 ) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True, filter_support_retry=looks_again) as peer:
@@ -253,7 +253,7 @@ async def test_retries_are_filtered_by_what_their_group_wants_now(
         assert bodies(await peer.pull(sys_flag=0, topic="%RETRY%g")) == found
 
 
-async def test_filters_are_kept_over_a_restart_and_die_with_their_group(tmp_path: Path) -> None:
+async def test_filters_survive_a_restart_and_end_with_their_group(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 3", 2))
@@ -274,7 +274,7 @@ async def test_filters_are_kept_over_a_restart_and_die_with_their_group(tmp_path
         assert bodies(await peer.pull(sys_flag=0, sub_version=1)) == [b"4", b"5"]
 
 
-async def test_a_large_body_that_is_not_wanted_is_passed_over(tmp_path: Path) -> None:
+async def test_a_large_body_that_does_not_match_is_skipped(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         for number in range(3):
             await peer.send(bytes(100_000), properties=f"a\x01{number}\x02")

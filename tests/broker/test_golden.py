@@ -57,7 +57,7 @@ stores = pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
 
 
 @stores
-async def test_key_queries(golden: Path, tmp_path: Path, name: str) -> None:
+async def test_key_queries_equal_the_golden_answers(golden: Path, tmp_path: Path, name: str) -> None:
     async with golden_broker(golden / name, tmp_path) as (ask, recorded):
         asked = 0
         for query in recorded["keyQueries"] + recorded["timedKeyQueries"]:
@@ -79,7 +79,7 @@ async def test_key_queries(golden: Path, tmp_path: Path, name: str) -> None:
 
 
 @stores
-async def test_queues_one_after_the_other(golden: Path, tmp_path: Path, name: str) -> None:
+async def test_queues_are_pulled_as_recorded(golden: Path, tmp_path: Path, name: str) -> None:
     """Ends, offsets by time, pulls. In the recorded order, as an offset that moved leaves a message behind."""
 
     async with golden_broker(golden / name, tmp_path) as (ask, recorded):
@@ -132,7 +132,7 @@ async def ask_pull(ask: Ask, pulled: dict[str, Any]) -> None:
 
 
 @stores
-async def test_views_by_id(golden: Path, tmp_path: Path, name: str) -> None:
+async def test_views_by_id_equal_the_golden_answers(golden: Path, tmp_path: Path, name: str) -> None:
     async with golden_broker(golden / name, tmp_path) as (ask, recorded):
         for view in recorded["viewById"]:
             offset = int(view["offsetMsgId"][16:], 16)
@@ -141,7 +141,7 @@ async def test_views_by_id(golden: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
-async def test_a_broker_leaves_no_files_that_apaches_broker_would_not(golden: Path, tmp_path: Path, name: str) -> None:
+async def test_a_broker_leaves_only_files_that_apaches_broker_leaves(golden: Path, tmp_path: Path, name: str) -> None:
     before = files_of(golden / name / "store-after-restart")
     async with golden_broker(golden / name, tmp_path) as (_, _):
         pass

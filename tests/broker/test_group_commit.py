@@ -29,7 +29,9 @@ async def flushing(path: Path) -> AsyncIterator[tuple[MessageStore, GroupCommit]
     assert check(path) == []
 
 
-async def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sends_of_consecutive_loop_iterations_share_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with flushing(tmp_path) as (store, flush):
         flushed: list[int] = []
         sync = store.flush
@@ -48,7 +50,7 @@ async def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch
         assert flushed == [store.max_physical_offset]
 
 
-async def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> None:
+async def test_a_stream_of_messages_does_not_postpone_the_flush(tmp_path: Path) -> None:
     async with flushing(tmp_path) as (store, flush):
 
         async def message(number: int) -> bool:

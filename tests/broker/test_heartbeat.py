@@ -35,7 +35,7 @@ def sql(expression: str, version: int) -> SubscriptionData:
         ([sql("n = 1", 1), sql("n = 2", 2)], "n = 2", [b"b"]),
     ],
 )
-async def test_of_two_subscriptions_to_a_topic_the_newer_counts(
+async def test_the_newer_of_two_subscriptions_to_a_topic_counts(
     tmp_path: Path, subscriptions: list[SubscriptionData], kept: str, wanted: list[bytes]
 ) -> None:
     """Of equally new ones the first, for what the group is said to want and for what it gets alike."""
@@ -55,7 +55,7 @@ async def test_of_two_subscriptions_to_a_topic_the_newer_counts(
 
 
 @pytest.mark.parametrize("creates", [True, False])
-async def test_a_goodbye_of_an_unknown_group(tmp_path: Path, creates: bool) -> None:
+async def test_unregistering_an_unknown_group_succeeds(tmp_path: Path, creates: bool) -> None:
     """It makes the group if groups are made, as every other request that names one; it is answered SUCCESS."""
 
     async with broker_peer(tmp_path, auto_create_subscription_group=creates) as peer:
@@ -68,7 +68,7 @@ async def test_a_goodbye_of_an_unknown_group(tmp_path: Path, creates: bool) -> N
 
 @pytest.mark.parametrize("member", ["consumeType", "messageModel", "consumeFromWhere"])
 @pytest.mark.parametrize("ordinal", [9, -1])
-async def test_an_ordinal_that_no_enum_has_is_refused(tmp_path: Path, member: str, ordinal: int) -> None:
+async def test_an_unknown_enum_ordinal_is_refused(tmp_path: Path, member: str, ordinal: int) -> None:
     async with broker_peer(tmp_path) as peer:
         beat = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"g","{member}":{ordinal}}}]}}'
         answer = await peer.ask(RequestCode.HEART_BEAT, body=beat.encode())

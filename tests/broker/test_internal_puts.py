@@ -67,7 +67,7 @@ def errors(caplog: pytest.LogCaptureFixture, logger: str = internal_puts.__name_
 # A limit that was lowered.
 
 
-def test_a_delayed_message_above_a_limit_of_today_is_delivered(tmp_path: Path) -> None:
+def test_a_delayed_message_above_a_lowered_limit_is_delivered(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
         here.send(T0, 1, LARGE)
         here.store.config.max_message_size = 10
@@ -75,7 +75,7 @@ def test_a_delayed_message_above_a_limit_of_today_is_delivered(tmp_path: Path) -
         assert here.bodies() == [LARGE]
 
 
-def test_a_timed_message_above_a_limit_of_today_is_delivered_and_rolled(tmp_path: Path) -> None:
+def test_a_timer_message_above_a_lowered_limit_is_delivered_and_rolled(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, LARGE)
         here.send(T0, T0 + DAY_MS, LARGE, UNIQ_KEY="far")
@@ -88,7 +88,7 @@ def test_a_timed_message_above_a_limit_of_today_is_delivered_and_rolled(tmp_path
         assert here.bodies() == [LARGE, LARGE]
 
 
-def test_a_half_message_above_a_limit_of_today_is_checked_committed_and_laid_aside(tmp_path: Path) -> None:
+def test_a_half_message_above_a_lowered_limit_is_checked_committed_and_discarded(tmp_path: Path) -> None:
     with transaction_store(tmp_path, check_max=1) as here:
         committed = here.prepare(T0, LARGE)
         here.prepare(T0, LARGE + b"never ended")
@@ -101,7 +101,7 @@ def test_a_half_message_above_a_limit_of_today_is_checked_committed_and_laid_asi
         assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [LARGE + b"never ended"]
 
 
-async def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp_path: Path) -> None:
+async def test_a_message_above_a_lowered_limit_is_retried_and_dead_lettered(tmp_path: Path) -> None:
     async with broker_with_delays(tmp_path, "0s " * 20) as peer:
         await peer.send(LARGE)
         changed = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=10")
@@ -115,7 +115,7 @@ async def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp
         assert (again.body, dead.body) == (LARGE, LARGE)
 
 
-async def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path) -> None:
+async def test_waiting_messages_are_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
         await peer.send(b"now")
         await peer.send(LARGE, properties="DELAY\x011\x02")
@@ -128,7 +128,7 @@ async def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path:
 # A disk without room.
 
 
-def test_a_level_does_not_move_on_while_its_puts_fail(
+def test_a_delay_level_does_not_advance_while_its_puts_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with delayed_store(tmp_path) as here:
@@ -163,7 +163,7 @@ def test_a_level_does_not_move_on_while_its_puts_fail(
         assert caplog.text.count("no place for a record") == 2
 
 
-def test_a_clock_that_is_set_back_ends_the_wait() -> None:
+def test_a_clock_that_is_set_back_ends_the_backoff() -> None:
     backoff = Backoff()
     assert backoff.next_ms(T0) is None
     assert backoff.failed(T0) == T0 + 1000
@@ -171,7 +171,7 @@ def test_a_clock_that_is_set_back_ends_the_wait() -> None:
     assert backoff.next_ms(T0 - 3_600_000) is None
 
 
-def test_timed_delivery_does_not_move_on_while_its_puts_fail(
+def test_timer_delivery_does_not_advance_while_its_puts_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with timer_store(tmp_path) as here:
@@ -206,7 +206,7 @@ def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeypatch: 
         assert here.bodies() == [LARGE]
 
 
-def test_a_message_without_room_for_the_mark_of_a_roll_is_rolled_without_it(tmp_path: Path) -> None:
+def test_a_message_without_room_for_the_roll_property_is_rolled_without_it(tmp_path: Path) -> None:
     with timer_store(tmp_path, mapped_file_size_commit_log=1 << 16) as here:
         here.send(T0, T0 + DAY_MS, b"far", a="x")
         (record,) = here.store.get(TIMER_TOPIC, 0, 0, 1).records
@@ -236,7 +236,7 @@ def test_a_transaction_stays_open_while_its_commit_cannot_be_put(
         assert here.bodies() == [LARGE]
 
 
-def test_a_commit_whose_op_message_finds_no_room_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_op_message_cannot_be_put_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, LARGE)
         other = here.prepare(T0, b"other")
@@ -259,9 +259,7 @@ def test_a_commit_whose_op_message_finds_no_room_counts_once(tmp_path: Path, mon
         assert here.bodies() == [LARGE]
 
 
-def test_an_op_message_that_is_missing_holds_up_a_check_that_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_op_message_pauses_a_running_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with transaction_store(tmp_path) as here:
         here.prepare(T0, b"first")
         half = here.prepare(T0, LARGE)
@@ -275,7 +273,7 @@ def test_an_op_message_that_is_missing_holds_up_a_check_that_is_under_way(
         assert here.bodies() == [LARGE]
 
 
-def test_a_half_message_is_laid_aside_once_there_is_room(
+def test_a_half_message_is_discarded_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with transaction_store(tmp_path, check_max=0) as here:
@@ -290,7 +288,7 @@ def test_a_half_message_is_laid_aside_once_there_is_room(
         assert caplog.text.count("was never ended") == 1
 
 
-async def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
+async def test_a_message_whose_retry_cannot_be_put_stays_with_its_consumer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aging_broker(tmp_path, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0) as (
@@ -350,7 +348,7 @@ async def test_replies_and_events_are_kept_until_there_is_room(
     assert sorted(line.partition(":")[0] for line in errors(caplog)) == ["reply"], "the event waits behind the replies"
 
 
-async def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stopping_broker_logs_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
         world.percent = 91
@@ -364,7 +362,7 @@ async def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, cap
     assert "lost, as they could not be put before the end: {'offset moved event': 2}" in caplog.text
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rings: list[int] = []
     store = MessageStore(stores.config(tmp_path))
     store.open(T0)
@@ -406,7 +404,7 @@ def flip(store: MessageStore, physical_offset: int) -> None:
         file.write(bytes([byte ^ 0xFF]))
 
 
-def test_damage_to_another_message_with_the_same_key_keeps_no_message_back(tmp_path: Path) -> None:
+def test_damage_to_another_message_of_the_same_key_blocks_no_delivery(tmp_path: Path) -> None:
     store = MessageStore(stores.config(tmp_path, message_delay_level="1s 5s 1m"))
     store.open(T0)
     here = DelayedStore(store, [1000, 5000, 60_000])
@@ -436,7 +434,7 @@ def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.L
     store.close()
 
 
-async def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> None:
+async def test_sending_back_a_damaged_message_names_it(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, check_store=False) as peer:
         await peer.send()
         (message,) = decode_many((await peer.pull()).body)
@@ -494,15 +492,13 @@ def _fail(*_: object) -> bytes:
         ("a\x01" + "v" * 32_600, "half of a transaction with 32672 bytes of properties; 32639 are allowed"),
     ],
 )
-async def test_half_of_a_transaction_that_could_not_be_committed_is_refused(
-    tmp_path: Path, marks: str, why: str
-) -> None:
+async def test_a_half_message_that_could_never_be_committed_is_refused(tmp_path: Path, marks: str, why: str) -> None:
     async with broker_peer(tmp_path) as peer:
         refused = await peer.send(sys_flag=4, properties=f"TRAN_MSG\x01true\x02PGROUP\x01p\x02{marks}")
         assert (refused.code, why in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True), refused.remark
 
 
-def test_half_of_a_transaction_from_another_broker_is_committed_whatever_its_delay(tmp_path: Path) -> None:
+def test_a_half_message_of_another_broker_is_committed_whatever_its_delay(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         place = here.transactions.prepare("T", 0, pairs := {"TRAN_MSG": "true", "PGROUP": "p"}, T0)
         half = here.store.put(

@@ -39,7 +39,9 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Only:
     return choose
 
 
-async def test_messages_are_flushed(tmp_path: Path, only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_are_flushed_at_the_configured_interval(
+    tmp_path: Path, only: Only, monkeypatch: pytest.MonkeyPatch
+) -> None:
     only("flush")
     synced: list[int] = []
     sync_pages = mapped_file.sync_pages
@@ -55,7 +57,7 @@ async def test_messages_are_flushed(tmp_path: Path, only: Only, monkeypatch: pyt
         await until(lambda: max(synced, default=0) > 9000)
 
 
-async def test_the_checkpoint_vouches_for_messages(tmp_path: Path, only: Only) -> None:
+async def test_the_checkpoint_advances_at_the_configured_interval(tmp_path: Path, only: Only) -> None:
     only("checkpoint")
 
     async with broker_peer(tmp_path) as peer:
@@ -64,7 +66,7 @@ async def test_the_checkpoint_vouches_for_messages(tmp_path: Path, only: Only) -
         assert Checkpoint(tmp_path / "checkpoint").physic_timestamp > 0
 
 
-async def test_the_next_file_of_the_log_is_made_ahead(tmp_path: Path, only: Only) -> None:
+async def test_the_next_log_file_is_created_ahead(tmp_path: Path, only: Only) -> None:
     only("touch pages")
 
     async with broker_peer(tmp_path, store={"mapped_file_size_commit_log": 1 << 16}) as peer:
@@ -72,7 +74,7 @@ async def test_the_next_file_of_the_log_is_made_ahead(tmp_path: Path, only: Only
         await until(lambda: len([*(tmp_path / "commitlog").iterdir()]) == 2)
 
 
-async def test_progress_of_groups_is_written(tmp_path: Path, only: Only) -> None:
+async def test_consumer_offsets_are_persisted_at_the_configured_interval(tmp_path: Path, only: Only) -> None:
     only("persist consumer offsets")
 
     async with broker_peer(tmp_path) as peer:
@@ -83,7 +85,7 @@ async def test_progress_of_groups_is_written(tmp_path: Path, only: Only) -> None
         await until(lambda: (read_config(path) or {"offsetTable": {}})["offsetTable"].get("T@g") == {0: 1})
 
 
-async def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> None:
+async def test_delivery_offsets_are_persisted_at_the_configured_interval(tmp_path: Path, only: Only) -> None:
     only("persist delivery offsets")
 
     async with broker_peer(tmp_path, store={"message_delay_level": "0s"}) as peer:
@@ -95,7 +97,7 @@ async def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> 
         await until(lambda: read_config(path) == {"offsetTable": {1: 1}})
 
 
-async def test_members_that_fell_silent_are_gone(tmp_path: Path, only: Only) -> None:
+async def test_silent_members_expire(tmp_path: Path, only: Only) -> None:
     only("expire clients")
     now_ms = 1_000_000
 
@@ -109,7 +111,7 @@ async def test_members_that_fell_silent_are_gone(tmp_path: Path, only: Only) -> 
         assert b'"c"' not in (await peer.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, members)).body
 
 
-async def test_a_name_server_that_forgot_the_broker_learns_of_it_again(tmp_path: Path, only: Only) -> None:
+async def test_the_broker_registers_again_with_a_restarted_name_server(tmp_path: Path, only: Only) -> None:
     only("register")
 
     async with cluster(tmp_path) as running:

@@ -21,11 +21,11 @@ def test_a_lock_belongs_to_one_member_of_a_group() -> None:
     assert locks.lock("g", "a", [Q0, Q2], 2) == [Q0]
 
 
-def test_a_queue_that_is_named_twice_is_held_once() -> None:
+def test_a_queue_that_is_named_twice_is_locked_once() -> None:
     assert QueueLocks().lock("g", "a", [Q0, Q1, Q0], 0) == [Q0, Q1]
 
 
-def test_only_the_holder_gives_a_lock_back() -> None:
+def test_only_the_holder_can_release_a_lock() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.unlock("g", "b", [Q0, Q1])
@@ -34,7 +34,7 @@ def test_only_the_holder_gives_a_lock_back() -> None:
     assert locks.lock("g", "b", [Q0, Q1], 2) == [Q0]
 
 
-def test_a_lock_that_is_not_renewed_passes_on() -> None:
+def test_a_lock_that_is_not_renewed_can_be_taken() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.lock("g", "a", [Q1], 30_000)
@@ -43,7 +43,7 @@ def test_a_lock_that_is_not_renewed_passes_on() -> None:
     assert locks.lock("g", "a", [Q0, Q1], LOCK_LIFE_MS + 2) == [Q1]
 
 
-def test_expired_locks_take_no_memory() -> None:
+def test_expired_locks_are_removed() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.lock("g", "a", [Q1], 1)
@@ -52,7 +52,7 @@ def test_expired_locks_take_no_memory() -> None:
     assert locks.lock("g", "b", [Q1], LOCK_LIFE_MS + 1) == []
 
 
-async def test_locks_over_the_wire(tmp_path: Path) -> None:
+async def test_lock_requests_are_answered(tmp_path: Path) -> None:
     queue = '{"brokerName":"broker-a","queueId":1,"topic":"T"}'
 
     async with broker_peer(tmp_path) as peer:

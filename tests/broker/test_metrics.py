@@ -34,7 +34,7 @@ async def metered_broker(path: Path) -> AsyncIterator[tuple[Cluster, Broker]]:
         yield running, broker
 
 
-async def test_what_came_and_what_was_done(tmp_path: Path) -> None:
+async def test_topic_and_group_metrics_are_exported(tmp_path: Path) -> None:
     async with metered_broker(tmp_path) as (running, broker):
         async with Producer("p", running.namesrv) as producer, PullConsumer("g", running.namesrv) as consumer:
             queue, _ = await consumer.queues("T")
@@ -66,7 +66,7 @@ async def test_what_came_and_what_was_done(tmp_path: Path) -> None:
         assert 0 < free <= total
 
 
-async def test_the_page_names_every_metric_and_no_other(tmp_path: Path) -> None:
+async def test_the_page_documents_exactly_the_exported_metrics(tmp_path: Path) -> None:
     broker_table, _ = PAGE.split("### Clients")
     named = set(re.findall(r"`(rocketmq_\w+)`", "".join(re.findall(r"^\| (.*?) \|", broker_table, re.MULTILINE))))
 
@@ -77,7 +77,7 @@ async def test_the_page_names_every_metric_and_no_other(tmp_path: Path) -> None:
         assert {name for name in told if not name.startswith("rocketmq_brokeruntime_")} == named
 
 
-async def test_how_far_slaves_are_behind(tmp_path: Path) -> None:
+async def test_replication_lag_is_exported(tmp_path: Path) -> None:
     name = "rocketmq_slave_behind_bytes"
     settings = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
 
@@ -105,7 +105,7 @@ async def test_how_far_slaves_are_behind(tmp_path: Path) -> None:
         assert name not in await scrape(slave)
 
 
-async def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
+async def test_member_retry_and_dead_letter_metrics_are_exported(tmp_path: Path) -> None:
     async with metered_broker(tmp_path) as (running, broker):
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
@@ -132,13 +132,13 @@ async def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
     ("request_line", "status"),
     [(b"GET / HTTP/1.1", b"404"), (b"POST /metrics HTTP/1.1", b"405"), (b"GET", b"404"), (b"GET /metrics?x=1", b"200")],
 )
-async def test_other_requests(tmp_path: Path, request_line: bytes, status: bytes) -> None:
+async def test_other_http_requests_are_refused(tmp_path: Path, request_line: bytes, status: bytes) -> None:
     async with metered_broker(tmp_path) as (_, broker):
         head, _ = await http_request(broker.config.metrics_prom_exporter_port, request_line + b"\r\n\r\n")
         assert head.split(b" ")[1] == status
 
 
-async def test_whoever_sends_no_request_gets_none(tmp_path: Path) -> None:
+async def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     async with metered_broker(tmp_path) as (_, broker):
         port = broker.config.metrics_prom_exporter_port
         assert await http_request(port, 20_000 * b"x") == (b"", b"")
@@ -148,7 +148,7 @@ async def test_whoever_sends_no_request_gets_none(tmp_path: Path) -> None:
         silent.close()
 
 
-async def test_a_port_that_is_taken(tmp_path: Path) -> None:
+async def test_a_taken_metrics_port_stops_the_start(tmp_path: Path) -> None:
     async with metered_broker(tmp_path) as (running, broker):
         with pytest.raises(RemotingError, match="for metrics"):
             await running.start_broker(

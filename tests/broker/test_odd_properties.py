@@ -42,7 +42,7 @@ def without_marks(found: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("text", ODD)
-async def test_a_message_is_given_back_and_laid_aside_with_its_properties(tmp_path: Path, text: str) -> None:
+async def test_a_message_keeps_its_properties_when_retried_and_dead_lettered(tmp_path: Path, text: str) -> None:
     async with broker_with_delays(tmp_path, LEVELS) as peer:
         assert (await peer.send(properties=text)).code == ResponseCode.SUCCESS
         (message,) = decode_many((await peer.pull()).body)
@@ -56,7 +56,7 @@ async def test_a_message_is_given_back_and_laid_aside_with_its_properties(tmp_pa
 
 @pytest.mark.parametrize("marks", ["DELAY\x012\x02", "TIMER_DELAY_MS\x011\x02"])
 @pytest.mark.parametrize("text", ODD)
-async def test_a_message_that_waits_is_delivered_with_its_properties(tmp_path: Path, text: str, marks: str) -> None:
+async def test_a_delayed_message_keeps_its_properties(tmp_path: Path, text: str, marks: str) -> None:
     async with broker_with_delays(tmp_path, LEVELS) as peer:
         await peer.send(b"before")
         sent = await peer.send(properties=marks + text)
@@ -67,7 +67,7 @@ async def test_a_message_that_waits_is_delivered_with_its_properties(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ODD)
-async def test_a_transaction_is_committed_with_its_properties(tmp_path: Path, text: str) -> None:
+async def test_a_committed_message_keeps_its_properties(tmp_path: Path, text: str) -> None:
     async with broker_peer(tmp_path) as peer:
         sent = await peer.send(sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02" + text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
@@ -93,7 +93,7 @@ async def test_a_message_sent_to_a_retry_topic_keeps_its_properties(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ODD)
-async def test_a_reply_is_pushed_and_stored_with_its_properties(tmp_path: Path, text: str) -> None:
+async def test_a_reply_keeps_its_properties(tmp_path: Path, text: str) -> None:
     async with broker_peer(tmp_path) as peer:
         async with requester(peer) as asker:
             header = send_header(topic=REPLY_TOPIC, properties="REPLY_TO_CLIENT\x01asker\x02" + text)
@@ -126,7 +126,7 @@ async def test_a_message_of_a_batch_keeps_its_properties(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("room", [0, 20, 300])
-async def test_a_message_without_room_for_a_retry_goes_to_the_dead_letter_topic_as_it_is(
+async def test_a_message_without_room_for_retry_properties_becomes_a_dead_letter(
     tmp_path: Path, room: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A retry adds properties, and a record holds 32,767 bytes of them."""

@@ -19,7 +19,7 @@ async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:
     return answer.code, answer.ext_fields.get("offset")
 
 
-async def test_a_new_group_gets_all_of_a_young_queue(tmp_path: Path) -> None:
+async def test_a_new_group_starts_a_young_queue_at_its_beginning(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         assert await asked(peer) == (ResponseCode.SUCCESS, "0")
         for _ in range(3):
@@ -27,7 +27,7 @@ async def test_a_new_group_gets_all_of_a_young_queue(tmp_path: Path) -> None:
         assert await asked(peer) == (ResponseCode.SUCCESS, "0")
 
 
-async def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_it_commits(tmp_path: Path) -> None:
+async def test_a_new_group_has_no_offset_in_an_old_queue_until_it_commits(tmp_path: Path) -> None:
     """So that its clients decide, by CONSUME_FROM_LAST_OFFSET and its like. Nothing is in memory here."""
 
     async with broker_peer(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as peer:
@@ -40,7 +40,7 @@ async def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_
         assert await asked(peer) == (ResponseCode.SUCCESS, "1")
 
 
-async def test_an_offset_behind_the_end_of_its_queue_is_set_back_to_it(
+async def test_an_offset_beyond_the_end_of_its_queue_is_lowered_to_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a power cut, which took messages that a group had consumed, and not what it had committed."""

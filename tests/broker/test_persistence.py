@@ -50,9 +50,7 @@ class SlowDisk:
         monkeypatch.setattr(os, "fsync", fsync)
 
 
-async def test_changes_that_come_while_a_table_is_written_are_written_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_changes_during_a_write_share_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TablePersistence()
     writing.schedule(table.snapshot_writer)
     await asyncio.to_thread(disk.is_asked.wait, 20)
@@ -69,7 +67,7 @@ async def test_changes_that_come_while_a_table_is_written_are_written_together(
     assert table.file.read() == {"number": 100}
 
 
-async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
+async def test_waiters_of_a_failed_table_write_get_the_error(tmp_path: Path) -> None:
     broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TablePersistence()
     obstacle = tmp_path / "broken.json.tmp"
     obstacle.mkdir()
@@ -86,7 +84,7 @@ async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path
 @pytest.mark.parametrize(
     "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
 )
-async def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
+async def test_a_response_waits_for_its_file_without_blocking_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     new_topic = CreateTopicRequestHeader(

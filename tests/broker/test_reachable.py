@@ -79,7 +79,7 @@ sends = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(sends, min_size=1, max_size=25))
-def test_what_is_acknowledged_reaches_its_queue(script: list[Send]) -> None:
+def test_an_acknowledged_message_reaches_its_queue(script: list[Send]) -> None:
     """At once, after its commit, or when it is due; and once more after it was given back."""
     with TemporaryDirectory() as directory:
         asyncio.run(_play(Path(directory), script))
@@ -171,9 +171,7 @@ async def _all(peer: Peer, places: list[tuple[str, int]]) -> AsyncIterator[Messa
 
 @pytest.mark.parametrize("sys_flag", [0, 4])
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g"])
-async def test_half_of_a_transaction_that_was_consumed_before_is_half_of_a_transaction(
-    tmp_path: Path, sys_flag: int, topic: str
-) -> None:
+async def test_a_half_message_with_reconsume_times_is_a_half_message(tmp_path: Path, sys_flag: int, topic: str) -> None:
     """TRAN_MSG with reconsumeTimes, as Apache's `asyncSendMessage` takes it."""
 
     async with broker_peer(tmp_path) as peer:
@@ -187,7 +185,7 @@ async def test_half_of_a_transaction_that_was_consumed_before_is_half_of_a_trans
         assert (message.body, message.sys_flag) == (b"half", COMMIT)
 
 
-async def test_a_retry_of_an_old_client_is_no_transaction_again(tmp_path: Path) -> None:
+async def test_a_retry_by_an_old_client_starts_no_transaction(tmp_path: Path) -> None:
     """Before 4.6.1 TRAN_MSG stayed in what a consumer sent to its retry topic, and so did the bit in sysFlag."""
 
     async with broker_with_delays(tmp_path, "0s " * 20) as peer:
@@ -200,7 +198,7 @@ async def test_a_retry_of_an_old_client_is_no_transaction_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("sys_flag", [4, 5, 12, -1])
-async def test_a_message_that_no_queue_would_get_is_refused(tmp_path: Path, sys_flag: int) -> None:
+async def test_a_message_that_no_queue_would_receive_is_refused(tmp_path: Path, sys_flag: int) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send()
         refused = await peer.send(sys_flag=sys_flag, properties="TRAN_MSG\x01false\x02")
@@ -223,7 +221,7 @@ async def test_a_reply_is_stored_whatever_its_sys_flag(tmp_path: Path, sys_flag:
 
 
 @pytest.mark.parametrize("sys_flag", [4, 12])
-async def test_a_record_that_no_queue_has_can_be_given_back(tmp_path: Path, sys_flag: int) -> None:
+async def test_a_record_outside_every_queue_can_be_sent_back(tmp_path: Path, sys_flag: int) -> None:
     """As in stores of Apache's, which takes them."""
     store = MessageStore(stores.config(tmp_path, mapped_file_size_commit_log=1 << 20))
     store.open(1)

@@ -16,7 +16,7 @@ from rucola.store.config import StoreConfig
 from support.cluster import HOST, SMALL_FILES, Tally, cluster
 
 
-async def test_registrations_carry_what_apaches_name_server_checks(tmp_path: Path) -> None:
+async def test_registrations_carry_the_fields_that_apaches_name_server_checks(tmp_path: Path) -> None:
     heard: Tally[RemotingCommand] = Tally()
     left: Tally[RemotingCommand] = Tally()
 

@@ -31,7 +31,7 @@ FILE = 1 << 20
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-async def test_the_slave_has_every_byte(tmp_path: Path, flush: FlushDiskType) -> None:
+async def test_the_slave_copies_every_byte(tmp_path: Path, flush: FlushDiskType) -> None:
     async with pair(tmp_path, slave={"flush_disk_type": flush}) as (running, master, slave):
         assert set(await send(running, 50)) == {SendStatus.SEND_OK}
         await caught_up(running, master, slave)
@@ -41,7 +41,7 @@ async def test_the_slave_has_every_byte(tmp_path: Path, flush: FlushDiskType) ->
         await caught_up(running, master, slave)
 
 
-async def test_sync_master_answers_when_the_slave_has_it(tmp_path: Path) -> None:
+async def test_sync_master_answers_when_slave_has_it(tmp_path: Path) -> None:
     async with (
         pair(tmp_path, SYNC) as (running, master, slave),
         Producer("p", running.namesrv, retry_times=0) as producer,
@@ -56,7 +56,7 @@ async def test_sync_master_answers_when_the_slave_has_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-async def test_sync_master_without_a_slave(tmp_path: Path, flush: FlushDiskType) -> None:
+async def test_a_sync_master_without_a_slave_reports_slave_not_available(tmp_path: Path, flush: FlushDiskType) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker(store=SYNC | {"flush_disk_type": flush})
         await running.create_topic(master, "T", queues=1)
@@ -69,7 +69,7 @@ async def test_sync_master_without_a_slave(tmp_path: Path, flush: FlushDiskType)
 
 
 @pytest.mark.parametrize("who", ["master", "slave"])
-async def test_nothing_is_vouched_for_before_it_is_flushed(
+async def test_a_send_waits_for_the_flush_of_each_sync_flush_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     """Both have the message, and still the sender waits for the disk of the one whose flushDiskType is SYNC_FLUSH."""
@@ -103,7 +103,7 @@ async def test_nothing_is_vouched_for_before_it_is_flushed(
         assert (await sending).status is SendStatus.SEND_OK
 
 
-async def test_a_slave_that_does_not_report_is_waited_for_and_let_go(
+async def test_a_send_waits_for_a_silent_slave_until_its_timeout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -130,7 +130,7 @@ async def test_a_slave_that_does_not_report_is_waited_for_and_let_go(
         assert await send(running, 1) == [SendStatus.SLAVE_NOT_AVAILABLE]
 
 
-async def test_nobody_waits_for_a_slave_that_has_gone(tmp_path: Path) -> None:
+async def test_sends_do_not_wait_for_a_disconnected_slave(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker(store=SYNC, slave_timeout=60_000)
         await running.create_topic(master, "T", queues=1)
@@ -151,7 +151,7 @@ async def test_nobody_waits_for_a_slave_that_has_gone(tmp_path: Path) -> None:
         assert await sending == [SendStatus.SLAVE_NOT_AVAILABLE] * 3
 
 
-async def test_a_slave_that_fell_behind_is_none(tmp_path: Path) -> None:
+async def test_a_slave_with_too_much_lag_counts_as_unavailable(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker(
             store=SYNC, ha_slave_fallbehind_max=1000, slave_timeout=50, ha_send_heartbeat_interval=50
@@ -165,7 +165,7 @@ async def test_a_slave_that_fell_behind_is_none(tmp_path: Path) -> None:
         slave.close()
 
 
-async def test_a_second_slave_serves_as_well(tmp_path: Path) -> None:
+async def test_a_second_slave_can_acknowledge(tmp_path: Path) -> None:
     async with pair(tmp_path, SYNC) as (running, master, slave):
         third = await running.start_broker(store={"broker_role": BrokerRole.SLAVE}, directory="third", broker_id=2)
         await send(running, 30)
@@ -178,7 +178,7 @@ async def test_a_second_slave_serves_as_well(tmp_path: Path) -> None:
     assert check(tmp_path / "third") == []
 
 
-async def test_master_and_slave_come_and_go(tmp_path: Path) -> None:
+async def test_replication_resumes_after_restarts_of_either_side(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         await send(running, 20)
         await slave.stop()
@@ -192,7 +192,7 @@ async def test_master_and_slave_come_and_go(tmp_path: Path) -> None:
         await caught_up(running, master, slave)
 
 
-async def test_a_new_slave_gets_the_newest_file(tmp_path: Path) -> None:
+async def test_a_new_slave_starts_with_the_newest_file(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker()
         await running.create_topic(master, "T")
@@ -206,7 +206,9 @@ async def test_a_new_slave_gets_the_newest_file(tmp_path: Path) -> None:
     same_logs(tmp_path)
 
 
-async def test_a_master_that_lost_messages_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slave_stops_following_a_master_that_lost_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def said(words: str) -> bool:
         return words in caplog.text
 
@@ -234,7 +236,7 @@ async def test_a_master_that_lost_messages_is_not_followed(tmp_path: Path, caplo
     assert check(tmp_path / "slave") == check(tmp_path / "broker-a") == []
 
 
-async def test_a_slave_that_was_away_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slave_whose_offset_was_deleted_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker(
             store={"file_reserved_time": 0, "clean_resource_interval": 50, "delete_commit_log_files_interval": 1}
@@ -268,7 +270,7 @@ async def test_a_slave_that_was_away_too_long(tmp_path: Path, caplog: pytest.Log
         (b"GET / HTTP/1.1\r\n\r\n", "and that of this master only to"),
     ],
 )
-async def test_garbage_on_the_port_of_the_master(
+async def test_garbage_on_the_replication_port_closes_the_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: bytes, words: str
 ) -> None:
     async with pair(tmp_path) as (running, master, slave):
@@ -291,7 +293,7 @@ async def test_garbage_on_the_port_of_the_master(
         (encode_header(0, 5)[:7], "it closed the connection"),
     ],
 )
-async def test_garbage_from_a_master(
+async def test_a_slave_reconnects_after_garbage_from_its_master(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str
 ) -> None:
     monkeypatch.setattr(ha_client, "LONG_WAIT_S", 0.01)
@@ -324,7 +326,7 @@ async def test_garbage_from_a_master(
     assert check(tmp_path / "slave") == []
 
 
-async def test_a_slave_refuses_what_would_change_it(tmp_path: Path) -> None:
+async def test_a_slave_refuses_requests_that_change_it(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         await send(running, 1)
         await caught_up(running, master, slave)

@@ -27,7 +27,7 @@ async def stored(peer: Peer) -> list[bytes]:
     return [message.body for message in decode_many((await peer.pull(topic=REPLY_TOPIC)).body)]
 
 
-async def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
+async def test_a_reply_is_pushed_to_the_requester_and_stored(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         async with requester(peer, "another"), requester(peer) as asker:
             answer = await send_reply(peer, b"zipped", flag=7, sys_flag=1, born_timestamp=5, queue_id=-1)
@@ -46,7 +46,7 @@ async def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None
         assert (record.body, record.sys_flag, record.properties) == (b"zipped", 1, properties.parse(REPLY_PROPERTIES))
 
 
-async def test_the_older_code_does_the_same(tmp_path: Path) -> None:
+async def test_the_older_request_code_pushes_a_reply(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer, requester(peer) as asker:
         header = SendMessageRequestHeader(
             producer_group="p",
@@ -61,7 +61,7 @@ async def test_the_older_code_does_the_same(tmp_path: Path) -> None:
         assert (answer.code, len(asker.pushed)) == (ResponseCode.SUCCESS, 1)
 
 
-async def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
+async def test_a_reply_is_not_stored_if_storing_is_off(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, store_reply_message_enable=False) as peer:
         async with requester(peer) as asker:
             answer = await send_reply(peer)
@@ -69,7 +69,7 @@ async def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
         assert await stored(peer) == []
 
 
-async def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
+async def test_the_response_tells_why_a_reply_was_not_delivered(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         nobody = await send_reply(peer, b"0")
         assert nobody.remark == "push reply message fail, channel of <asker> not found."
@@ -109,7 +109,7 @@ async def test_a_reply_is_checked_like_any_message(
         assert await stored(peer) == []
 
 
-async def test_askers_and_a_replier_that_use_the_client(tmp_path: Path) -> None:
+async def test_clients_request_and_reply_through_the_broker(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, AsyncExitStack() as stack:
         broker = await running.start_broker()
         await running.create_topic(broker, "T", 1)

@@ -65,7 +65,7 @@ async def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Pat
         await until(taken)
 
 
-async def test_a_broker_that_starts_on_a_full_disk_takes_nothing(tmp_path: Path) -> None:
+async def test_a_broker_that_starts_on_a_full_disk_refuses_messages(tmp_path: Path) -> None:
     world = ClockAndDisk()
     world.percent = 95
 
@@ -74,7 +74,7 @@ async def test_a_broker_that_starts_on_a_full_disk_takes_nothing(tmp_path: Path)
     assert log_files(tmp_path) == []
 
 
-async def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
+async def test_old_files_are_deleted_at_four_and_pulls_corrected(tmp_path: Path) -> None:
     async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         assert len(log_files(tmp_path)) >= 6
@@ -99,7 +99,7 @@ async def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("code", [RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.TRIGGER_DELETE_FILES])
-async def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
+async def test_old_files_are_deleted_on_command(tmp_path: Path, code: RequestCode) -> None:
     async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         world.now_ms = NOON_MS + 24 * 5 * HOUR_MS
@@ -111,7 +111,7 @@ async def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
         await until(moved)
 
 
-async def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
+async def test_retention_settings_change_while_the_broker_runs(tmp_path: Path) -> None:
     async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         changed = await peer.ask(
@@ -125,7 +125,7 @@ async def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None
         await until(moved)
 
 
-async def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> None:
+async def test_empty_queues_of_deleted_topics_are_removed(tmp_path: Path) -> None:
     with MessageStore(store_config(tmp_path)) as store:
         for age_hours, topic, queue_id in (
             *((999, "Gone", 0), (999, "T", 0), (999, "T", 0)),
@@ -160,7 +160,7 @@ async def test_a_broker_may_open_as_many_files_as_the_system_allows(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_disk_is_asked_as_df_asks_it(tmp_path: Path) -> None:
+def test_disk_usage_equals_that_of_df(tmp_path: Path) -> None:
     usage = disk_usage(tmp_path)
     assert usage.path == tmp_path
     assert 0 < usage.used < usage.total

@@ -24,7 +24,7 @@ async def sent_message(peer: Peer, **fields: Any) -> MessageExt:
     return decode_many((await peer.pull()).body)[-1]
 
 
-async def test_a_message_given_back_comes_again_through_the_retry_topic(tmp_path: Path) -> None:
+async def test_a_message_sent_back_is_delivered_through_the_retry_topic(tmp_path: Path) -> None:
     async with broker_with_delays(tmp_path, TWENTY_LEVELS) as peer:
         message = await sent_message(peer)
         assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
@@ -43,7 +43,7 @@ async def test_a_message_given_back_comes_again_through_the_retry_topic(tmp_path
         assert third.properties == again.properties | {"DELAY": "4"}
 
 
-async def test_the_consumer_may_choose_the_delay_level(tmp_path: Path) -> None:
+async def test_a_consumer_may_choose_the_delay_level_of_a_retry(tmp_path: Path) -> None:
     async with broker_with_delays(tmp_path, "1h 1h 1h") as peer:
         message = await sent_message(peer)
         assert (await send_back(peer, message.physical_offset, delay_level=2)).code == ResponseCode.SUCCESS
@@ -63,7 +63,7 @@ async def test_the_consumer_may_choose_the_delay_level(tmp_path: Path) -> None:
         ({}, 16, True),
     ],
 )
-async def test_a_message_tried_too_often_is_laid_aside(
+async def test_a_message_with_too_many_retries_becomes_a_dead_letter(
     tmp_path: Path, fields: dict[str, Any], reconsume_times: int, is_dead: bool
 ) -> None:
     async with broker_with_delays(tmp_path, TWENTY_LEVELS) as peer:
@@ -80,7 +80,7 @@ async def test_a_message_tried_too_often_is_laid_aside(
             assert (await peer.pull(topic="%DLQ%g")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_giving_back_what_is_not_there(tmp_path: Path) -> None:
+async def test_sending_back_an_unknown_message_is_refused(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         message = await sent_message(peer)
         nothing = await send_back(peer, message.physical_offset + 1)
@@ -92,7 +92,7 @@ async def test_giving_back_what_is_not_there(tmp_path: Path) -> None:
         assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_an_unknown_group_can_give_nothing_back(tmp_path: Path) -> None:
+async def test_sending_back_for_an_unknown_group_is_refused(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, auto_create_subscription_group=False) as peer:
         await peer.send()
         refused = await send_back(peer, 0, group="stranger")
@@ -101,7 +101,7 @@ async def test_an_unknown_group_can_give_nothing_back(tmp_path: Path) -> None:
         assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-async def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path) -> None:
+async def test_a_group_without_retry_queues_drops_retries(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         message = await sent_message(peer)
         header = SubscriptionGroupConfig(group_name="g", retry_queue_nums=0)
@@ -111,7 +111,7 @@ async def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path) -
         assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_letter_topic(tmp_path: Path) -> None:
+async def test_a_direct_send_to_the_retry_topic_ends_in_the_dead_letter_topic(tmp_path: Path) -> None:
     """As clients do when the broker could not take the message back."""
 
     async with broker_with_delays(tmp_path, "0s") as peer:
@@ -130,7 +130,7 @@ async def test_a_client_that_sends_to_the_retry_topic_itself_ends_in_the_dead_le
         assert dead.properties["RETRY_TOPIC"] == "T"
 
 
-async def test_a_listener_that_always_fails_sees_a_message_until_it_is_laid_aside(tmp_path: Path) -> None:
+async def test_a_failing_listener_receives_a_message_until_it_is_a_dead_letter(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker(store={"message_delay_level": "0s"})
         await running.create_topic(broker, "T", queues=1)

@@ -28,7 +28,7 @@ async def permissions(running: Cluster, topic: str) -> dict[str, int]:
     return {data.broker_name: data.perm for data in decode_body(TopicRouteData, answer.body).queue_datas}
 
 
-async def test_a_broker_that_takes_no_messages_leaves_the_routes_at_once(tmp_path: Path) -> None:
+async def test_a_broker_that_refuses_messages_leaves_the_routes_at_once(tmp_path: Path) -> None:
     """Producers move to the other broker, one that is open without a failed send, and come back afterwards."""
 
     async with cluster(tmp_path) as running:
@@ -57,7 +57,7 @@ async def test_a_broker_that_takes_no_messages_leaves_the_routes_at_once(tmp_pat
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-async def test_auto_creation_of_topics_is_switched_while_the_broker_runs(tmp_path: Path, at_start: bool) -> None:
+async def test_topic_auto_creation_can_be_switched_at_runtime(tmp_path: Path, at_start: bool) -> None:
     """Both ways, whatever the broker was started with; topics that exist take messages in any case."""
 
     async with cluster(tmp_path) as running:
@@ -76,7 +76,7 @@ async def test_auto_creation_of_topics_is_switched_while_the_broker_runs(tmp_pat
     assert check(tmp_path / "broker-a") == []
 
 
-async def test_figures_tell_how_far_each_delay_level_is_delivered(tmp_path: Path) -> None:
+async def test_runtime_stats_show_the_offset_of_each_delay_level(tmp_path: Path) -> None:
     """And have the names of Apache's thread pools and buffers, which monitors read."""
 
     async with broker_peer(tmp_path, store={"message_delay_level": "0s 1h"}) as peer:

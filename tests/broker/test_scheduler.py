@@ -25,7 +25,7 @@ from rucola.store.tools.check import check
 from support.stores import config, inner
 
 
-async def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped() -> None:
+async def test_stop_waits_for_a_running_thread() -> None:
     """Else it would write the files that are written at the end, while they are written."""
 
     started, may_end, ended = threading.Event(), threading.Event(), threading.Event()
@@ -47,7 +47,7 @@ async def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped(
     assert ended.is_set()
 
 
-async def test_a_step_that_waits_for_nothing_of_the_kind_is_cancelled() -> None:
+async def test_stop_cancels_a_step_that_runs_no_thread() -> None:
     waits = asyncio.Event()
 
     async def step() -> None:
@@ -60,7 +60,7 @@ async def test_a_step_that_waits_for_nothing_of_the_kind_is_cancelled() -> None:
     await clockwork.stop()
 
 
-async def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Path) -> None:
+async def test_the_loop_runs_while_files_of_many_queues_are_created(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     turns = [0]
     dispatched = asyncio.Event()
@@ -83,7 +83,7 @@ async def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_pa
     assert check(tmp_path / "store") == []
 
 
-async def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -> None:
+async def test_messages_left_by_a_failed_dispatch_are_dispatched_later(tmp_path: Path) -> None:
     failures: list[object] = []
     told: list[int] = []
     dispatched = asyncio.Event()
@@ -108,7 +108,7 @@ async def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -
     assert check(tmp_path / "store") == []
 
 
-async def test_what_a_thread_returns_and_raises_comes_back() -> None:
+async def test_results_and_errors_of_a_thread_reach_the_caller() -> None:
     assert await in_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await in_thread(divmod, 7, 0)

@@ -75,7 +75,7 @@ async def change_group(running: Cluster, broker: Broker, **fields: Any) -> None:
     assert (await ask(running, broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
 
 
-async def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
+async def test_a_slave_copies_the_masters_tables(tmp_path: Path) -> None:
     async def is_committed_again(running: Cluster, slave: Broker, header: dict[str, Any]) -> bool:
         """What is committed at the slave is taken, until the master's comes in its place."""
         update = UpdateConsumerOffsetRequestHeader(**header, commit_offset=5)
@@ -125,7 +125,7 @@ async def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
         assert await committed(running, slave) == 17, "though its queue ends before that"
 
 
-async def test_a_sender_hears_that_there_is_no_master(tmp_path: Path) -> None:
+async def test_a_send_without_a_master_raises_topic_not_found(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
@@ -137,7 +137,7 @@ async def test_a_sender_hears_that_there_is_no_master(tmp_path: Path) -> None:
                 await producer.send(Message("T", b"x"))
 
 
-async def test_a_slave_delivers_nothing_itself(tmp_path: Path) -> None:
+async def test_a_slave_delivers_no_delayed_messages(tmp_path: Path) -> None:
     """Delayed and half messages are in its log, and wait for the master to see to them."""
 
     async with pair(tmp_path) as (running, master, slave):
@@ -153,7 +153,7 @@ async def test_a_slave_delivers_nothing_itself(tmp_path: Path) -> None:
         await caught_up(running, master, slave)
 
 
-async def test_a_slave_that_becomes_the_master_delivers_nothing_twice(tmp_path: Path) -> None:
+async def test_a_promoted_slave_delivers_nothing_twice(tmp_path: Path) -> None:
     """What waits is delivered by it, and what was delivered, but not noted there, is found by its unique key."""
 
     levels = {"message_delay_level": "0s 2s 3s"}
@@ -184,7 +184,7 @@ async def test_a_slave_that_becomes_the_master_delivers_nothing_twice(tmp_path: 
         assert len({message.unique_key for message in messages}) == len(messages) == 4
 
 
-async def test_a_pull_waits_at_a_slave_too(tmp_path: Path) -> None:
+async def test_a_slave_holds_pulls(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         await running.create_topic(master, "One", queues=1)
         await until(lambda: knows(running, slave, "One"))
@@ -200,7 +200,7 @@ async def knows(running: Cluster, slave: Broker, topic: str) -> bool:
     return topic in await topics_of(running, slave)
 
 
-async def test_a_slave_has_what_its_master_admitted_whatever_its_own_limit(tmp_path: Path) -> None:
+async def test_a_slave_stores_messages_above_its_own_limit(tmp_path: Path) -> None:
     async with pair(tmp_path, slave={"max_message_size": 10}) as (running, master, slave):
         await send(running, 3, size=1000)
         await send(running, 1, size=1000, properties={"DELAY": "18"})
@@ -208,7 +208,7 @@ async def test_a_slave_has_what_its_master_admitted_whatever_its_own_limit(tmp_p
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
-async def test_offsets_that_a_slave_does_not_have(
+async def test_a_slave_answers_offsets_beyond_its_log(
     tmp_path: Path, is_checked: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pair(tmp_path, slave={"offset_check_in_slave": is_checked}) as (running, master, slave):
@@ -232,7 +232,7 @@ async def test_offsets_that_a_slave_does_not_have(
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-async def test_which_broker_is_suggested(tmp_path: Path, is_read: bool) -> None:
+async def test_a_pull_response_suggests_a_broker(tmp_path: Path, is_read: bool) -> None:
     far = {"access_message_in_memory_max_ratio": 0}
     async with pair(tmp_path, far, far, slave_read_enable=is_read) as (running, master, slave):
         await running.create_topic(master, "T", queues=1)
@@ -250,7 +250,7 @@ async def test_which_broker_is_suggested(tmp_path: Path, is_read: bool) -> None:
         await until(agrees)
 
 
-async def test_a_slave_before_its_master(tmp_path: Path) -> None:
+async def test_a_slave_starts_before_its_master(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         slave = await running.start_slave()
         master = await running.start_broker()
@@ -260,7 +260,7 @@ async def test_a_slave_before_its_master(tmp_path: Path) -> None:
         await until(lambda: knows(running, slave, "T"))
 
 
-def test_the_settings_of_a_role() -> None:
+def test_settings_of_a_role_are_derived_and_checked() -> None:
     slave, _, unused = from_properties(
         {"brokerRole": "SLAVE", "brokerId": "1", "listenPort": "20911", "haMasterAddress": f"{HOST}:1"}
     )

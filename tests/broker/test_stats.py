@@ -59,7 +59,7 @@ def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsD
     return data
 
 
-def test_what_was_counted_is_there_at_once() -> None:
+def test_counts_are_visible_at_once() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     stats.record_put(arrived("T", 3, 300))
     stats.record_put(arrived("T", 1, 60))
@@ -80,7 +80,7 @@ def test_what_was_counted_is_there_at_once() -> None:
     ("name", "key"),
     [(TOPIC_PUT_NUMS, "U"), (GROUP_GET_NUMS, "T"), (GROUP_GET_NUMS, "g@T"), (BROKER_PUT_NUMS, "other"), ("NO", "T")],
 )
-def test_what_was_never_counted_is_none(name: str, key: str) -> None:
+def test_a_counter_without_events_is_none(name: str, key: str) -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     stats.record_put(arrived("T", 1, 1))
     stats.record_get("g", "T", 1, 1)
@@ -88,7 +88,7 @@ def test_what_was_never_counted_is_none(name: str, key: str) -> None:
     assert stats.consume_tps("nobody", "T", BEGIN_MS) == 0.0
 
 
-def test_windows_forget_what_is_older_than_they_are() -> None:
+def test_windows_drop_events_beyond_their_length() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     now_ms = run(stats, BEGIN_MS, 2 * HOUR_MS, per_sample=10)
     data = viewed(stats, TOPIC_PUT_NUMS, "T", now_ms)
@@ -105,7 +105,7 @@ def test_windows_forget_what_is_older_than_they_are() -> None:
     assert stats.put_nums.sum == 7200, "the total forgets nothing"
 
 
-def test_what_was_sent_back_is_counted_by_the_minute() -> None:
+def test_send_backs_are_counted_by_the_minute() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     stats.record_send_back("g", "T")
     stats.record_send_back("g", "T")
@@ -114,7 +114,7 @@ def test_what_was_sent_back_is_counted_by_the_minute() -> None:
     assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", now_ms).stats_minute.sum == 0
 
 
-def test_rates_of_ten_seconds_a_minute_and_an_hour() -> None:
+def test_rates_cover_ten_seconds_a_minute_and_an_hour() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     now_ms = run(stats, BEGIN_MS, HOUR_MS, per_sample=20)
     now_ms = run(stats, now_ms, SAMPLE_INTERVAL_MS)
@@ -124,7 +124,7 @@ def test_rates_of_ten_seconds_a_minute_and_an_hour() -> None:
     assert hour == pytest.approx(2.0, rel=0.01)
 
 
-def test_mornings() -> None:
+def test_daily_totals_are_kept_at_midnight() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     stats.record_put(arrived("T", 5, 5))
     now_ms = run(stats, BEGIN_MS, 24 * HOUR_MS)
@@ -136,7 +136,7 @@ def test_mornings() -> None:
     assert (stats.get_at_midnight.yesterday, stats.get_at_midnight.today) == (0, 1)
 
 
-def test_topics_and_groups_are_forgotten() -> None:
+def test_counters_of_deleted_topics_and_groups_are_removed() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     for topic in ("T", "U"):
         stats.record_put(arrived(topic, 1, 1))

@@ -54,7 +54,7 @@ from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
         ({DELAY: "0", TIMER_DELAY_MS: "2"}, T0 + 2),
     ],
 )
-def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> None:
+def test_a_message_for_a_future_time_is_stored_in_the_timer_topic(pairs: dict[str, str], due_ms: int) -> None:
     named = dict(pairs)
     assert redirect_delayed("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
     assert named == {**pairs, TIMER_OUT_MS: str(due_ms), REAL_TOPIC: "T", REAL_QID: "3"}
@@ -71,18 +71,18 @@ def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> Non
         {TIMER_DELIVER_MS: str(T0 + 9), TIMER_OUT_MS: "1"},
     ],
 )
-def test_a_time_that_is_past_is_now(pairs: dict[str, str]) -> None:
+def test_a_message_for_a_past_time_is_stored_at_once(pairs: dict[str, str]) -> None:
     named = dict(pairs)
     assert redirect_delayed("T", 3, named, 18, T0) == ("T", 3)
     assert named == pairs
 
 
-def test_a_delay_level_counts_more_than_a_time() -> None:
+def test_a_delay_level_overrides_a_delivery_time() -> None:
     assert redirect_delayed("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1.5", "9" * 5000, str(2**63)])
-def test_a_time_that_is_no_number_is_refused(text: str) -> None:
+def test_a_delivery_time_that_is_not_a_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="TIMER_DELIVER_MS"):
         redirect_delayed("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
 
@@ -107,7 +107,7 @@ def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
         assert len(here.delivered(3)) == 1
 
 
-def test_the_unit_of_a_waiting_message_says_when_it_is_due(tmp_path: Path) -> None:
+def test_the_unit_of_a_timer_message_holds_its_due_time(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 5000, b"body", TAGS="A")
         assert here.store.units(TIMER_TOPIC, 0, 0, 1)[0][2] == T0 + 5000
@@ -117,7 +117,7 @@ def test_the_unit_of_a_waiting_message_says_when_it_is_due(tmp_path: Path) -> No
         assert here.deliver(T0) == T0 + 5000
 
 
-def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: Path) -> None:
+def test_timer_messages_are_delivered_in_due_order_beyond_the_heap_capacity(tmp_path: Path) -> None:
     order = random.Random(7).sample(range(600), 600)
     with timer_store(tmp_path, near_capacity=16, segment_units=32, mapped_file_size_commit_log=1 << 20) as here:
         for number in order:
@@ -131,7 +131,7 @@ def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: P
         assert sorted(map(int, here.bodies())) == list(range(600))
 
 
-def test_many_due_messages_come_in_turns(tmp_path: Path) -> None:
+def test_many_due_messages_are_delivered_in_batches(tmp_path: Path) -> None:
     with timer_store(tmp_path, near_capacity=1000, mapped_file_size_commit_log=1 << 20) as here:
         for number in range(DELIVERY_BATCH + 10):
             here.send(T0, T0 + 1000, b"%d" % number)
@@ -142,7 +142,7 @@ def test_many_due_messages_come_in_turns(tmp_path: Path) -> None:
         assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
 
 
-def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:
+def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, b"body")
         here.deliver(T0)
@@ -154,7 +154,7 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
         assert here.bodies() == [b"body"]
 
 
-def test_a_message_due_before_one_that_was_delivered_is_delivered(tmp_path: Path) -> None:
+def test_a_late_message_with_an_earlier_due_time_is_delivered(tmp_path: Path) -> None:
     """As after a clock was set back."""
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 5000, b"late")
@@ -169,7 +169,7 @@ def test_a_message_due_before_one_that_was_delivered_is_delivered(tmp_path: Path
 # Restarts and crashes.
 
 
-def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) -> None:
+def test_a_restart_delivers_each_remaining_message_once(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         for number in range(40):
             here.send(T0, T0 + 1000 + 10 * (number % 20), b"%d" % number)
@@ -188,7 +188,7 @@ def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) 
         assert len(here.bodies()) == 40
 
 
-def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: Path) -> None:
+def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> None:
     with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + 1000, b"noted")
         here.deliver(T0 + 1000)
@@ -204,7 +204,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
-def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_progress_file_is_named(tmp_path: Path, text: str) -> None:
     with timer_store(tmp_path) as here:
         here.timed.persist(TimerCheckpoint(0, 1, 0))
         (tmp_path / "config" / "timer.json").write_text(text)
@@ -215,7 +215,7 @@ def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> N
 # Rolling.
 
 
-def test_what_waits_in_the_oldest_file_is_put_again_at_the_end(tmp_path: Path) -> None:
+def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 10, b"soon", UNIQ_KEY="0")
         here.send(T0, T0 + 90 * DAY_MS, b"far", UNIQ_KEY="1")
@@ -235,7 +235,7 @@ def test_what_waits_in_the_oldest_file_is_put_again_at_the_end(tmp_path: Path) -
         assert TIMER_ROLL_TIMES not in here.delivered()[2].properties
 
 
-def test_what_was_rolled_before_a_crash_comes_once(tmp_path: Path) -> None:
+def test_a_message_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> None:
     with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + DAY_MS, b"far", UNIQ_KEY="1")
         fill(here, T0, 4096)
@@ -247,7 +247,7 @@ def test_what_was_rolled_before_a_crash_comes_once(tmp_path: Path) -> None:
         assert here.bodies() == [b"far"]
 
 
-def test_nothing_is_rolled_into_a_store_that_takes_nothing(tmp_path: Path) -> None:
+def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, b"far")
         fill(here, T0, 4096)
@@ -270,7 +270,7 @@ steps = st.one_of(
 
 @settings(max_examples=25)
 @given(st.lists(steps, max_size=10))
-def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> None:
+def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:
         sizes = {"near_capacity": 3, "segment_units": 5}
         here, count, now_ms, due = TimerStore(Path(directory) / "0", sizes), 0, T0, {}
@@ -310,7 +310,7 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
 # A whole broker.
 
 
-async def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
+async def test_a_broker_delivers_a_message_at_its_time(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(b"now")
         sent = await peer.send(b"later", properties="TIMER_DELAY_MS\x011\x02WAIT\x01true\x02TAGS\x01A\x02")
@@ -322,7 +322,7 @@ async def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
         assert properties.WAIT not in waited.properties
 
 
-async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
+async def test_a_timer_message_survives_a_restart(tmp_path: Path) -> None:
     now_ms = T0
 
     async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
@@ -335,7 +335,7 @@ async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
     assert check(tmp_path) == []
 
 
-async def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
+async def test_retention_keeps_messages_that_wait(tmp_path: Path) -> None:
     world = ClockAndDisk()
     due_ms = world.now_ms + 30 * DAY_MS
 

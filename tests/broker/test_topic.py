@@ -39,7 +39,7 @@ async def test_topics_of_the_system_and_of_the_broker_cannot_be_changed_or_delet
 
 
 @pytest.mark.parametrize("kind", ["FOO", "", "single_tag"])
-async def test_a_type_of_tags_that_does_not_exist_is_refused(tmp_path: Path, kind: str) -> None:
+async def test_an_unknown_filter_type_is_refused(tmp_path: Path, kind: str) -> None:
     async with broker_peer(tmp_path) as peer:
         header = CreateTopicRequestHeader(
             topic="T", read_queue_nums=1, write_queue_nums=1, perm=6, topic_filter_type=kind
@@ -79,7 +79,7 @@ async def test_name_servers_list_the_topics_of_units(tmp_path: Path) -> None:
     assert check(tmp_path / "broker-a") == []
 
 
-async def test_units_of_a_queue(tmp_path: Path) -> None:
+async def test_query_consume_queue_returns_units(tmp_path: Path) -> None:
     """As many as are asked for and there; none for a count of 0 or less; no body where no unit begins."""
 
     async with broker_peer(tmp_path) as peer:

@@ -48,7 +48,7 @@ from support.wire import frames
 # Ends.
 
 
-def test_nobody_sees_a_message_before_its_commit(tmp_path: Path) -> None:
+def test_a_message_is_invisible_before_its_commit(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body", queue_id=2, TAGS="A", UNIQ_KEY="U", KEYS="k")
         assert here.bodies(queue_id=2) == []
@@ -67,7 +67,7 @@ def test_nobody_sees_a_message_before_its_commit(tmp_path: Path) -> None:
         assert here.topics.get(TRANS_HALF_TOPIC) is not None
 
 
-def test_nobody_ever_sees_a_message_that_was_rolled_back(tmp_path: Path) -> None:
+def test_a_rolled_back_message_stays_invisible(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         assert here.end(half, ROLLBACK) is None
@@ -76,7 +76,7 @@ def test_nobody_ever_sees_a_message_that_was_rolled_back(tmp_path: Path) -> None
         assert here.bodies(TRANS_OP_HALF_TOPIC) == [b"0"]
 
 
-def test_an_end_that_comes_twice_counts_once(tmp_path: Path) -> None:
+def test_a_repeated_end_counts_once(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         early, late = here.prepare(T0, b"early"), here.prepare(T0, b"late")
         for half in (late, late, early, early, late):
@@ -94,7 +94,7 @@ def test_an_end_that_comes_twice_counts_once(tmp_path: Path) -> None:
         ({"commit_log_offset": 1 << 40}, "Find prepared transaction message failed"),
     ],
 )
-def test_an_end_that_does_not_fit_its_half_message_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+def test_an_end_that_contradicts_its_half_message_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         assert why in (here.end(half, COMMIT, **fields) or "")
@@ -102,14 +102,14 @@ def test_an_end_that_does_not_fit_its_half_message_is_refused(tmp_path: Path, fi
         assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"body"]
 
 
-def test_what_is_no_half_message_cannot_be_committed(tmp_path: Path) -> None:
+def test_a_commit_of_an_ordinary_message_is_refused(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         put = here.store.put(stores.inner(), T0)
         assert "Find prepared transaction message failed" in (here.end(put, COMMIT) or "")
         assert len(here.messages()) == 1
 
 
-def test_a_store_that_takes_nothing_leaves_the_transaction_open(tmp_path: Path) -> None:
+def test_a_store_that_refuses_puts_leaves_the_transaction_open(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         here.store.refuses_writes = "full"
@@ -134,7 +134,7 @@ def test_a_committed_message_may_be_delayed(tmp_path: Path) -> None:
 # Checks.
 
 
-def test_the_producer_is_asked_when_the_time_is_up(tmp_path: Path) -> None:
+def test_the_producer_is_checked_after_the_timeout(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         done = here.prepare(T0, b"done", UNIQ_KEY="D")
         here.prepare(T0, b"open", queue_id=3, UNIQ_KEY="O")
@@ -160,7 +160,7 @@ def test_the_producer_is_asked_when_the_time_is_up(tmp_path: Path) -> None:
         assert here.bodies(queue_id=3) == [b"open"]
 
 
-def test_a_transaction_that_nobody_ends_is_laid_aside(tmp_path: Path) -> None:
+def test_a_transaction_without_an_end_is_discarded(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body", UNIQ_KEY="U")
         now_ms = T0
@@ -179,7 +179,7 @@ def test_a_transaction_that_nobody_ends_is_laid_aside(tmp_path: Path) -> None:
         assert here.bodies() == [b"body"]
 
 
-def test_a_late_end_of_what_was_checked_counts_once(tmp_path: Path) -> None:
+def test_a_late_end_after_a_check_counts_once(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         (first,) = here.check(T0 + 60_000)
@@ -191,7 +191,7 @@ def test_a_late_end_of_what_was_checked_counts_once(tmp_path: Path) -> None:
         assert here.bodies() == [b"body"]
 
 
-def test_ends_between_the_questions_of_one_check(tmp_path: Path) -> None:
+def test_ends_between_the_requests_of_one_check_count(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         questions = here.transactions.check(T0 + TIMEOUT_MS)
@@ -204,7 +204,7 @@ def test_ends_between_the_questions_of_one_check(tmp_path: Path) -> None:
         assert [checked_body(question) for question in here.check(T0 + 60_000)] == [b"2"]
 
 
-def test_a_producer_whose_clock_is_ahead_is_asked_at_once(tmp_path: Path) -> None:
+def test_a_producer_whose_clock_is_ahead_is_checked_at_once(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         here.prepare(T0, b"body")
         assert len(here.check(T0 - 1)) == 1
@@ -267,7 +267,7 @@ def test_open_transactions_survive_a_restart(tmp_path: Path) -> None:
         assert here.bodies() == [b"1", b"3"]
 
 
-def test_progress_is_noted_no_further_than_the_oldest_open_transaction(tmp_path: Path) -> None:
+def test_progress_stops_at_the_oldest_open_transaction(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         for number in (3, 1, 0):
@@ -280,7 +280,7 @@ def test_progress_is_noted_no_further_than_the_oldest_open_transaction(tmp_path:
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0) == 4
 
 
-def test_an_end_after_a_restart_ends_the_copy_for_a_message_with_its_own_time(tmp_path: Path) -> None:
+def test_an_end_after_a_restart_reaches_a_half_message_with_its_own_check_time(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"patient", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         here.check(T0 + 60_000)
@@ -291,7 +291,7 @@ def test_an_end_after_a_restart_ends_the_copy_for_a_message_with_its_own_time(tm
         assert here.bodies() == [b"patient"]
 
 
-def test_a_crash_before_progress_was_noted_loses_no_end(tmp_path: Path) -> None:
+def test_a_crash_before_progress_was_written_loses_no_end(tmp_path: Path) -> None:
     with transaction_store(tmp_path / "before") as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(30)]
         for half in halves[:20]:
@@ -306,7 +306,7 @@ def test_a_crash_before_progress_was_noted_loses_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_what_apaches_broker_ended_stays_ended(golden: Path, tmp_path: Path, noted: bool) -> None:
+def test_transactions_that_apaches_broker_ended_stay_ended(golden: Path, tmp_path: Path, noted: bool) -> None:
     shutil.copytree(golden / "g1-clean" / "store-after-restart", tmp_path / "store")
     if not noted:
         for path in (tmp_path / "store" / "config").glob("consumerOffset.json*"):
@@ -342,7 +342,7 @@ async def prepare(peer: Peer, body: bytes) -> EndTransactionRequestHeader:
     )
 
 
-async def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
+async def test_a_broker_delivers_commits_and_drops_rollbacks(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         good, bad = await prepare(peer, b"good"), await prepare(peer, b"bad")
@@ -356,7 +356,7 @@ async def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
         assert half.properties["WAIT"] == "true"
 
 
-async def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp_path: Path) -> None:
+async def test_an_unknown_outcome_gets_no_response_and_an_invalid_one_a_refusal(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         header = await prepare(peer, b"half")
@@ -381,7 +381,7 @@ async def test_a_broker_may_refuse_transactions(tmp_path: Path) -> None:
         assert "rejectTransactionMessage" in (refused.remark or "")
 
 
-async def test_a_broker_asks_the_producer_also_after_a_restart(golden: Path, tmp_path: Path) -> None:
+async def test_a_broker_checks_transactions_after_a_restart(golden: Path, tmp_path: Path) -> None:
     settings = {"transaction_time_out": 0, "transaction_check_interval": 1, "transaction_check_max": 1_000_000}
     recorded = next(row for row in frames(golden) if row["code"] == RequestCode.CHECK_TRANSACTION_STATE)
 

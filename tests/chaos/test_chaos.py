@@ -10,7 +10,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def test_nothing_acknowledged_is_lost_while_the_network_misbehaves() -> None:
+def test_no_acknowledged_message_is_lost_while_the_network_misbehaves() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "support.chaos.run", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

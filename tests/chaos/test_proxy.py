@@ -27,7 +27,7 @@ async def ask(client: RemotingClient, proxy: Proxy, timeout_ms: float = 20_000) 
     return answer.body
 
 
-async def test_every_fault_and_its_end() -> None:
+async def test_every_fault_takes_effect_and_ends() -> None:
     server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
     await server.start()
     async with Proxy(f"127.0.0.1:{server.port}") as proxy:

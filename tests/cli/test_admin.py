@@ -13,11 +13,11 @@ pytestmark = pytest.mark.usefixtures("_utc")
 
 
 @pytest.mark.parametrize("command", ["topicStatus -t GA", "queryMsgByKey -t GA -k order-3"])
-def test_tables_read_as_mqadmins(cluster: GoldenCluster, command: str) -> None:
+def test_tables_equal_mqadmins(cluster: GoldenCluster, command: str) -> None:
     assert cluster.rows(command) == cluster.expected(command)
 
 
-def test_consumer_progress_reads_as_mqadmins(cluster: GoldenCluster) -> None:
+def test_consumer_progress_equals_mqadmins(cluster: GoldenCluster) -> None:
     """But for the rate, which a broker that has just started does not have."""
     command = "consumerProgress -g G_g_tag"
     assert _without_rate(cluster.rows(command)) == _without_rate(cluster.expected(command))
@@ -39,7 +39,7 @@ def test_topic_route_has_what_mqadmin_shows(cluster: GoldenCluster) -> None:
     assert total == ["Total:", "1", "4", "4"]
 
 
-def test_cluster_list(cluster: GoldenCluster) -> None:
+def test_cluster_list_shows_the_brokers(cluster: GoldenCluster) -> None:
     (header, row), (expected_header, expected_row) = cluster.rows("clusterList"), cluster.expected("clusterList")
     assert header == expected_header
     assert row[:4] == expected_row[:4]
@@ -52,14 +52,14 @@ def test_cluster_list(cluster: GoldenCluster) -> None:
     ]
 
 
-def test_all_groups(cluster: GoldenCluster) -> None:
+def test_consumer_progress_lists_all_groups(cluster: GoldenCluster) -> None:
     groups = {group["group"]: group["diffTotal"] for group in cluster.json("consumerProgress")}
     assert groups["G_g_tag"] == 41
     assert groups["G_g_sql"] == 3
     assert ["G_g_tag", "0", "OFFLINE", "0", "41"] in cluster.rows("consumerProgress")
 
 
-def test_a_group_that_nobody_knows(cluster: GoldenCluster) -> None:
+def test_an_unknown_group_is_an_error(cluster: GoldenCluster) -> None:
     result = cluster.admin("consumerProgress -g nobody")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -67,7 +67,7 @@ def test_a_group_that_nobody_knows(cluster: GoldenCluster) -> None:
     )
 
 
-def test_a_group_that_has_committed_nothing(cluster: GoldenCluster) -> None:
+def test_a_group_without_offsets_is_shown(cluster: GoldenCluster) -> None:
     cluster.done("updateSubGroup -c DefaultCluster -g Fresh")
     result = cluster.admin("consumerProgress -g Fresh")
     assert (result.exit_code, result.stderr) == (0, "group Fresh has committed no offset\n")
@@ -75,7 +75,7 @@ def test_a_group_that_has_committed_nothing(cluster: GoldenCluster) -> None:
     cluster.done("deleteSubGroup -c DefaultCluster -g Fresh --yes")
 
 
-def test_messages_by_key_and_by_unique_key(cluster: GoldenCluster, golden: Path) -> None:
+def test_messages_are_found_by_key_and_unique_key(cluster: GoldenCluster, golden: Path) -> None:
     found = cluster.json("queryMsgByKey -t GA -k order-3")
     (message,) = found["messages"]
     assert (found["cut"], found["failures"]) == (False, {})
@@ -95,7 +95,7 @@ def test_messages_by_key_and_by_unique_key(cluster: GoldenCluster, golden: Path)
     assert lines["Topic:"] == "GA"
 
 
-def test_no_message_has_the_key(cluster: GoldenCluster) -> None:
+def test_a_key_without_messages_is_an_error(cluster: GoldenCluster) -> None:
     result = cluster.admin("queryMsgByKey -t GA -k no-such-key")
     assert result.exit_code == 0
     assert words(result.stdout) == [["#Message", "ID", "#QID", "#Offset"]]
@@ -103,7 +103,7 @@ def test_no_message_has_the_key(cluster: GoldenCluster) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_cut_answer_says_so(cluster: GoldenCluster) -> None:
+def test_a_truncated_answer_is_marked(cluster: GoldenCluster) -> None:
     result = cluster.admin("queryMsgByKey -t GSpam -k grp-31 -m 10")
     assert result.exit_code == 0
     assert len(words(result.stdout)) == 11
@@ -112,7 +112,7 @@ def test_a_cut_answer_says_so(cluster: GoldenCluster) -> None:
     assert len(cluster.json("queryMsgByKey -t GSpam -k grp-31")["messages"]) == 40
 
 
-def test_a_window_of_time(cluster: GoldenCluster) -> None:
+def test_a_key_query_takes_a_time_window(cluster: GoldenCluster) -> None:
     messages = cluster.json("queryMsgByKey -t GSpam -k grp-31")["messages"]
     times = [message["storeTimestamp"] for message in messages]
     assert times == sorted(times, reverse=True)
@@ -126,7 +126,7 @@ def test_a_window_of_time(cluster: GoldenCluster) -> None:
     assert nothing["searchable"][cluster.broker]["beginTimestamp"] > 1000
 
 
-def test_a_message_by_offset_msg_id(cluster: GoldenCluster) -> None:
+def test_a_message_is_found_by_its_offset_msg_id(cluster: GoldenCluster) -> None:
     """Ids in the store name the address of the broker that wrote it; here the same place is asked at this broker."""
     port = int(cluster.broker.rpartition(":")[2])
     (message,) = cluster.json(f"queryMsgById -i 7F000001{port:08X}{0:016X}")
@@ -199,7 +199,7 @@ def test_topics_are_created_on_a_cluster(cluster: GoldenCluster) -> None:
         ("clusterRT -c Elsewhere", 1, "Elsewhere"),
     ],
 )
-def test_what_cannot_be_done_is_said(cluster: GoldenCluster, command: str, code: int, said: str) -> None:
+def test_a_failed_command_names_the_cause(cluster: GoldenCluster, command: str, code: int, said: str) -> None:
     result = cluster.admin(command)
     assert result.exit_code == code
     assert result.stdout == ""

@@ -48,7 +48,7 @@ def has_key(message: dict[str, Any], topic: str, key: str) -> bool:
     return message["topic"] == topic and key in message["properties"].get("KEYS", "").split()
 
 
-def test_a_key_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
+def test_a_key_query_searches_broker_and_archive(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
     wanted = [message for message in stored if has_key(message, "GSpam", "grp-0")]
     live = [message for message in wanted if message["commitLogOffset"] >= FILE_SIZE]
     assert 0 < len(live) < len(wanted)
@@ -71,7 +71,9 @@ def test_a_key_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[di
     assert len(answer["messages"]) == sum(each["storeTimestamp"] >= since for each in wanted)
 
 
-def test_a_unique_key_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
+def test_a_unique_key_query_searches_broker_and_archive(
+    aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]
+) -> None:
     spam = [message for message in stored if message["topic"] == "GSpam"]
     for message, origin in ((spam[0], "archive"), (spam[-1], "log")):
         command = f"queryMsgByUniqueKey -t GSpam -i {message['msgId']} --archive {lake}"
@@ -82,7 +84,7 @@ def test_a_unique_key_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: 
     assert (result.exit_code, result.stdout) == (0, "")
 
 
-def test_an_id_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
+def test_an_id_query_searches_broker_and_archive(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
     """The broker that the recorded ids name is no more."""
     gone = next(message for message in stored if message["topic"] == "GSpam")
     assert aged.admin(f"queryMsgById -i {gone['offsetMsgId']}").exit_code == 1
@@ -95,9 +97,7 @@ def test_an_id_is_asked_of_both(aged: GoldenCluster, lake: Path, stored: list[di
     assert aged.admin(f"queryMsgById -i {absent} -s true --archive {lake}").exit_code == 2
 
 
-def test_the_archive_answers_where_no_broker_does(
-    aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]
-) -> None:
+def test_the_archive_answers_if_no_broker_does(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
     """A topic that is no more is no failure; a name server that does not answer is one."""
     gone = next(message for message in stored if message["topic"] == "GSpam")
     away = GoldenCluster("127.0.0.1:1", aged.broker, "")

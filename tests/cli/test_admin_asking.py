@@ -25,7 +25,7 @@ def test_topics_are_listed_as_mqadmin_does(cluster: GoldenCluster) -> None:
     assert cluster.json("topicClusterList -t GA") == ["DefaultCluster"]
 
 
-def test_consume_stats_of_a_broker_read_as_mqadmins(cluster: GoldenCluster) -> None:
+def test_consume_stats_of_a_broker_equal_mqadmins(cluster: GoldenCluster) -> None:
     """Apache leaves out what the clients that were there did not subscribe to; nobody is there here."""
     rows = cluster.rows(f"brokerConsumeStats -b {cluster.broker}")
     recorded = cluster.recorded["brokerConsumeStats -n 127.0.0.1:9876 -b 127.0.0.1:10911"]
@@ -39,7 +39,7 @@ def test_consume_stats_of_a_broker_read_as_mqadmins(cluster: GoldenCluster) -> N
     assert ("GA", 3) in {(queue["topic"], queue["queueId"]) for queue in as_json["queues"]}
 
 
-def test_a_broker_may_take_long_for_its_consume_stats_but_not_longer_than_one_will_wait(cluster: GoldenCluster) -> None:
+def test_broker_consume_stats_respect_the_timeout_option(cluster: GoldenCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         result = cluster.admin(f"brokerConsumeStats -b {address} -t 20")
@@ -59,7 +59,7 @@ def test_stats_of_all_topics_have_what_mqadmin_shows(cluster: GoldenCluster) -> 
     assert [(group["consumer_group"], group["accumulation"]) for group in topic["groups"]] == [("G_g_tag", 41)]
 
 
-def test_traffic_is_counted(cluster: GoldenCluster) -> None:
+def test_topic_stats_count_traffic(cluster: GoldenCluster) -> None:
     for body in ("a", "b"):
         cluster.done(f"sendMessage -t GReply -p {body}")
     (topic,) = cluster.json("statsAll -a -t GReply")
@@ -87,7 +87,7 @@ def test_cluster_list_shows_the_load(cluster: GoldenCluster) -> None:
     assert row[5].endswith("(0,0ms)")
 
 
-def test_cluster_list_shows_how_much_came_and_went(cluster: GoldenCluster) -> None:
+def test_cluster_list_shows_daily_message_counts(cluster: GoldenCluster) -> None:
     cluster.done("sendMessage -t GReply -p x")
     header, row = cluster.rows("clusterList -m")
     assert header[-4:] == ["#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday"]
@@ -95,7 +95,7 @@ def test_cluster_list_shows_how_much_came_and_went(cluster: GoldenCluster) -> No
     assert int(row[4]) >= 1
 
 
-def test_cluster_list_comes_again_until_it_is_interrupted(cluster: GoldenCluster) -> None:
+def test_cluster_list_repeats_until_it_is_interrupted(cluster: GoldenCluster) -> None:
     command = [*RUCOLA, "admin", "clusterList", "-n", cluster.namesrv, "-i", "0.01"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -106,7 +106,7 @@ def test_cluster_list_comes_again_until_it_is_interrupted(cluster: GoldenCluster
     assert [line.split()[1] for line in lines[1::2]] == ["broker-a"] * 3
 
 
-def test_progress_in_time(cluster: GoldenCluster) -> None:
+def test_consumer_progress_shows_the_delay(cluster: GoldenCluster) -> None:
     queues = cluster.json("consumerProgress -g G_g_tag -t GA -d true")["queues"]
     assert all((queue["delayMs"] > 0) == (queue["diff"] > 0) for queue in queues)
     header, *rows = cluster.rows("consumerProgress -g G_g_tag -t GA -d true")
@@ -114,7 +114,7 @@ def test_progress_in_time(cluster: GoldenCluster) -> None:
     assert all(int(row[-1]) > 0 for row in rows[:4])
 
 
-def test_queue_units(cluster: GoldenCluster) -> None:
+def test_query_cq_shows_units(cluster: GoldenCluster) -> None:
     found = cluster.json("queryCq -t GA -q 0 -i 30 -c 10")
     assert (found["minQueueIndex"], found["maxQueueIndex"], len(found["queueData"])) == (0, 32, 2)
     unit = found["queueData"][0]
@@ -128,7 +128,7 @@ def test_queue_units(cluster: GoldenCluster) -> None:
     assert "index 32" in beyond.stderr
 
 
-def test_a_message_shows_what_became_of_it(cluster: GoldenCluster) -> None:
+def test_a_message_query_shows_its_track(cluster: GoldenCluster) -> None:
     (message,) = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 0")
     assert [(track["consumerGroup"], track["trackType"]) for track in message["tracks"]] == [("G_g_tag", "NOT_ONLINE")]
     rows = cluster.rows("queryMsgByOffset -t GA -b broker-a -i 0 -o 0")
@@ -136,7 +136,7 @@ def test_a_message_shows_what_became_of_it(cluster: GoldenCluster) -> None:
     assert ["WARN:", "No", "Consumer"] in cluster.rows("queryMsgByOffset -t GB -b broker-a -i 1 -o 0")
 
 
-def test_messages_are_printed(cluster: GoldenCluster) -> None:
+def test_print_msg_prints_messages(cluster: GoldenCluster) -> None:
     lines = cluster.done("printMsg -t GA").splitlines()
     assert len(lines) == 32 + 32 + 34 + 34
     assert all(line.startswith("MSGID: ") for line in lines)
@@ -159,7 +159,7 @@ def test_messages_are_printed(cluster: GoldenCluster) -> None:
     assert counts["TagA"] == sum(message["tags"] == "TagA" for message in of_queue)
 
 
-def test_the_oldest_messages_are_consumed_without_a_trace(cluster: GoldenCluster) -> None:
+def test_consume_message_leaves_no_offsets(cluster: GoldenCluster) -> None:
     before = cluster.rows("consumerProgress -g G_g_tag")
     lines = cluster.done("consumeMessage -t GA -c 5 --json").splitlines()
     assert [json.loads(line)["queueOffset"] for line in lines] == [0, 1, 2, 3, 4]
@@ -168,7 +168,7 @@ def test_the_oldest_messages_are_consumed_without_a_trace(cluster: GoldenCluster
     assert cluster.rows("consumerProgress -g G_g_tag")[:5] == before[:5]
 
 
-def test_queues_are_allocated(cluster: GoldenCluster) -> None:
+def test_allocate_mq_shows_the_assignment(cluster: GoldenCluster) -> None:
     shares = cluster.json("allocateMQ -t GA -i 10.0.0.2,10.0.0.1,10.0.0.3")["result"]
     assert {client: [queue["queueId"] for queue in share] for client, share in shares.items()} == {
         "10.0.0.1": [0, 1],
@@ -178,7 +178,7 @@ def test_queues_are_allocated(cluster: GoldenCluster) -> None:
     assert len(cluster.rows("allocateMQ -t GA -i a")) == 5
 
 
-def test_configurations_are_shown(cluster: GoldenCluster) -> None:
+def test_broker_and_name_server_configurations_are_shown(cluster: GoldenCluster) -> None:
     (broker,) = cluster.json(f"getBrokerConfig -b {cluster.broker}").values()
     assert (broker["brokerName"], broker["deleteWhen"]) == ("broker-a", "99")
     (namesrv,) = cluster.json("getNamesrvConfig").values()
@@ -187,7 +187,7 @@ def test_configurations_are_shown(cluster: GoldenCluster) -> None:
     assert ["orderMessageEnable", "=", "false"] in cluster.rows("getNamesrvConfig")
 
 
-def test_response_times(cluster: GoldenCluster) -> None:
+def test_response_time_commands_measure_sends(cluster: GoldenCluster) -> None:
     (row,) = cluster.json("clusterRT -a 3")
     assert (row["brokerName"], row["successCount"], row["failCount"]) == ("broker-a", 3, 0)
     assert cluster.done("clusterRT -a 1 -p true -m east").count("|") == 4

@@ -7,7 +7,7 @@ import pytest
 from support.golden_cluster import GoldenCluster
 
 
-def test_permissions_of_a_topic(cluster: GoldenCluster) -> None:
+def test_update_topic_perm_changes_permissions(cluster: GoldenCluster) -> None:
     (changed,) = cluster.json("updateTopicPerm -c DefaultCluster -t GB -p 4")
     assert (changed["oldPerm"], changed["topicConfig"]["perm"]) == (6, 4)
     assert cluster.json("topicRoute -t GB")["queueDatas"][0]["perm"] == 4
@@ -18,7 +18,7 @@ def test_permissions_of_a_topic(cluster: GoldenCluster) -> None:
     assert first == f"update topic perm from 4 to 6 in {cluster.broker} success.".split()
 
 
-def test_a_topic_is_deleted_only_where_that_is_wanted(cluster: GoldenCluster) -> None:
+def test_delete_topic_asks_for_confirmation(cluster: GoldenCluster) -> None:
     cluster.done("updateTopic -c DefaultCluster -t Gone -r 1 -w 1")
     kept = cluster.admin("deleteTopic -c DefaultCluster -t Gone", "n\n")
     assert kept.exit_code == 1
@@ -30,7 +30,7 @@ def test_a_topic_is_deleted_only_where_that_is_wanted(cluster: GoldenCluster) ->
     assert cluster.json("deleteTopic -c DefaultCluster -t Gone --yes")["brokerAddrs"] == [cluster.broker]
 
 
-def test_messages_are_sent_and_found(cluster: GoldenCluster) -> None:
+def test_send_message_sends_a_message_that_is_found(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GA -p hello -k 'key-1 key-2' -c TagA -b broker-a -i 3")
     assert (sent["brokerName"], sent["queueId"], sent["sendStatus"]) == ("broker-a", 3, "SEND_OK")
     (found,) = cluster.json("queryMsgByKey -t GA -k key-2")["messages"]
@@ -41,7 +41,7 @@ def test_messages_are_sent_and_found(cluster: GoldenCluster) -> None:
     assert header == ["#Broker", "Name", "#QID", "#Send", "Result", "#MsgId"]
 
 
-def test_groups_are_made_changed_and_deleted(cluster: GoldenCluster) -> None:
+def test_groups_are_created_changed_and_deleted(cluster: GoldenCluster) -> None:
     made = cluster.json("updateSubGroup -c DefaultCluster -g Made -r 3")[cluster.broker]
     assert (made["retryMaxTimes"], made["consumeEnable"]) == (3, True)
     cluster.done(f"updateSubGroup -b {cluster.broker} -g Made -s false")
@@ -53,7 +53,7 @@ def test_groups_are_made_changed_and_deleted(cluster: GoldenCluster) -> None:
     assert cluster.admin("getConsumerConfig -g Made").exit_code == 1
 
 
-def test_a_group_leaves_its_topics_and_offsets_with_it(cluster: GoldenCluster) -> None:
+def test_deleting_a_group_removes_its_topics_and_offsets(cluster: GoldenCluster) -> None:
     assert "%RETRY%G_g_lite" in cluster.json("topicList")
     cluster.done("deleteSubGroup -c DefaultCluster -g G_g_lite -r true --yes")
     assert "%RETRY%G_g_lite" not in cluster.json("topicList")
@@ -61,7 +61,7 @@ def test_a_group_leaves_its_topics_and_offsets_with_it(cluster: GoldenCluster) -
     assert cluster.admin("deleteSubGroup -c DefaultCluster -g G_g_lite --yes").exit_code == 1, "it is gone"
 
 
-def test_offsets_of_a_group_that_is_away(cluster: GoldenCluster) -> None:
+def test_offsets_of_an_offline_group_are_reset(cluster: GoldenCluster) -> None:
     """Back to the beginning, forward only by force, to a time between, and past everything."""
 
     def places() -> list[int]:
@@ -85,7 +85,7 @@ def test_offsets_of_a_group_that_is_away(cluster: GoldenCluster) -> None:
     assert cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA", "").exit_code == 1, "nobody said yes"
 
 
-def test_offsets_are_set_to_a_number(cluster: GoldenCluster) -> None:
+def test_offsets_are_reset_to_a_number(cluster: GoldenCluster) -> None:
     moved = cluster.json("resetOffset -g G_g_tag -t GA -b broker-a -q 2 -o 7 --yes")
     assert (moved["online"], [(queue["queueId"], queue["offset"]) for queue in moved["queues"]]) == (False, [(2, 7)])
     assert cluster.json("consumerProgress -g G_g_tag -t GA")["queues"][2]["consumerOffset"] == 7
@@ -94,7 +94,7 @@ def test_offsets_are_set_to_a_number(cluster: GoldenCluster) -> None:
     assert cluster.json("consumerProgress -g G_g_tag -t GA")["queues"][2]["consumerOffset"] == 8
 
 
-def test_the_two_ids_are_told_from_each_other(cluster: GoldenCluster) -> None:
+def test_offset_ids_and_unique_keys_are_told_apart(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p x")
     mistaken = cluster.admin(f"queryMsgByUniqueKey -t GB -i {sent['offsetMsgId']}")
     assert mistaken.exit_code == 1
@@ -104,7 +104,7 @@ def test_the_two_ids_are_told_from_each_other(cluster: GoldenCluster) -> None:
     assert "not found in the range" in unknown.stderr
 
 
-def test_a_message_is_sent_once_more(cluster: GoldenCluster) -> None:
+def test_a_message_is_resent(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p twice -k twice")
     (again,) = cluster.json(f"queryMsgById -i {sent['offsetMsgId']} -s true")
     assert again["msgId"] == sent["msgId"]
@@ -112,7 +112,7 @@ def test_a_message_is_sent_once_more(cluster: GoldenCluster) -> None:
     assert cluster.rows(f"queryMsgById -i {sent['offsetMsgId']} -s true")[1][2:] == ["SEND_OK", sent["msgId"]]
 
 
-def test_all_messages_with_a_unique_key_are_shown_where_that_is_asked_for(cluster: GoldenCluster) -> None:
+def test_all_messages_with_a_unique_key_are_shown_on_request(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p twice")
     cluster.done(f"queryMsgById -i {sent['offsetMsgId']} -s true")
     found = f"queryMsgByUniqueKey -t GB -i {sent['msgId']}"
@@ -123,7 +123,7 @@ def test_all_messages_with_a_unique_key_are_shown_where_that_is_asked_for(cluste
 
 
 @pytest.mark.parametrize(("flags", "bits"), [("", 0), ("-u true", 1), ("-s true", 2), ("-u true -s true", 3)])
-def test_unit_flags_of_a_topic(cluster: GoldenCluster, flags: str, bits: int) -> None:
+def test_update_topic_sets_unit_flags(cluster: GoldenCluster, flags: str, bits: int) -> None:
     config = cluster.json(f"updateTopic -b {cluster.broker} -t Unit {flags}")["topicConfig"]
     (queues,) = cluster.json("topicRoute -t Unit")["queueDatas"]
     assert config["topicSysFlag"] == queues["topicSysFlag"] == bits
@@ -142,7 +142,7 @@ def test_configurations_are_changed(cluster: GoldenCluster) -> None:
     assert cluster.json("updateNamesrvConfig -k orderMessageEnable -v false") == {"orderMessageEnable": "false"}
 
 
-def test_the_name_servers_table(cluster: GoldenCluster) -> None:
+def test_kv_config_commands_change_the_name_servers_table(cluster: GoldenCluster) -> None:
     assert cluster.json("updateKvConfig -s N -k K -v V") == {"namespace": "N", "key": "K", "value": "V"}
     assert cluster.admin("deleteKvConfig -s N -k K", "n\n").exit_code == 1
     cluster.done("deleteKvConfig -s N -k K --yes")
@@ -154,7 +154,7 @@ def test_the_name_servers_table(cluster: GoldenCluster) -> None:
     assert cluster.admin("updateOrderConf -t GOrder -m get").exit_code == 1
 
 
-def test_nobody_may_send_to_a_broker_for_a_while(cluster: GoldenCluster) -> None:
+def test_wipe_write_perm_stops_sends_until_it_is_restored(cluster: GoldenCluster) -> None:
     (count,) = cluster.json("wipeWritePerm -b broker-a --yes").values()
     assert count > 10
     assert cluster.json("topicRoute -t GA")["queueDatas"][0]["perm"] == 4
@@ -163,13 +163,13 @@ def test_nobody_may_send_to_a_broker_for_a_while(cluster: GoldenCluster) -> None
 
 
 @pytest.mark.parametrize("command", ["cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog --yes"])
-def test_cleaning(cluster: GoldenCluster, command: str) -> None:
+def test_cleaning_commands_report_each_broker(cluster: GoldenCluster, command: str) -> None:
     assert cluster.json(f"{command} -b {cluster.broker}")["brokerAddrs"] == [cluster.broker]
     assert cluster.json(command)["brokerAddrs"] == [cluster.broker]
     assert cluster.rows(f"{command} -c DefaultCluster") == [[cluster.broker, "success"]]
 
 
-def test_a_message_is_traced(cluster: GoldenCluster) -> None:
+def test_query_msg_trace_shows_a_trace(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p traced -m true")
     (send,) = cluster.json(f"queryMsgTraceById -i {sent['msgId']}")["sends"]
     assert (send["topic"], send["offset_msg_id"]) == ("GB", sent["offsetMsgId"])

@@ -48,7 +48,7 @@ def client_id(cluster: GoldenCluster) -> str:
     return str(connection["clientId"])
 
 
-def test_a_consumer_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
+def test_consumer_connection_lists_a_consumer(cluster: GoldenCluster, ears: Ears) -> None:
     rows = cluster.rows(f"consumerConnection -g {GROUP}")
     assert rows[0] == ["#ClientId", "#ClientAddr", "#Language", "#Version"]
     assert rows[1][0] == client_id(cluster)
@@ -58,7 +58,7 @@ def test_a_consumer_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
     assert [GROUP, "1", "V4_9_8", "PUSH", "CLUSTERING"] in [row[:5] for row in cluster.rows("consumerProgress")]
 
 
-def test_its_inside_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
+def test_consumer_status_shows_the_running_info(cluster: GoldenCluster, ears: Ears) -> None:
     status = cluster.json(f"consumerStatus -g {GROUP}")
     assert (status["sameSubscription"], status["queuesWithSeveralOwners"]) == (True, [])
     (info,) = status["clients"].values()
@@ -74,7 +74,7 @@ def test_its_inside_is_seen(cluster: GoldenCluster, ears: Ears) -> None:
     assert ["Rebalance", "OK"] not in cluster.rows(f"consumerStatus -g {GROUP} -i {client_id(cluster)}")
 
 
-def test_who_holds_a_queue(cluster: GoldenCluster, ears: Ears) -> None:
+def test_consumer_progress_shows_the_client_of_each_queue(cluster: GoldenCluster, ears: Ears) -> None:
     cluster.done("resetOffsetByTime -g G_g_order -t GOrder -s 0 --yes")
     cluster.done(f"cloneGroupOffset -s G_g_order -d {GROUP} -t GOrder -o true --yes")
     queues = cluster.json(f"consumerProgress -g {GROUP} -t GOrder -s true")["queues"]
@@ -84,7 +84,7 @@ def test_who_holds_a_queue(cluster: GoldenCluster, ears: Ears) -> None:
     assert rows[0][5] == client_id(cluster).partition("@")[0]
 
 
-def test_it_is_reset_while_it_runs(cluster: GoldenCluster, ears: Ears) -> None:
+def test_reset_offset_moves_a_running_consumer(cluster: GoldenCluster, ears: Ears) -> None:
     cluster.done(f"cloneGroupOffset -s G_g_order -d {GROUP} -t GOrder -o true --yes")
     back = cluster.json(f"resetOffsetByTime -g {GROUP} -t GOrder -s 0 --yes")
     assert back["online"]
@@ -92,7 +92,7 @@ def test_it_is_reset_while_it_runs(cluster: GoldenCluster, ears: Ears) -> None:
     assert len(set(ears.wait(10))) == 10
 
 
-def test_it_consumes_a_message_directly(cluster: GoldenCluster, ears: Ears) -> None:
+def test_query_msg_by_id_has_a_consumer_consume_directly(cluster: GoldenCluster, ears: Ears) -> None:
     sent = cluster.json("sendMessage -t GB -p 'straight to you'")
     client = client_id(cluster)
     (result,) = cluster.json(f"queryMsgById -i {sent['offsetMsgId']} -g {GROUP} -d {client}")
@@ -106,7 +106,7 @@ def test_it_consumes_a_message_directly(cluster: GoldenCluster, ears: Ears) -> N
     assert "nobody" in nobody.stderr
 
 
-def test_a_producer_is_seen(cluster: GoldenCluster) -> None:
+def test_producer_connection_lists_a_producer(cluster: GoldenCluster) -> None:
     with sync.Producer("P_live", cluster.namesrv) as producer:
         producer.send(Message("GB", b"x"))
         seen = cluster.admin("producerConnection -g P_live -t GB --json")

@@ -25,7 +25,7 @@ def bury(cluster: GoldenCluster, group: str, count: int) -> None:
         producer.send(Message(topic, b"lost"))
 
 
-def test_those_of_the_golden_store_are_listed(cluster: GoldenCluster) -> None:
+def test_dead_letters_of_the_golden_store_are_listed(cluster: GoldenCluster) -> None:
     """Apache's broker has put them there."""
     found = cluster.json("dlqList")
     assert [group["group"] for group in found if group["count"]] != []
@@ -38,7 +38,7 @@ def test_those_of_the_golden_store_are_listed(cluster: GoldenCluster) -> None:
     assert [row[0] for row in rows] == [group["group"] for group in found]
 
 
-def test_from_the_list_to_the_last_one(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_dead_letters_are_listed_shown_and_redriven(cluster: GoldenCluster, tmp_path: Path) -> None:
     bury(cluster, "D", 3)
     header, *rows = cluster.rows("printDlq -g D")
     assert header[:3] == ["#Offset", "Message", "ID"]
@@ -68,7 +68,7 @@ def test_from_the_list_to_the_last_one(cluster: GoldenCluster, tmp_path: Path) -
         assert len(cluster.json(f"queryMsgByKey -t GB -k D-{number}")["messages"]) == 1
 
 
-def test_they_are_exported(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_dead_letters_are_exported(cluster: GoldenCluster, tmp_path: Path) -> None:
     bury(cluster, "X", 2)
     lines, parquet = tmp_path / "x.jsonl", tmp_path / "x.parquet"
     assert cluster.json(f"exportDlq -g X -o {lines}")["count"] == 3
@@ -100,14 +100,16 @@ def test_they_are_exported(cluster: GoldenCluster, tmp_path: Path) -> None:
         ("redriveDlq -g nobody -s 0 --yes", 2, "0"),
     ],
 )
-def test_what_cannot_be_done_is_said(cluster: GoldenCluster, command: str, code: int, said: str) -> None:
+def test_a_failed_dead_letter_command_names_the_cause(
+    cluster: GoldenCluster, command: str, code: int, said: str
+) -> None:
     result = cluster.admin(command)
     assert result.exit_code == code
     assert said in result.stderr
     assert not Path("unwritten").exists()
 
 
-def test_a_file_that_cannot_be_written(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_an_unwritable_export_file_is_an_error(cluster: GoldenCluster, tmp_path: Path) -> None:
     bury(cluster, "F", 0)
     result = cluster.admin(f"exportDlq -g F -o {tmp_path}/nowhere/file")
     assert result.exit_code == 1

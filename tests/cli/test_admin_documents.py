@@ -8,7 +8,7 @@ from pathlib import Path
 from support.golden_cluster import GoldenCluster
 
 
-def test_metadata(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_export_metadata_writes_topics_and_groups(cluster: GoldenCluster, tmp_path: Path) -> None:
     document = cluster.json("exportMetadata -c DefaultCluster")
     topics, groups = document["topicConfigTable"], document["subscriptionGroupTable"]
     assert topics["GA"]["writeQueueNums"] == 4
@@ -29,7 +29,7 @@ def test_metadata(cluster: GoldenCluster, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "subscriptionGroup.json").read_text())["subscriptionGroupTable"] == groups
 
 
-def test_what_was_exported_is_imported(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_exported_metadata_can_be_imported(cluster: GoldenCluster, tmp_path: Path) -> None:
     cluster.done("updateTopic -c DefaultCluster -t Kept -r 3 -w 2 -p 4")
     cluster.done("updateSubGroup -c DefaultCluster -g Kept -r 7")
     cluster.done(f"exportMetadata -c DefaultCluster -f {tmp_path}")
@@ -43,7 +43,7 @@ def test_what_was_exported_is_imported(cluster: GoldenCluster, tmp_path: Path) -
     assert again["subscriptionGroupTable"]["Kept"]["retryMaxTimes"] == 7
 
 
-def test_lists_of_rocketmq_5(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_lists_of_rocketmq_5_can_be_imported(cluster: GoldenCluster, tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.write_text('[{"topicName": "Listed", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "unknown": 1}]')
     cluster.done(f"updateTopicList -c DefaultCluster -f {path}")
@@ -56,7 +56,7 @@ def test_lists_of_rocketmq_5(cluster: GoldenCluster, tmp_path: Path) -> None:
     assert cluster.admin(f"updateSubGroupList -c DefaultCluster -f {tmp_path}/nowhere").exit_code == 2
 
 
-def test_configs_and_metrics(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_export_configs_and_metrics_write_documents(cluster: GoldenCluster, tmp_path: Path) -> None:
     configs = cluster.json("exportConfigs -c DefaultCluster")
     assert configs["clusterScale"] == {"masterBrokerSize": 1, "namesrvSize": 1, "slaveBrokerSize": 0}
     assert configs["brokerConfigs"]["broker-a"]["brokerClusterName"] == "DefaultCluster"
@@ -74,14 +74,14 @@ def test_configs_and_metrics(cluster: GoldenCluster, tmp_path: Path) -> None:
         assert json.loads((tmp_path / name).read_text())
 
 
-def test_a_place_that_cannot_be_written_to(cluster: GoldenCluster, tmp_path: Path) -> None:
+def test_an_unwritable_export_directory_is_an_error(cluster: GoldenCluster, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = cluster.admin(f"exportConfigs -c DefaultCluster -f {tmp_path}/file/below")
     assert result.exit_code == 1
     assert "configs.json cannot be written" in result.stderr
 
 
-def test_one_round_of_monitoring(cluster: GoldenCluster) -> None:
+def test_one_round_of_monitoring_prints_the_findings(cluster: GoldenCluster) -> None:
     found = [json.loads(line) for line in cluster.done("startMonitoring --once --json").splitlines()]
     undone = {(one["group"], one["topic"]): one for one in found if one["event"] == "UNDONE"}
     of_group = undone["G_g_tag", "GA"]
@@ -94,7 +94,7 @@ def test_one_round_of_monitoring(cluster: GoldenCluster) -> None:
     assert any("[MONITOR] UNDONE   group=G_g_tag topic=GA total=41" in line for line in lines)
 
 
-def test_monitoring_tells_who_was_sent_on(cluster: GoldenCluster) -> None:
+def test_monitoring_reports_offset_moves(cluster: GoldenCluster) -> None:
     """The golden store has four such events; a round looks back one interval."""
     found = [json.loads(line) for line in cluster.done("startMonitoring --once --json -i 3000000000").splitlines()]
     deleted = [one for one in found if one["event"] == "DELETED"]

@@ -107,21 +107,21 @@ def test_the_table_has_every_command() -> None:
 
 @pytest.mark.parametrize("command", sorted(ARGUMENTS))
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_nobody_is_there(tmp_path: Path, command: str, more: tuple[str, ...]) -> None:
+def test_unreachable_servers_are_named(tmp_path: Path, command: str, more: tuple[str, ...]) -> None:
     result = run(command, tmp_path, *more, NAMESRV_ADDR=NOWHERE)
     says(result, NOWHERE)
     assert result.stdout == "" or command == "sendMsgStatus", "which tells of each message how it went"
 
 
 @pytest.mark.parametrize("command", sorted(ARGUMENTS))
-def test_no_name_server_is_named(tmp_path: Path, command: str) -> None:
+def test_a_missing_name_server_address_is_an_error(tmp_path: Path, command: str) -> None:
     result = run(command, tmp_path, NAMESRV_ADDR="")
     assert result.exit_code == 2
     assert "--namesrvAddr" in result.stderr
 
 
 @pytest.mark.parametrize("command", OF_A_TOPIC)
-def test_an_unknown_topic(cluster: GoldenCluster, command: str) -> None:
+def test_an_unknown_topic_is_named(cluster: GoldenCluster, command: str) -> None:
     """Where a group is named as well, that may be what is missed first."""
     arguments = ARGUMENTS[command].replace("-t T", "-t NoSuchTopic").format(broker=cluster.broker)
     result = cluster.admin(f"{command} {arguments}")
@@ -148,7 +148,7 @@ def test_an_unknown_topic(cluster: GoldenCluster, command: str) -> None:
         "skipAccumulatedMessage -g NoSuchGroup -t GA --yes",
     ],
 )
-def test_an_unknown_group(cluster: GoldenCluster, command: str) -> None:
+def test_an_unknown_group_is_named(cluster: GoldenCluster, command: str) -> None:
     result = cluster.admin(command)
     says(result, "NoSuchGroup")
     assert result.stdout == ""
@@ -175,7 +175,7 @@ def test_an_unknown_group(cluster: GoldenCluster, command: str) -> None:
         ("brokerStatus -b :10911", "':10911' is no address: write host:port"),
     ],
 )
-def test_names_and_numbers_that_are_not_there(cluster: GoldenCluster, command: str, what: str) -> None:
+def test_unknown_brokers_queues_and_clients_are_named(cluster: GoldenCluster, command: str, what: str) -> None:
     says(cluster.admin(command), what)
 
 
@@ -190,13 +190,13 @@ def test_names_and_numbers_that_are_not_there(cluster: GoldenCluster, command: s
         ("redriveDlq -g G_g_retry -b {} -e {} --yes", "-b -e"),
     ],
 )
-def test_times_the_wrong_way_round(cluster: GoldenCluster, command: str, options: str) -> None:
+def test_a_reversed_time_range_is_refused(cluster: GoldenCluster, command: str, options: str) -> None:
     begin, end = options.split()
     says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000: nothing lies between")
 
 
 @pytest.mark.parametrize("command", ["clusterList", "clusterRT -a 1", "startMonitoring"])
-def test_an_interval_of_nothing_would_never_rest(cluster: GoldenCluster, command: str) -> None:
+def test_a_zero_interval_is_refused(cluster: GoldenCluster, command: str) -> None:
     result = cluster.admin(f"{command} -i 0")
     assert result.exit_code == 2
     assert "-i" in result.stderr
@@ -219,17 +219,17 @@ def test_an_interval_of_nothing_would_never_rest(cluster: GoldenCluster, command
         "resetOffsetByTime -g G_g_tag -t GA -s {} --yes",
     ],
 )
-def test_a_time_that_is_none(cluster: GoldenCluster, command: str, time: str) -> None:
+def test_an_invalid_time_is_refused(cluster: GoldenCluster, command: str, time: str) -> None:
     says(cluster.admin(command.format(f"'{time}'")), time)
 
 
 @pytest.mark.parametrize("msg_id", ["4711", 31 * "0", 32 * "g", "7F00000100002A9F" + 16 * "F"])
 @pytest.mark.parametrize("command", ["queryMsgById -i {}", "redriveDlq -g G_g_retry --yes -i {}"])
-def test_an_id_that_is_none(cluster: GoldenCluster, command: str, msg_id: str) -> None:
+def test_an_invalid_message_id_is_refused(cluster: GoldenCluster, command: str, msg_id: str) -> None:
     says(cluster.admin(command.format(msg_id)), msg_id)
 
 
-def test_no_permission(cluster: GoldenCluster) -> None:
+def test_a_missing_permission_is_named(cluster: GoldenCluster) -> None:
     """A topic that may not be read, then one that may not be written to, and settings that may not be changed."""
     cluster.done("updateTopicPerm -c DefaultCluster -t GDelay -p 2")
     for command in ("printMsg -t GDelay", "consumeMessage -t GDelay"):

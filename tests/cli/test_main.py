@@ -35,7 +35,7 @@ def test_every_command_explains_itself_with_examples() -> None:
             assert f"rucola {' '.join(path)}" in result.output, path
 
 
-def test_the_table_of_commands_is_what_help_shows() -> None:
+def test_help_shows_the_table_of_commands() -> None:
     result = CliRunner().invoke(main, ["-h"])
     assert result.exit_code == 0
     for name, (_, line) in COMMANDS.items():
@@ -43,7 +43,7 @@ def test_the_table_of_commands_is_what_help_shows() -> None:
         assert line in result.output
 
 
-def test_help_loads_no_room() -> None:
+def test_help_imports_no_subpackage() -> None:
     program = "import sys, rucola.cli.main\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     own = {name for name in loaded if name.startswith("rucola")}
@@ -75,7 +75,7 @@ def test_an_error_is_one_line_and_ends_with_1() -> None:
         (TimeoutError(), "Error: TimeoutError\n"),
     ],
 )
-def test_what_the_system_refuses_is_one_line_too(error: OSError, line: str) -> None:
+def test_an_operating_system_error_is_one_line(error: OSError, line: str) -> None:
     @click.group(cls=Commands)
     def door() -> None:
         raise error

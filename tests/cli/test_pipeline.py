@@ -12,7 +12,7 @@ from rucola.cli.main import main
 
 
 @pytest.mark.spark
-def test_archive_says_what_it_wrote_and_adds_nothing_the_second_time(golden: Path, tmp_path: Path) -> None:
+def test_archive_prints_its_summary_and_adds_nothing_the_second_time(golden: Path, tmp_path: Path) -> None:
     store, lake = golden / "g1-clean" / "store-after-restart", tmp_path / "lake"
     arguments = ["pipeline", "archive", "--store", str(store), "--out", str(lake)]
     result = CliRunner().invoke(main, [*arguments, "--json"])
@@ -27,7 +27,7 @@ def test_archive_says_what_it_wrote_and_adds_nothing_the_second_time(golden: Pat
 
 
 @pytest.mark.spark
-def test_what_is_no_store_is_said(tmp_path: Path) -> None:
+def test_a_directory_without_a_store_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         main, ["pipeline", "archive", "--store", str(tmp_path), "--out", str(tmp_path / "lake")]
     )
@@ -80,7 +80,7 @@ def test_a_lake_is_filled_compacted_and_searched(golden: Path, tmp_path: Path) -
         (["archive", "--store", ".", "--brokerName", "a", "--brokerName", "b"], "there are 1 stores and 2 names"),
     ],
 )
-def test_what_contradicts_itself_is_said(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_contradictory_options_are_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
     result = invoke(*arguments, "--out", tmp_path / "lake")
     assert result.exit_code == 2
     assert said in result.stderr
@@ -89,7 +89,7 @@ def test_what_contradicts_itself_is_said(tmp_path: Path, arguments: list[str], s
 
 @pytest.mark.spark
 @pytest.mark.parametrize("command", ["compact", "search"])
-def test_what_is_no_lake_is_said(tmp_path: Path, command: str) -> None:
+def test_a_directory_without_a_lake_is_refused(tmp_path: Path, command: str) -> None:
     result = invoke(command, "--lake", tmp_path, *(["-k", "key"] if command == "search" else []))
     assert result.exit_code == 1
     assert result.stderr == (

@@ -48,7 +48,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_list_show_and_stats(shop: Shop) -> None:
+def test_list_show_and_stats_print_stubs(shop: Shop) -> None:
     first, second = shop.add(2, ("billing",))
     shop.change(status="STUCK", error="why it is stuck", broker="b", queue_id=1, queue_offset=7, due_at=None, sends=3)
     table = shop.ask("list")
@@ -69,7 +69,7 @@ def test_list_show_and_stats(shop: Shop) -> None:
     assert "relay lag" in shop.ask("stats")
 
 
-def test_resend_confirm_and_void_with_dry_run_and_a_question(shop: Shop) -> None:
+def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     first, second, third = shop.add(3, ("billing", "stock"))
     shop.change(status="MANUAL", due_at=None, sends=16)
     assert "would send 3 messages again" in shop.ask("resend", "--status", "MANUAL", "--dry-run")
@@ -86,7 +86,7 @@ def test_resend_confirm_and_void_with_dry_run_and_a_question(shop: Shop) -> None
     assert "name messages" in shop.ask("void", "--yes", code=1)
 
 
-def test_purge_removes_what_is_old_and_settled_and_nothing_else(shop: Shop) -> None:
+def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
     old, recent, unsettled = shop.add(3)
     stub = shop.tables.stub
     with create_engine(shop.url).begin() as connection:
@@ -104,7 +104,7 @@ def test_purge_removes_what_is_old_and_settled_and_nothing_else(shop: Shop) -> N
     assert old not in str(left)
 
 
-def test_relay_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: Any) -> None:
+def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: Any) -> None:
     topic = shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic)
     (message_id,) = shop.add(topic=topic)
@@ -119,7 +119,7 @@ def test_relay_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: Any) ->
     assert "Traceback" not in running.log.read_text()
 
 
-def test_what_is_wrong_is_said_in_one_sentence(shop: Shop, tmp_path: Path) -> None:
+def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     for database, words in (
         ("nonsense", "write sqlite:///FILE"),
         ("oracle://x", "sqlite:///FILE"),

@@ -39,7 +39,7 @@ def test_standalone_serves_and_stops_cleanly(tmp_path: Path, number: signal.Sign
         assert standalone.stop() == 0
 
 
-def test_a_signal_that_comes_twice_changes_nothing(tmp_path: Path) -> None:
+def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as standalone:
         standalone.addresses()
         standalone.process.send_signal(signal.SIGTERM)
@@ -47,7 +47,7 @@ def test_a_signal_that_comes_twice_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "store" / "abort").exists()
 
 
-def test_the_table_of_descriptors_is_as_large_at_once_as_it_may_become(tmp_path: Path) -> None:
+def test_the_descriptor_table_is_grown_at_start(tmp_path: Path) -> None:
     """Its growing keeps all messages waiting, and thousands of queues make it grow often."""
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as running:
         status = Path(f"/proc/{running.process.pid}/status").read_text()
@@ -56,7 +56,7 @@ def test_the_table_of_descriptors_is_as_large_at_once_as_it_may_become(tmp_path:
         assert running.stop() == 0
 
 
-async def test_what_is_there_at_the_start_is_not_collected_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_objects_of_the_start_are_frozen_for_the_garbage_collector(capsys: pytest.CaptureFixture[str]) -> None:
     assert gc.get_freeze_count() == 0
     try:
         serving = asyncio.ensure_future(_serve("ready"))
@@ -68,7 +68,7 @@ async def test_what_is_there_at_the_start_is_not_collected_again_and_again(capsy
         gc.unfreeze()
 
 
-def test_a_store_that_is_served_already(tmp_path: Path) -> None:
+def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
         standalone.addresses()
@@ -80,7 +80,7 @@ def test_a_store_that_is_served_already(tmp_path: Path) -> None:
         assert standalone.stop() == 0
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("standalone", "--store", tmp_path, "--namesrv-port", "0", "--broker-port", str(port))
@@ -105,7 +105,7 @@ def test_standalone_takes_apaches_broker_conf_and_store(tmp_path: Path, golden: 
     assert run("store", "check", store).returncode == 0
 
 
-def test_namesrv_and_broker_as_two_processes(tmp_path: Path) -> None:
+def test_namesrv_and_broker_run_as_two_processes(tmp_path: Path) -> None:
     namesrv_conf, broker_conf = tmp_path / "namesrv.conf", tmp_path / "broker.conf"
     namesrv_conf.write_text("bindAddress=127.0.0.1\nlistenPort=0\n")
     with server("namesrv", "-c", namesrv_conf, log=tmp_path / "namesrv.log") as namesrv:
@@ -123,7 +123,7 @@ def test_namesrv_and_broker_as_two_processes(tmp_path: Path) -> None:
         assert namesrv.stop() == 0
 
 
-def test_a_port_on_the_command_line_stands_for_both_that_the_file_names(tmp_path: Path) -> None:
+def test_a_port_on_the_command_line_overrides_both_of_the_file(tmp_path: Path) -> None:
     """Two brokers with one file, each with a port of its own, get along."""
     conf = tmp_path / "broker.conf"
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -136,7 +136,7 @@ def test_a_port_on_the_command_line_stands_for_both_that_the_file_names(tmp_path
             assert standalone.stop() == 0
 
 
-def test_logs_as_json(tmp_path: Path) -> None:
+def test_logs_can_be_written_as_json(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("storePathRootDir=unused\nnoSuchKey=1\n")
     arguments = ("standalone", "--store", tmp_path / "store", *FREE_PORTS, "-c", conf, "--logFormat", "json")
@@ -148,7 +148,7 @@ def test_logs_as_json(tmp_path: Path) -> None:
     assert warning["message"] == f"{conf}: no use for noSuchKey"
 
 
-def test_a_changed_setting_outlives_the_broker(tmp_path: Path) -> None:
+def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("# how large\nmaxMessageSize = 1000\nbrokerName=b\n")
     arguments = ("standalone", "--store", tmp_path / "store", *FREE_PORTS, "-c", conf)
@@ -166,7 +166,7 @@ def test_a_changed_setting_outlives_the_broker(tmp_path: Path) -> None:
         assert (shown["maxMessageSize"], shown["fileReservedTime"]) == ("2000", "48")
 
 
-def test_settings_are_printed_and_nothing_is_started(tmp_path: Path) -> None:
+def test_print_settings_starts_no_server(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(f"brokerName=printed\nstorePathRootDir={tmp_path / 'store'}\nflushDiskType=SYNC_FLUSH\n")
     result = run("broker", "-c", conf, "-p", "-n", "a:9876")
@@ -180,7 +180,7 @@ def test_settings_are_printed_and_nothing_is_started(tmp_path: Path) -> None:
     assert "listenPort=9876" in run("namesrv", "-p", "-n", "other:9876").stdout.splitlines()
 
 
-def test_a_value_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> None:
+def test_an_unreadable_value_is_named_with_its_file(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("listenPort=many\n")
     result = run("standalone", "--store", tmp_path / "store", "-c", conf)
@@ -190,14 +190,14 @@ def test_a_value_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> N
     assert "listenPort=many" in line
 
 
-def test_a_name_server_that_is_no_address(tmp_path: Path) -> None:
+def test_an_invalid_name_server_address_is_refused(tmp_path: Path) -> None:
     result = run("broker", "-n", "localhost:9876;nonsense", "-c", "/dev/null")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line == "Error: /dev/null: namesrvAddr: 'nonsense' is no address: write host:port"
 
 
-def test_keys_without_a_use_are_told(tmp_path: Path) -> None:
+def test_unused_keys_are_logged(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("sendMessageThreadPoolNums=16\n")
     result = run("broker", "-c", conf, "-p")
@@ -215,9 +215,7 @@ def test_keys_without_a_use_are_told(tmp_path: Path) -> None:
         ({"storePathCommitLog": "/disk/log"}, "/disk/log"),
     ],
 )
-def test_the_store_of_the_command_line_takes_its_commit_log_along(
-    before: dict[str, str], log_after: str | None
-) -> None:
+def test_a_store_on_the_command_line_moves_its_commit_log(before: dict[str, str], log_after: str | None) -> None:
     properties = dict(before)
     move_store(properties, Path("/new"))
     assert properties["storePathRootDir"] == "/new"

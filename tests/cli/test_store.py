@@ -37,7 +37,7 @@ def test_dump_prints_what_apaches_decoder_reads(golden: Path, store: str, expect
     assert printed == [json.loads(line) for line in (golden / expected).read_text(encoding="utf-8").splitlines()]
 
 
-def test_check_of_a_clean_store(golden: Path) -> None:
+def test_check_of_a_sound_store_finds_nothing(golden: Path) -> None:
     result = CliRunner().invoke(main, ["store", "check", str(golden / "g1-clean" / "store")])
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith("store is clean\n")
@@ -64,14 +64,14 @@ def test_check_names_the_damage(golden: Path, tmp_path: Path) -> None:
     assert all(finding["what"] for finding in findings)
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     for command in ("check", "dump"):
         result = CliRunner().invoke(main, ["store", command, str(tmp_path / "nothing")])
         assert result.exit_code == 2
         assert "nothing" in result.stderr
 
 
-def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
+def test_a_directory_without_a_store_is_an_error(tmp_path: Path) -> None:
     for command in ("check", "dump"):
         result = CliRunner().invoke(main, ["store", command, str(tmp_path)])
         assert result.exit_code == 1
@@ -103,7 +103,7 @@ def damage(store: Path, physical_offset: int) -> None:
     log.write_bytes(data)
 
 
-def test_stat_as_a_table_and_as_json(store: Path) -> None:
+def test_stat_prints_a_table_or_json(store: Path) -> None:
     result = run("stat", store)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "2556 messages" in result.stdout
@@ -127,14 +127,14 @@ def test_grep_prints_what_dump_prints(store: Path) -> None:
     assert "order-6" in table
 
 
-def test_grep_that_finds_nothing_or_is_asked_wrongly(store: Path) -> None:
+def test_grep_exits_by_its_result(store: Path) -> None:
     result = run("grep", store, "-t", "GA", "-k", "no such key")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "")
     for wrong in (("-r", "("), ("-b", "yesterday"), ("--table", "--json")):
         assert run("grep", store, *wrong).exit_code == 2
 
 
-def test_grep_in_a_window_of_time(store: Path) -> None:
+def test_grep_takes_a_time_window(store: Path) -> None:
     dumped = [json.loads(line) for line in run("dump", store).stdout.splitlines()]
     begin, end = dumped[10]["storeTimestamp"], dumped[500]["storeTimestamp"]
     as_text = datetime.fromtimestamp(begin / 1000).isoformat()
@@ -142,7 +142,7 @@ def test_grep_in_a_window_of_time(store: Path) -> None:
     assert found == [row for row in dumped if begin <= row["storeTimestamp"] < end]
 
 
-def test_places_and_files_that_cannot_be(store: Path, tmp_path: Path) -> None:
+def test_impossible_offsets_and_files_are_refused(store: Path, tmp_path: Path) -> None:
     """A file where a directory has to go, and a configuration that is no text: one line, no traceback."""
     file = tmp_path / "file"
     file.write_bytes(bytes(range(256)))
@@ -171,7 +171,7 @@ def test_rebuild_in_place_needs_the_brokers_delay_levels(store: Path, conf: Path
     assert json.loads(run("rebuild", store, "-c", conf, "--json").stdout)["units"] == 2556
 
 
-def test_what_stops_a_rebuild_says_what_to_run(store: Path) -> None:
+def test_a_rebuild_that_stops_names_the_next_command(store: Path) -> None:
     damage(store, 88)
     result = run("rebuild", store)
     assert result.exit_code == 1
@@ -182,7 +182,7 @@ def test_what_stops_a_rebuild_says_what_to_run(store: Path) -> None:
     assert "maxHashSlotNum" in result.stderr
 
 
-def test_repair_says_what_is_left_out(store: Path, conf: Path, tmp_path: Path) -> None:
+def test_repair_lists_what_it_leaves_out(store: Path, conf: Path, tmp_path: Path) -> None:
     damage(store, 88)
     result = run("repair", store, "--out", tmp_path / "copy", "-c", conf)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -198,7 +198,7 @@ def test_repair_says_what_is_left_out(store: Path, conf: Path, tmp_path: Path) -
     assert "is not empty" in result.stderr
 
 
-def test_damage_that_stops_a_command_says_what_to_run(store: Path) -> None:
+def test_damage_that_stops_a_command_names_the_next_command(store: Path) -> None:
     log = store / "commitlog"
     (log / f"{1 << 20:020}").rename(log / f"{2 << 20:020}")
     result = run("stat", store)
@@ -213,7 +213,7 @@ def test_damage_that_stops_a_command_says_what_to_run(store: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "stat", "dump", "grep", "rebuild", "repair"])
-def test_on_a_terminal_a_bar_shows_how_far_it_is_and_nothing_of_it_is_in_the_answer(
+def test_a_progress_bar_is_shown_on_a_terminal_and_kept_out_of_the_output(
     store: Path, conf: Path, tmp_path: Path, command: str
 ) -> None:
     arguments = [*RUCOLA, "store", command, store]
@@ -244,7 +244,7 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is_and_nothing_of_it_is_in_the_ans
     assert "100%" in drawn.decode()
 
 
-def test_help_tells_exit_codes_and_examples() -> None:
+def test_help_shows_exit_codes_and_examples() -> None:
     assert "Exit codes:" in run("--help").stdout
     for command in ("check", "stat", "dump", "grep", "rebuild", "repair"):
         told = run(command, "--help").stdout
@@ -252,7 +252,7 @@ def test_help_tells_exit_codes_and_examples() -> None:
         assert "--json" in told
 
 
-def test_dump_and_grep_print_json_whether_they_are_told_or_not(store: Path) -> None:
+def test_dump_and_grep_always_print_json(store: Path) -> None:
     for arguments in (("dump", store), ("grep", store, "-t", "GA")):
         result = run(*arguments, "--json")
         assert (result.exit_code, result.stdout) == (0, run(*arguments).stdout)

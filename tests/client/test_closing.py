@@ -70,7 +70,7 @@ def tasks_of_clients() -> list[str]:
 
 @each_order
 @pytest.mark.parametrize("how", ["cancel", "cancel twice", "timeout"])
-async def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Path, orderly: bool, how: str) -> None:
+async def test_a_cancelled_close_leaves_everything_to_the_successor(tmp_path: Path, orderly: bool, how: str) -> None:
     """The listener never ends. The member would keep its queues, and in order its locks, which expire in a minute."""
 
     async with cluster_with_topic(tmp_path, range(40)) as (running, broker):
@@ -103,7 +103,7 @@ async def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Pat
         assert await committed(running) == 40
 
 
-async def test_what_was_done_is_committed_by_a_cancelled_close(tmp_path: Path) -> None:
+async def test_a_cancelled_close_commits_completed_messages(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         consumer = consumer_of(running)
         await consumer.open()
@@ -176,7 +176,7 @@ async def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
     assert "a step has not ended within 50 ms" in caplog.text
 
 
-async def test_a_cancelled_body_closes_and_a_second_cancellation_hurries(tmp_path: Path) -> None:
+async def test_a_cancelled_body_closes_and_a_second_cancellation_hurries_the_close(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path, range(4)) as (running, _):
         blocked = Blocked()
         consumer = consumer_of(running, orderly=True)
@@ -198,7 +198,7 @@ async def test_a_cancelled_body_closes_and_a_second_cancellation_hurries(tmp_pat
             assert sorted(await take(successor, 4)) == [0, 1, 2, 3]
 
 
-def test_the_end_of_the_loop_cannot_keep_a_close_from_finishing(tmp_path: Path) -> None:
+def test_a_close_finishes_when_the_loop_ends(tmp_path: Path) -> None:
     """`asyncio.run` cancels all tasks at its end, also the one that closes."""
 
     async def consume(namesrv: str, orderly: bool) -> None:
@@ -222,7 +222,7 @@ def test_the_end_of_the_loop_cannot_keep_a_close_from_finishing(tmp_path: Path) 
             assert [message.body for message in successor.messages(idle_timeout_ms=500)] == [b"0"]
 
 
-async def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
+async def test_close_gives_up_a_listener_that_ignores_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 10)
@@ -299,7 +299,7 @@ async def connect(client: lifecycle.Lifecycle, address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_every_client_that_is_cancelled_while_it_closes_is_closed(
+async def test_every_client_is_closed_after_its_close_was_cancelled(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker never says that it has taken note."""
@@ -330,7 +330,7 @@ async def hanging_broker(running: Cluster) -> tuple[ScriptedBroker, asyncio.Even
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
-async def test_opening_that_is_broken_off_is_undone(tmp_path: Path, how: str) -> None:
+async def test_a_cancelled_opening_is_undone(tmp_path: Path, how: str) -> None:
     async with cluster(tmp_path) as running:
         broker, asked = await hanging_broker(running)
         consumer = consumer_of(running)
@@ -354,9 +354,7 @@ async def test_opening_that_is_broken_off_is_undone(tmp_path: Path, how: str) ->
 
 
 @pytest.mark.parametrize("answers", [False, True])
-async def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_awaited(
-    tmp_path: Path, answers: bool
-) -> None:
+async def test_a_requested_lock_is_released_before_its_response(tmp_path: Path, answers: bool) -> None:
     """The broker may have given it, and would keep it for a minute, for a member that is gone."""
 
     async with cluster(tmp_path) as running:
@@ -377,7 +375,7 @@ async def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_a
         assert broker.unlocked
 
 
-async def test_two_that_open_at_a_time_open_once_and_both_wait(tmp_path: Path) -> None:
+async def test_concurrent_openings_open_once_and_both_wait(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path, range(8)) as (running, _):
         seen: Tally[int] = Tally()
 

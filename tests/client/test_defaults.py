@@ -38,5 +38,5 @@ OPTIONS = ConsumeOptions()
         ("pullThreshold...ForQueue, maxSpan", OPTIONS.limits, PullLimits(count=1000, size=100 << 20, span=2000)),
     ],
 )  # fmt: skip
-def test_defaults_are_apaches(name: str, ours: object, apaches: object) -> None:
+def test_defaults_equal_apaches(name: str, ours: object, apaches: object) -> None:
     assert ours == apaches, name

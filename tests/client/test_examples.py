@@ -23,10 +23,10 @@ def promised(path: Path) -> str:
 
 @pytest.mark.rocketmq(messageDelayLevel="0s", enablePropertyFilter="true")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_program_prints_what_it_promises(path: Path, rocketmq: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_prints_its_documented_output(path: Path, rocketmq: Any, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip() == promised(path)
 
 
-def test_every_program_is_in_the_documentation() -> None:
+def test_every_example_is_documented() -> None:
     assert [path.name for path in EXAMPLES if f"(../examples/{path.name})" not in DOCS] == []

@@ -224,7 +224,7 @@ asyncio.run(main())
 """
 
 
-def test_a_client_whose_id_was_chosen_is_refused_in_a_child(tmp_path: Path) -> None:
+def test_a_client_with_an_explicit_id_is_refused_in_a_child(tmp_path: Path) -> None:
     """An id of its own would find no offsets; the same one would share queues, or the file of offsets."""
     with servers(tmp_path) as namesrv:
         first, second, parent = run(CHOSEN, namesrv, str(tmp_path / "offsets"))
@@ -272,7 +272,7 @@ while consumer.stats().get("T") is None or consumer.stats()["T"].consumed < 20:
 """
 
 
-def test_the_end_of_a_child_does_not_close_what_its_parent_has_left_open(tmp_path: Path) -> None:
+def test_the_end_of_a_child_leaves_its_parents_clients_open(tmp_path: Path) -> None:
     with servers(tmp_path) as namesrv:
         assert sorted(number for _, number in run(LEFT_OPEN, namesrv)) == list(range(20))
         with Producer("g", namesrv) as producer, PullConsumer("c", namesrv) as reader:

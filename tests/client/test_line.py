@@ -46,7 +46,7 @@ def line_of(*, in_order: bool, may_take: Callable[[AssignedQueue], bool] = lambd
     in_order=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_every_message_is_taken_once_and_in_its_queues_order(
+def test_every_message_is_taken_once_in_queue_order(
     counts: list[int], max_count: int, takers: int, in_order: bool, seed: int
 ) -> None:
     """Several take while messages come in, each letting the others in at random."""
@@ -101,7 +101,7 @@ async def test_queues_are_served_in_turn() -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_a_taker_that_is_cancelled_in_its_turn_leaves_it_to_the_next(in_order: bool) -> None:
+async def test_a_cancelled_taker_passes_its_turn_to_the_next(in_order: bool) -> None:
     line = line_of(in_order=in_order)
     first, second = asyncio.create_task(line.take()), asyncio.create_task(line.take())
     await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_a_taker_that_is_cancelled_in_its_turn_leaves_it_to_the_next(in_or
     assert first.cancelled()
 
 
-async def test_what_is_put_back_comes_first_once_the_queue_may_come_back() -> None:
+async def test_requeued_messages_come_first_when_the_queue_resumes() -> None:
     line = line_of(in_order=True)
     own = own_queue()
     line.put(own, pulled(own, 4))
@@ -129,7 +129,7 @@ async def test_what_is_put_back_comes_first_once_the_queue_may_come_back() -> No
     assert [message.queue_offset for message in again.messages] == [0, 1, 2, 3]
 
 
-async def test_a_queue_that_begins_anew_or_is_given_up_gives_out_nothing_old() -> None:
+async def test_a_reset_or_dropped_queue_delivers_no_old_messages() -> None:
     line = line_of(in_order=True)
     own = own_queue()
     line.put(own, pulled(own, 3))
@@ -149,7 +149,7 @@ async def test_a_queue_that_begins_anew_or_is_given_up_gives_out_nothing_old() -
     assert line.take_now() is None
 
 
-async def test_a_queue_that_may_not_be_taken_waits_until_it_comes_back() -> None:
+async def test_a_suspended_queue_is_skipped_until_it_resumes() -> None:
     may: list[bool] = [False]
     line = line_of(in_order=True, may_take=lambda own: may[0])
     own = own_queue()
@@ -161,7 +161,7 @@ async def test_a_queue_that_may_not_be_taken_waits_until_it_comes_back() -> None
     assert line.take_now() is not None
 
 
-async def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() -> None:
+async def test_a_closed_ready_queue_delivers_nothing_and_reopens_empty() -> None:
     line = line_of(in_order=False)
     waiting = asyncio.create_task(line.take())
     await asyncio.sleep(0)
@@ -176,9 +176,7 @@ async def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() 
 
 
 @given(count=st.integers(1, 12), takers=st.integers(1, 4), in_order=st.booleans(), seed=st.integers(0, 1000))
-def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
-    count: int, takers: int, in_order: bool, seed: int
-) -> None:
+def test_a_requeued_message_is_delivered_until_completed(count: int, takers: int, in_order: bool, seed: int) -> None:
     """Each taker requeues at random, and at random takes by name what it has requeued, unless another was faster."""
     random = Random(seed)
 

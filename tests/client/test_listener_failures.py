@@ -70,7 +70,7 @@ def raising(
 
 @each_error
 @each_kind
-async def test_side_by_side_each_failure_is_counted_logged_and_given_back(
+async def test_concurrently_each_failure_is_counted_logged_and_retried(
     tmp_path: Path, error: BaseException, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Six failures are more than the two workers could take if each ended with its failure."""
@@ -93,7 +93,7 @@ async def test_side_by_side_each_failure_is_counted_logged_and_given_back(
 
 @each_error
 @each_kind
-async def test_in_order_the_message_comes_again_and_its_queue_can_go_to_another_member(
+async def test_in_order_a_failed_message_is_retried_and_its_queue_can_move(
     tmp_path: Path, error: BaseException, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignment, "UNBALANCED_PAUSE_MS", 20)
@@ -204,7 +204,9 @@ def test_the_end_of_asyncio_run_cancels_a_listener_without_counting_a_failure(tm
 
 @each_error
 @each_kind
-async def test_an_operator_who_calls_the_listener_is_told(tmp_path: Path, error: BaseException, kind: str) -> None:
+async def test_an_operator_who_invokes_the_listener_gets_the_error(
+    tmp_path: Path, error: BaseException, kind: str
+) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0")])
         await broker.start(running)
@@ -277,9 +279,7 @@ async def test_a_local_transaction_that_fails_in_a_thread_is_left_open_and_raise
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration()])
-def test_the_blocking_face_raises_what_the_application_raises_and_lives_on(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_the_blocking_client_raises_the_applications_error_and_continues(tmp_path: Path, error: BaseException) -> None:
     """On its event loop, such an error ends the loop; the caller would wait for ever."""
     raised = RuntimeError if isinstance(error, StopIteration) else type(error)
 
@@ -293,7 +293,7 @@ def test_the_blocking_face_raises_what_the_application_raises_and_lives_on(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_the_blocking_face_survives_a_listener_on_its_loop(tmp_path: Path, error: BaseException) -> None:
+def test_the_blocking_client_survives_a_listener_on_its_loop(tmp_path: Path, error: BaseException) -> None:
     """Ctrl-C reaches the main thread alone, so there it is a failure as well."""
     with servers(tmp_path) as namesrv, blocking.Producer("g", namesrv) as producer:
         consumer = blocking.PushConsumer("c", namesrv, consume_from=FIRST, concurrency=1)
@@ -322,7 +322,7 @@ def test_ctrl_c_in_a_coroutine_listener_ends_the_program(tmp_path: Path) -> None
             asyncio.run(consume(namesrv))
 
 
-async def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
+async def test_a_message_without_a_thread_to_run_on_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In order, for nothing may be delivered twice at a time. The system has no thread for the first five calls."""
@@ -354,7 +354,7 @@ async def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
 
 
 @pytest.mark.parametrize("result", [SystemExit(3), None])
-async def test_a_strategy_that_fails_leaves_the_share(
+async def test_a_failed_strategy_keeps_the_assignment(
     tmp_path: Path, result: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The second time: by an error, or by a result that is none."""
@@ -400,7 +400,7 @@ class BrokenTrace:
 
 
 @pytest.mark.parametrize("at", ["begin", "end", "swallow"])
-async def test_a_trace_that_fails_changes_nothing_for_the_message(tmp_path: Path, at: str) -> None:
+async def test_a_failed_trace_does_not_affect_the_message(tmp_path: Path, at: str) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
         await broker.start(running)
@@ -429,9 +429,7 @@ class FailingTrace:
         raise OSError("no disk for the trace")
 
 
-async def test_a_trace_that_fails_changes_nothing_for_a_producer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_trace_does_not_affect_a_producer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The message is stored: an error would make the application send it again."""
 
     trace = FailingTrace()
@@ -447,7 +445,7 @@ async def test_a_trace_that_fails_changes_nothing_for_a_producer(
     assert caplog.text.count("the trace failed in FailingTrace.") == 4
 
 
-async def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> None:
+async def test_a_batch_that_its_listener_emptied_is_complete(tmp_path: Path) -> None:
     def listen(messages: list[MessageExt]) -> None:
         while messages:
             messages.pop()
@@ -468,7 +466,7 @@ async def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> 
         lambda: SuspendCurrentQueueAMoment("1s"),  # type: ignore[arg-type]
     ],
 )
-def test_what_a_listener_says_is_checked_where_it_says_it(make: Callable[[], Exception]) -> None:
+def test_the_result_of_a_listener_is_validated(make: Callable[[], Exception]) -> None:
     with pytest.raises(ConfigError, match="it must be a number"):
         make()
 

@@ -14,7 +14,7 @@ from support.cluster import Tally, cluster
 from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take, until
 
 
-async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
+async def test_a_batch_holds_waiting_messages_of_one_queue(tmp_path: Path) -> None:
     batches: Tally[list[MessageExt]] = Tally()
 
     async def listen(messages: list[MessageExt]) -> None:
@@ -34,7 +34,7 @@ async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
 
 
-async def test_a_batch_listener_in_a_thread(tmp_path: Path) -> None:
+async def test_a_batch_listener_runs_in_a_thread(tmp_path: Path) -> None:
     seen: Tally[int] = Tally()
     loop = asyncio.get_running_loop()
 
@@ -57,7 +57,7 @@ def test_a_batch_of_no_or_too_many_messages_is_refused(max_count: int) -> None:
         consumer.listen_to_batches(print, max_count)
 
 
-async def test_up_to_the_ack_index_a_batch_is_done_and_the_rest_comes_again_later(tmp_path: Path) -> None:
+async def test_a_batch_is_complete_up_to_its_ack_index_and_the_rest_retried(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(6)])
         await broker.start(running)
@@ -74,7 +74,7 @@ async def test_up_to_the_ack_index_a_batch_is_done_and_the_rest_comes_again_late
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), ReconsumeLater(), SuspendCurrentQueueAMoment(5)])
-async def test_side_by_side_every_error_gives_the_whole_batch_back(tmp_path: Path, error: Exception) -> None:
+async def test_concurrently_an_error_retries_the_whole_batch(tmp_path: Path, error: Exception) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(3)])
         await broker.start(running)
@@ -91,7 +91,7 @@ async def test_side_by_side_every_error_gives_the_whole_batch_back(tmp_path: Pat
         assert broker.committed == 3
 
 
-async def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
+async def test_a_message_consumed_for_too_long_is_retried_and_the_offset_advances(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(tmp_path) as running:
@@ -119,7 +119,7 @@ async def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
     assert "they go back to the broker" in caplog.text
 
 
-async def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path: Path) -> None:
+async def test_an_iteration_loses_a_message_that_it_holds_for_too_long(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
         await broker.start(running)
@@ -144,7 +144,9 @@ async def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path:
         (PullLimits(topic_size=20), 2),
     ],
 )
-async def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, limits: PullLimits, held: int) -> None:
+async def test_the_fetcher_pauses_at_each_limit_and_resumes_below_it(
+    tmp_path: Path, limits: PullLimits, held: int
+) -> None:
     """One message a pull, each of ten bytes."""
 
     async with cluster_with_topic(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
@@ -155,7 +157,7 @@ async def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, 
         assert await committed(running) == 30
 
 
-def test_limits_of_a_topic_are_shared_by_its_own_queues() -> None:
+def test_limits_of_a_topic_are_divided_among_its_assigned_queues() -> None:
     limits = PullLimits(topic_count=100, topic_size=10)
     assert limits.shared_by(3, in_order=False) == PullLimits(count=33, size=3)
     assert limits.shared_by(1000, in_order=True) == PullLimits(count=1, size=1, span=None)
@@ -179,7 +181,7 @@ async def test_a_suspended_consumer_gets_nothing_until_it_is_resumed(tmp_path: P
         assert sorted(await take(consumer, 5)) == [5, 6, 7, 8, 9]
 
 
-async def test_a_queue_that_went_to_another_member_takes_nothing_back(tmp_path: Path) -> None:
+async def test_a_reassigned_queue_accepts_no_requeued_messages(tmp_path: Path) -> None:
     """It is not done, so whoever has the queue now gets it anyway; sent back it would come twice."""
 
     begun, may_end = asyncio.Event(), asyncio.Event()

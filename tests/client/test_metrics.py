@@ -37,7 +37,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return found
 
 
-async def test_what_a_producer_tells(tmp_path: Path) -> None:
+async def test_a_producer_exports_its_metrics(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.create_topic(await running.start_broker(), "T")
         assert scrape(producer) == {}
@@ -58,7 +58,7 @@ async def test_what_a_producer_tells(tmp_path: Path) -> None:
         assert value(samples, "rocketmq_send_cost_time_bucket", **of_cost, invocation_status="success", le="+Inf") == 1
 
 
-async def test_what_a_consumer_tells(tmp_path: Path) -> None:
+async def test_a_consumer_exports_its_metrics(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path, range(5), queues=1) as (running, _), consumer_of(running) as consumer:
         await take(consumer, 3)
         await until(lambda: consumer.stats()["T"].pulled == 5)
@@ -81,7 +81,7 @@ async def test_what_a_consumer_tells(tmp_path: Path) -> None:
             assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) >= 0
 
 
-async def test_the_page_names_every_metric_and_no_other() -> None:
+async def test_the_page_documents_exactly_the_exported_metrics() -> None:
     """`_fail_msg_tps` beside `rocketmq_client_consume_ok_msg_tps` has that one's beginning."""
     named = set()
     for cell in re.findall(r"^\| (`rocketmq_.*?) \|", PAGE.split("### Clients")[1], re.MULTILINE):
@@ -98,7 +98,7 @@ def beginning(name: str) -> str:
     return "rocketmq_client_consumer" if "consumer" in name else "rocketmq_client_consume"
 
 
-async def test_several_clients_stand_side_by_side(tmp_path: Path) -> None:
+async def test_several_clients_share_a_collector(tmp_path: Path) -> None:
     """Blocking ones among them; each family is there once, as Prometheus demands."""
 
     async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _), Producer("a", running.namesrv) as one:

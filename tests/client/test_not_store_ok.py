@@ -74,7 +74,9 @@ async def sending(brokers: Brokers, path: Path, *, retry: bool = True) -> AsyncI
 
 @pytest.mark.parametrize("code", LACKING)
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-async def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way) -> None:
+async def test_retry_another_stores_the_message_on_a_second_broker(
+    tmp_path: Path, code: ResponseCode, way: Way
+) -> None:
     brokers = Brokers({"broker-a": code, "broker-b": OK})
 
     async with sending(brokers, tmp_path) as producer:
@@ -87,7 +89,7 @@ async def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way
 
 
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-async def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Way) -> None:
+async def test_a_message_is_stored_on_one_broker_by_default(tmp_path: Path, way: Way) -> None:
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
     async with sending(brokers, tmp_path, retry=False) as producer:
@@ -96,7 +98,7 @@ async def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Wa
         assert producer.stats()["T"].not_store_ok == 1
 
 
-async def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
+async def test_a_chosen_queue_is_never_changed(tmp_path: Path) -> None:
     brokers = Brokers({"broker-a": LATE, "broker-b": OK})
 
     async with sending(brokers, tmp_path) as producer:
@@ -106,7 +108,7 @@ async def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd"])
-async def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Path, names: str) -> None:
+async def test_each_broker_is_tried_once_within_the_retry_limit(tmp_path: Path, names: str) -> None:
     brokers = Brokers({f"broker-{name}": LATE for name in names})
 
     async with sending(brokers, tmp_path) as producer:
@@ -116,7 +118,7 @@ async def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_pa
         assert result.queue.broker_name == brokers.asked[-1]
 
 
-async def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
+async def test_an_error_of_another_broker_keeps_the_first_result(tmp_path: Path) -> None:
     """Whichever broker is asked first: the one that has it says so in the end."""
     brokers = Brokers({"broker-a": LATE, "broker-b": REFUSED})
 
@@ -130,7 +132,7 @@ async def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
                 assert (result.status, result.queue.broker_name) == (SendStatus.FLUSH_DISK_TIMEOUT, "broker-a")
 
 
-async def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:
+async def test_a_half_message_is_rolled_back_instead(tmp_path: Path) -> None:
     """A copy on another broker would be a transaction of its own, and the first one still be asked about."""
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 

@@ -28,7 +28,7 @@ def own_at(offset: int, queue_id: int = 0) -> AssignedQueue:
     return AssignedQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
 
 
-async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
+async def test_a_member_resumes_at_the_offsets_of_its_file(tmp_path: Path) -> None:
     options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
     async with (
         cluster_with_topic(tmp_path, range(20)) as (running, _),
@@ -46,7 +46,7 @@ async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
             assert sorted(await take(consumer, 3)) == [20, 21, 22]
 
 
-async def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None:
+async def test_two_broadcasting_members_both_get_every_message(tmp_path: Path) -> None:
     async with (
         cluster_with_topic(tmp_path, range(10)) as (running, _),
         ClientInstance(running.namesrv, client_id="one") as first,
@@ -60,7 +60,7 @@ async def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None
             assert sorted(await take(one, 10)) == sorted(await take(two, 10)) == list(range(10))
 
 
-async def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
+async def test_a_failure_in_broadcasting_is_logged_and_not_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: Tally[bytes] = Tally()
@@ -92,7 +92,7 @@ async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
     assert await offsets.read(MessageQueue("T", "broker-a", 1)) is None
 
 
-async def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> None:
+async def test_unassigned_queues_stay_in_the_file(tmp_path: Path) -> None:
     offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3, 0), own_at(4, 1))
     await offsets.commit(own_at(7, 1))
@@ -101,7 +101,7 @@ async def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> N
     assert await again.read(MessageQueue("T", "broker-a", 1)) == 7
 
 
-async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_path: Path) -> None:
+async def test_a_damaged_file_falls_back_to_its_backup(tmp_path: Path) -> None:
     offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3))
     await offsets.commit(own_at(4))
@@ -112,9 +112,7 @@ async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_pa
         await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 
-async def test_a_directory_that_cannot_be_written_is_told_and_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unwritable_directory_is_logged_and_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / "me").write_text("a file where a directory should be")
     offsets = LocalOffsetStore(tmp_path, "me", "g")

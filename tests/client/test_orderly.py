@@ -54,7 +54,7 @@ class InOrder:
         return offsets
 
 
-async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
+async def test_queues_are_consumed_in_parallel_and_each_in_order(tmp_path: Path) -> None:
     listener = InOrder()
     async with cluster_with_topic(tmp_path, range(200)) as (running, broker):
         consumer = consumer_of(running, orderly=True)
@@ -72,7 +72,7 @@ async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
     assert all(offsets == sorted(set(offsets)) for offsets in listener.by_queue().values())
 
 
-async def test_a_failure_suspends_its_queue_alone_and_the_message_comes_again_first(tmp_path: Path) -> None:
+async def test_a_failure_suspends_only_its_queue_and_the_message_is_retried_first(tmp_path: Path) -> None:
     seen: Tally[tuple[int, int, int]] = Tally()
 
     async def listen(message: MessageExt) -> None:
@@ -100,7 +100,7 @@ async def test_a_failure_suspends_its_queue_alone_and_the_message_comes_again_fi
     ]
 
 
-async def test_tried_too_often_it_goes_to_the_dead_letter_queue_and_the_rest_follow(tmp_path: Path) -> None:
+async def test_a_message_with_too_many_retries_is_dead_lettered_and_the_rest_follow(tmp_path: Path) -> None:
     seen: Tally[bytes] = Tally()
 
     async def listen(message: MessageExt) -> None:
@@ -120,7 +120,7 @@ async def test_tried_too_often_it_goes_to_the_dead_letter_queue_and_the_rest_fol
         assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"1", "T")
 
 
-async def test_by_default_a_message_is_tried_without_end(tmp_path: Path) -> None:
+async def test_by_default_an_ordered_message_is_retried_without_limit(tmp_path: Path) -> None:
     tries: Tally[int] = Tally()
 
     async def listen(message: MessageExt) -> None:
@@ -135,7 +135,7 @@ async def test_by_default_a_message_is_tried_without_end(tmp_path: Path) -> None
         assert await committed(running) == 0
 
 
-async def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path) -> None:
+async def test_an_ordered_batch_is_retried_without_its_completed_messages(tmp_path: Path) -> None:
     batches: Tally[list[int]] = Tally()
 
     async def listen(messages: list[MessageExt]) -> None:
@@ -153,7 +153,7 @@ async def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path)
     assert [offset for batch in batches.items[1:] for offset in batch] == list(range(2, 10))
 
 
-async def test_an_iteration_in_order_gets_again_what_it_left(tmp_path: Path) -> None:
+async def test_an_ordered_iteration_gets_unacknowledged_messages_again(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
             async for message in consumer:
@@ -171,7 +171,7 @@ async def test_an_iteration_in_order_gets_again_what_it_left(tmp_path: Path) -> 
         assert await committed(running) == 3
 
 
-async def test_a_queue_goes_to_another_member_only_when_nothing_of_it_is_at_work(tmp_path: Path) -> None:
+async def test_a_queue_moves_to_another_member_only_when_nothing_is_in_flight(tmp_path: Path) -> None:
     """The first member is held up in every queue while the second comes; what it has in hand ends before the rest."""
 
     begun: Tally[tuple[str, int, int]] = Tally()
@@ -208,7 +208,7 @@ async def test_a_queue_goes_to_another_member_only_when_nothing_of_it_is_at_work
     assert {member for member, _, _ in ended.items} == {"first", "second"}
 
 
-async def test_members_come_and_go_and_every_queue_goes_on_in_order(tmp_path: Path) -> None:
+async def test_order_is_kept_while_members_join_and_leave(tmp_path: Path) -> None:
     """Nothing overtakes and, as all of them leave properly, nothing even comes twice."""
 
     listener = InOrder()
@@ -265,7 +265,7 @@ async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
     assert "went to another member" in caplog.text
 
 
-async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_held_lock_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_locks, "LOCK_INTERVAL_MS", 5)
 
     async with cluster(tmp_path) as running:
@@ -278,7 +278,7 @@ async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkey
         assert broker.unlocked
 
 
-async def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is_up(
+async def test_locks_are_kept_until_they_expire_while_the_broker_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -300,7 +300,7 @@ async def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_t
     assert "no locks from broker broker-a now" in caplog.text
 
 
-async def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
+async def test_ordered_broadcasting_needs_no_lock(tmp_path: Path) -> None:
     listener = InOrder()
     async with cluster_with_topic(tmp_path, range(40)) as (running, broker):
         assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
@@ -314,6 +314,6 @@ async def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
     assert all(offsets == list(range(10)) for offsets in listener.by_queue().values())
 
 
-def test_in_order_no_span_stops_pulling(tmp_path: Path) -> None:
+def test_ordered_consumption_has_no_span_limit(tmp_path: Path) -> None:
     limits = PullLimits(span=1).shared_by(1, in_order=True)
     assert limits.span is None

@@ -51,7 +51,7 @@ async def stored(running: Cluster, topic: str) -> list[MessageExt]:
     return messages
 
 
-async def test_one_message_and_everything_it_carries(tmp_path: Path) -> None:
+async def test_a_message_is_stored_with_all_its_fields(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         broker = await running.start_broker()
         message = Message("T", "Käse".encode(), tags="A", keys=["k1", "k2"], properties={"colour": "grün"}, flag=7)
@@ -70,7 +70,7 @@ async def test_one_message_and_everything_it_carries(tmp_path: Path) -> None:
         assert (read.queue_id, read.queue_offset) == (result.queue.queue_id, 0)
 
 
-async def test_queues_take_turns_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
+async def test_queues_rotate_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.create_topic(await running.start_broker(), "T", queues=3)
         used = Counter([(await producer.send(Message("T", b"x"))).queue.queue_id for _ in range(9)])
@@ -83,7 +83,7 @@ async def test_queues_take_turns_and_a_chosen_queue_is_kept(tmp_path: Path) -> N
             await producer.send(Message("U", b"x"), queue)
 
 
-async def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
+async def test_a_oneway_message_is_stored_without_a_response(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Producer("g", running.namesrv) as producer,
@@ -96,7 +96,7 @@ async def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
         assert [message.body for message in (await waiting).messages] == [b"gone"]
 
 
-async def test_a_batch_lies_together_and_every_message_has_its_own_result(tmp_path: Path) -> None:
+async def test_a_batch_is_contiguous_with_one_result_per_message(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.start_broker()
         messages = [Message("T", f"{i}".encode(), tags=f"tag{i % 3}", keys=f"key{i}") for i in range(100)]
@@ -140,7 +140,7 @@ async def test_a_stream_gives_its_results_in_order(tmp_path: Path, in_flight: in
             assert by_place[result.queue.queue_id, result.queue_offset] == message.body
 
 
-async def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_path: Path) -> None:
+async def test_send_many_reads_no_further_than_its_window_and_can_be_abandoned(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.start_broker()
         taken = 0
@@ -160,7 +160,7 @@ async def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_
         assert len(await stored(running, "T")) >= 50
 
 
-async def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> None:
+async def test_large_bodies_are_compressed_in_transit_only(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.create_topic(await running.start_broker(), "T", queues=1)
         bodies = [b"a" * 4095, b"b" * 4096, b"c" * 100_000]
@@ -189,7 +189,7 @@ async def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> No
         (Message("T", b"x", properties={"name": "v" * 40_000}), "32767 at most"),
     ],
 )
-async def test_what_no_broker_takes_is_not_sent(tmp_path: Path, message: Message, words: str) -> None:
+async def test_a_message_that_no_broker_accepts_is_not_sent(tmp_path: Path, message: Message, words: str) -> None:
     async with cluster(tmp_path) as running:
         await running.start_broker()
         async with Producer("g", running.namesrv, max_message_size=1000) as producer:
@@ -212,13 +212,15 @@ async def test_what_no_broker_takes_is_not_sent(tmp_path: Path, message: Message
         ([Message("%RETRY%g", b"x")], "one by one"),
     ],
 )
-async def test_messages_that_cannot_share_a_batch(tmp_path: Path, messages: list[Message], words: str) -> None:
+async def test_messages_that_cannot_share_a_batch_are_refused(
+    tmp_path: Path, messages: list[Message], words: str
+) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         with pytest.raises(InvalidMessage, match=words):
             await producer.send_batch(messages)
 
 
-async def test_a_choice_that_is_no_queue_and_a_window_of_nothing_are_refused(tmp_path: Path) -> None:
+async def test_an_invalid_queue_or_window_is_refused(tmp_path: Path) -> None:
     """A selector that forgets to return would quietly spread what belongs together."""
 
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
@@ -230,7 +232,7 @@ async def test_a_choice_that_is_no_queue_and_a_window_of_nothing_are_refused(tmp
             await sent(producer, [Message("T", b"x")], in_flight=0)
 
 
-async def test_a_topic_that_nobody_makes_is_not_found(tmp_path: Path) -> None:
+async def test_a_send_to_an_unknown_topic_raises_topic_not_found(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         broker = await running.start_broker(auto_create_topic_enable=False)
         with pytest.raises(TopicNotFound, match=r"Missing.*updateTopic"):
@@ -240,14 +242,14 @@ async def test_a_topic_that_nobody_makes_is_not_found(tmp_path: Path) -> None:
             await producer.send(Message("ReadOnly", b"x"))
 
 
-async def test_a_producer_that_is_not_open_says_so() -> None:
+async def test_a_producer_that_is_not_open_raises() -> None:
     producer = Producer("g", "127.0.0.1:1")
     with pytest.raises(RemotingError, match="async with"):
         await producer.send(Message("T", b"x"))
     await producer.close()
 
 
-async def test_the_other_broker_takes_what_one_cannot(tmp_path: Path) -> None:
+async def test_a_send_is_retried_on_the_other_broker(tmp_path: Path) -> None:
     """One broker stops without the producer's knowing; then one that answers with codes worth another try."""
 
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
@@ -267,7 +269,7 @@ async def test_the_other_broker_takes_what_one_cannot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code", [ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION]
 )
-async def test_answers_that_another_broker_may_better(tmp_path: Path, code: ResponseCode) -> None:
+async def test_retryable_response_codes_are_retried_on_another_broker(tmp_path: Path, code: ResponseCode) -> None:
     refused: list[int] = []
 
     def refuse(connection: Connection, command: RemotingCommand) -> Reply:
@@ -284,7 +286,7 @@ async def test_answers_that_another_broker_may_better(tmp_path: Path, code: Resp
         assert refused
 
 
-async def test_an_answer_that_is_final_is_raised_at_once(tmp_path: Path) -> None:
+async def test_a_final_response_code_is_raised_at_once(tmp_path: Path) -> None:
     asked = 0
 
     def refuse(connection: Connection, command: RemotingCommand) -> Reply:
@@ -319,7 +321,7 @@ async def test_a_failure_names_every_try(tmp_path: Path) -> None:
             await sent(producer, [Message("T", b"x")] * 3)
 
 
-async def test_a_broker_that_is_silent_costs_no_more_than_the_time_limit(tmp_path: Path) -> None:
+async def test_a_silent_broker_takes_no_longer_than_the_timeout(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: lambda *_: None})
         with pytest.raises(SendFailed) as caught:
@@ -331,7 +333,7 @@ async def test_a_broker_that_is_silent_costs_no_more_than_the_time_limit(tmp_pat
             await producer.send(Message("T", b"x"), (await producer.queues("T"))[0], timeout_ms=50)
 
 
-async def test_a_send_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_send_leaves_no_request_behind(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
     def listen(connection: Connection, command: RemotingCommand) -> Reply:
@@ -349,7 +351,7 @@ async def test_a_send_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) ->
                 await task
 
 
-async def test_another_name_server_answers_when_one_is_gone(tmp_path: Path) -> None:
+async def test_another_name_server_answers_if_one_is_down(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await running.add_namesrv()
         broker = await running.start_broker()
@@ -362,7 +364,7 @@ async def test_another_name_server_answers_when_one_is_gone(tmp_path: Path) -> N
             assert (await producer.send(Message("Made", b"x"))).status is SendStatus.SEND_OK
 
 
-async def test_nothing_acknowledged_is_lost_when_the_broker_is_started_again(tmp_path: Path) -> None:
+async def test_no_acknowledged_message_is_lost_when_the_broker_restarts(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()
         port = broker.config.listen_port
@@ -386,7 +388,7 @@ async def test_nothing_acknowledged_is_lost_when_the_broker_is_started_again(tmp
         assert set(acknowledged.items) <= set(keys)
 
 
-async def test_a_broker_that_comes_back_elsewhere_is_found(tmp_path: Path) -> None:
+async def test_a_broker_that_moves_is_found(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         broker = await running.start_broker()
         await running.create_topic(broker, "T", queues=1)
@@ -398,7 +400,7 @@ async def test_a_broker_that_comes_back_elsewhere_is_found(tmp_path: Path) -> No
         assert parse_offset_msg_id(result.offset_msg_id)[0] == moved.address
 
 
-async def test_the_stream_may_be_a_plain_generator(tmp_path: Path) -> None:
+async def test_send_many_accepts_a_plain_generator(tmp_path: Path) -> None:
     def messages() -> Iterator[Message]:
         yield from (Message("T", b"x") for _ in range(5))
 

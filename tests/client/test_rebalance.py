@@ -45,13 +45,17 @@ members = st.lists(st.text("abc0123456789", min_size=1, max_size=6), unique=True
     ],
 )
 @given(queues=queues, members=members)
-def test_every_queue_has_exactly_one_owner(strategy: Strategy, queues: list[MessageQueue], members: list[str]) -> None:
+def test_every_queue_is_assigned_to_exactly_one_member(
+    strategy: Strategy, queues: list[MessageQueue], members: list[str]
+) -> None:
     owned = Counter(queue for member in members for queue in strategy(member, queues, members))
     assert owned == Counter(queues)
 
 
 @given(queues, members)
-def test_shares_differ_by_one_at_most_and_follow_the_order(queues: list[MessageQueue], members: list[str]) -> None:
+def test_average_assignments_differ_by_one_at_most_and_follow_the_order(
+    queues: list[MessageQueue], members: list[str]
+) -> None:
     shares = [average(member, queues, members) for member in members]
     sizes = [len(share) for share in shares]
     assert sizes == sorted(sizes, reverse=True)
@@ -60,7 +64,7 @@ def test_shares_differ_by_one_at_most_and_follow_the_order(queues: list[MessageQ
 
 
 @given(queues, members, st.data())
-def test_a_member_that_leaves_gives_its_queues_to_the_others(
+def test_the_queues_of_a_leaving_member_go_to_the_others(
     queues: list[MessageQueue], members: list[str], data: st.DataObject
 ) -> None:
     leaving = data.draw(st.sampled_from(members))
@@ -98,7 +102,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_shares_that_apache_computes(name: str) -> None:
+def test_assignments_equal_apaches(name: str) -> None:
     for (queue_count, member_count), owners in zip(SIZES, APACHE[name].split(), strict=True):
         halves = {"room1@broker-a": (queue_count + 1) // 2, "room2@broker-b": queue_count // 2}
         queues = [MessageQueue("T", broker, i) for broker, count in halves.items() for i in range(count)]
@@ -110,7 +114,7 @@ def test_the_shares_that_apache_computes(name: str) -> None:
         assert all(share == sorted(share) for share in shares if name != "NEARBY")
 
 
-def test_few_queues_move_on_the_ring_when_a_member_leaves() -> None:
+def test_consistent_hashing_moves_few_queues_when_a_member_leaves() -> None:
     """Only those of the member that left."""
     allocate = consistent_hash()
     queues = [MessageQueue("T", "broker-a", i) for i in range(64)]
@@ -120,13 +124,13 @@ def test_few_queues_move_on_the_ring_when_a_member_leaves() -> None:
         assert set(before[member]) <= set(allocate(member, queues, members[1:]))
 
 
-def test_by_config_a_member_has_what_it_was_told_as_far_as_it_exists() -> None:
+def test_by_config_a_member_gets_its_configured_queues_that_exist() -> None:
     queues = [MessageQueue("T", "broker-a", i) for i in range(4)]
     allocate = by_config([queues[2], queues[0], MessageQueue("T", "broker-a", 9)])
     assert allocate("me", queues, ["me", "you"]) == [queues[0], queues[2]]
 
 
-def test_what_cannot_be_allocated_is_told() -> None:
+def test_an_impossible_allocation_is_an_error() -> None:
     with pytest.raises(ConfigError, match="virtual_nodes is 0"):
         consistent_hash(0)
     nearby = machine_room_nearby(average, lambda queue: "", lambda client_id: "room1")

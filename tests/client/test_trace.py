@@ -51,7 +51,7 @@ async def traced_cluster(path: Path, **settings: bool) -> AsyncIterator[Scene]:
             yield Scene(running, broker, admin, trace)
 
 
-async def test_what_was_sent(tmp_path: Path) -> None:
+async def test_a_trace_shows_a_send(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             one = await producer.send(Message("T", b"one", tags="x", keys="k1 k2"))
@@ -80,7 +80,7 @@ async def test_what_was_sent(tmp_path: Path) -> None:
         assert (await scene.admin.traces.query("nobody")).sends == []
 
 
-async def test_how_a_transaction_ended(tmp_path: Path) -> None:
+async def test_a_trace_shows_the_end_of_a_transaction(tmp_path: Path) -> None:
     def commit(message: Message | MessageExt) -> LocalTransactionState:
         return LocalTransactionState.COMMIT_MESSAGE
 
@@ -95,7 +95,7 @@ async def test_how_a_transaction_ended(tmp_path: Path) -> None:
         assert (end.transaction_state, end.from_transaction_check, end.keys) == ("COMMIT_MESSAGE", False, "k")
 
 
-async def test_what_was_consumed(tmp_path: Path) -> None:
+async def test_a_trace_shows_consumption(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
             sent = await producer.send(Message("T", b"one", keys="k"))
@@ -118,7 +118,7 @@ async def test_what_was_consumed(tmp_path: Path) -> None:
         assert done.begin.timestamp <= done.end.timestamp
 
 
-async def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
+async def test_a_trace_shows_the_result_of_a_listener(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         tries: Tally[int] = Tally()
 
@@ -138,7 +138,7 @@ async def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
         assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
 
 
-async def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
+async def test_a_consumer_with_tracing_sends_traces(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         heard: Tally[MessageExt] = Tally()
 
@@ -165,7 +165,7 @@ async def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
         assert outcomes == [(0, False), (1, True)]
 
 
-async def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
+async def test_a_broker_without_tracing_gets_no_traces(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path, trace_on=False) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             sent = await producer.send(Message("T", b"one"))
@@ -177,7 +177,7 @@ async def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
         assert await scene.written() == []
 
 
-async def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_traces_beyond_the_buffer_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             messages = [Message("T", b"x", keys=f"key-{number}") for number in range(MAX_PENDING + 2)]
@@ -191,7 +191,9 @@ async def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogC
         assert "2 entries of the message trace were dropped" in caplog.text
 
 
-async def test_without_a_place_to_write_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_send_succeeds_and_logs_if_the_trace_topic_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Sending goes on; the trace is lost, and the log says so."""
 
     async with traced_cluster(tmp_path, trace_topic_enable=False, auto_create_topic_enable=False) as scene:

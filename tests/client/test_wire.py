@@ -40,7 +40,7 @@ def form(body: bytes) -> Any:
 
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
-async def test_recorded_questions_get_answers_of_the_same_form(golden: Path, tmp_path: Path, serializer: str) -> None:
+async def test_recorded_requests_get_responses_of_the_same_shape(golden: Path, tmp_path: Path, serializer: str) -> None:
     recorded = asked_of_the_consumer(golden, serializer)
     assert {exchange.code for exchange in recorded} == {
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,

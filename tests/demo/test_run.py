@@ -40,7 +40,7 @@ def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.stdout.close()
 
 
-def test_the_whole_story(tmp_path: Path) -> None:
+def test_the_demo_runs_from_flights_to_report(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with demo(out) as (process, _):
         told, _ = process.communicate()
@@ -55,7 +55,7 @@ def test_the_whole_story(tmp_path: Path) -> None:
     assert (check.returncode, check.stdout) == (0, f"{out / 'store'} is clean\n")
 
 
-def test_what_does_not_agree_is_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
+def test_a_mismatch_is_named_with_exit_code_1(tmp_path: Path) -> None:
     """Somebody else sends a message meanwhile, which is no flight."""
     with demo(tmp_path / "out") as (process, namesrv):
         with Producer("stranger", namesrv=namesrv) as producer:
@@ -66,7 +66,7 @@ def test_what_does_not_agree_is_named_and_the_exit_code_is_1(tmp_path: Path) -> 
     assert "All agree" not in told
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     refused = run("demo", "--flights", "10", "--out", tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")

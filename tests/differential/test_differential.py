@@ -54,7 +54,7 @@ def test_sequence(sequence: Sequence, outcomes: dict[str, Outcome]) -> None:
     assert sorted(differences(sequence, *outcomes[sequence.name])) == sorted(listed)
 
 
-def test_every_listed_difference_has_a_sequence_and_is_documented() -> None:
+def test_every_listed_difference_has_a_sequence_and_documentation() -> None:
     names = {sequence.name for sequence in recorded()}
     listed = Counter((name, line) for reason in reasons() for name, lines in reason["lines"].items() for line in lines)
     assert {name for name, _ in listed} <= names

@@ -24,7 +24,7 @@ def covers(queues: set[int]) -> Callable[[list[list[int]]], bool]:
     return lambda shares: bool(shares) and set(shares[-1]) == queues
 
 
-def test_what_is_sent_is_consumed(ali_ons: Client) -> None:
+def test_sent_messages_are_consumed(ali_ons: Client) -> None:
     topic = ali_ons.create_topic()
     large = {"body": "größer " * 2000, "tags": "标签", "keys": ["k1", "k2"], "properties": {"färbe": "grün"}}
     messages = [*numbered(topic, 10), {"topic": topic, **large}]
@@ -60,7 +60,7 @@ def test_an_unknown_topic_is_refused(ali_ons: Client) -> None:
     assert "NobodyMadeThis" in answer["error"]
 
 
-def test_tags(ali_ons: Client) -> None:
+def test_tags_filter_messages(ali_ons: Client) -> None:
     topic = ali_ons.create_topic(queues=1)
     tags = ["TagA", "TagB", "标签", "TagB", "TagA"]
     ali_ons.send([{"topic": topic, "body": f"{number} {tag}", "tags": tag} for number, tag in enumerate(tags)])
@@ -69,7 +69,7 @@ def test_tags(ali_ons: Client) -> None:
     assert bodies(received) == ["0 TagA", "2 标签", "4 TagA"]
 
 
-def test_properties_by_sql(ali_ons: Client) -> None:
+def test_sql92_filters_messages_by_properties(ali_ons: Client) -> None:
     topic = ali_ons.create_topic(queues=1)
     ali_ons.send(
         [
@@ -88,7 +88,7 @@ def test_properties_by_sql(ali_ons: Client) -> None:
     assert bodies(received) == ["dear here", "last"]
 
 
-def test_what_fails_comes_again_with_its_own_topic(ali_ons: Client) -> None:
+def test_a_failed_message_is_retried_with_its_original_topic(ali_ons: Client) -> None:
     topic = ali_ons.create_topic()
     (answer,) = ali_ons.send(numbered(topic, 1, keys=["k"]))
     with ali_ons.program("consumer", group=f"G{topic}", topic=topic, failures=2) as consumer:
@@ -98,7 +98,7 @@ def test_what_fails_comes_again_with_its_own_topic(ali_ons: Client) -> None:
     assert [message.get("originMessageId") for message in tries] == [None, answer["msgId"], answer["msgId"]]
 
 
-def test_what_keeps_failing_ends_as_a_dead_letter(ali_ons: Client) -> None:
+def test_a_message_that_keeps_failing_becomes_a_dead_letter(ali_ons: Client) -> None:
     topic = ali_ons.create_topic()
     group = f"G{topic}"
     ali_ons.send(numbered(topic, 1))
@@ -114,7 +114,7 @@ def test_what_keeps_failing_ends_as_a_dead_letter(ali_ons: Client) -> None:
 @pytest.mark.parametrize(
     "wish", [{"delayLevel": 2}, {"properties": {"TIMER_DELAY_MS": "2000"}}], ids=["level", "timer"]
 )
-def test_a_delayed_message_comes_when_it_is_due_and_not_before(ali_ons: Client, wish: dict[str, Any]) -> None:
+def test_a_delayed_message_is_delivered_when_due(ali_ons: Client, wish: dict[str, Any]) -> None:
     topic = ali_ons.create_topic()
     ali_ons.send(numbered(topic, 1, **wish) + numbered(topic, 1, begin=1))
     with ali_ons.program("consumer", group=f"G{topic}", topic=topic) as consumer:
@@ -150,7 +150,7 @@ def test_messages_with_one_sharding_key_keep_their_order(ali_ons: Client) -> Non
             assert [body for body in bodies(received) if body.startswith(key + " ")] == wanted
 
 
-def test_every_consumer_gets_a_broadcast(ali_ons: Client) -> None:
+def test_every_broadcasting_consumer_gets_every_message(ali_ons: Client) -> None:
     topic = ali_ons.create_topic()
     messages = numbered(topic, 8)
     with (
@@ -163,7 +163,7 @@ def test_every_consumer_gets_a_broadcast(ali_ons: Client) -> None:
             assert sorted(bodies(received)) == sorted(message["body"] for message in messages)
 
 
-def test_consumers_share_the_queues_as_they_come_leave_and_crash(ali_ons: Client) -> None:
+def test_queues_are_rebalanced_as_consumers_join_leave_and_crash(ali_ons: Client) -> None:
     topic = ali_ons.create_topic()
     everything = set(range(QUEUES))
     sent = iter(range(0, 1000, QUEUES * 3))
@@ -190,7 +190,7 @@ def test_consumers_share_the_queues_as_they_come_leave_and_crash(ali_ons: Client
                 all_come(first)
 
 
-def test_a_group_goes_on_where_it_was(ali_ons: Client) -> None:
+def test_a_group_resumes_at_its_offsets(ali_ons: Client) -> None:
     topic = ali_ons.create_topic()
     group = f"G{topic}"
     for begin in (0, 10):
@@ -214,7 +214,7 @@ def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: Client) -> 
         assert retry_topic(f"G{topic}") in asyncio.run(topics())
 
 
-def test_clients_outlive_a_restart_of_the_server(installed: Path, tmp_path: Path) -> None:
+def test_clients_survive_a_server_restart(installed: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     ports = ("0", "0")
     with ExitStack() as stack:
@@ -233,7 +233,7 @@ def test_clients_outlive_a_restart_of_the_server(installed: Path, tmp_path: Path
                 assert running.stop() == 0
 
 
-def test_the_fixture_for_tests_serves_this_client_too(installed: Path, tmp_path: Path, rocketmq: RocketMQ) -> None:
+def test_the_testing_fixture_serves_this_client(installed: Path, tmp_path: Path, rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("Orders")
     (sent,) = Client("node", installed, rocketmq.namesrv, rocketmq.broker, tmp_path).send(
         numbered("Orders", 1, tags="food")

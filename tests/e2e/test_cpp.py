@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_what_is_sent_is_consumed_however_it_is_sent(cpp: Client) -> None:
+def test_messages_of_every_way_of_sending_are_consumed(cpp: Client) -> None:
     topic = cpp.create_topic()
     rich = {"tags": "标签", "keys": "k1 k2", "properties": {"colour": "grün"}}
     lines = [
@@ -39,14 +39,14 @@ def test_what_is_sent_is_consumed_however_it_is_sent(cpp: Client) -> None:
     assert received["to a queue"]["queueId"] == 3
 
 
-def test_the_broker_makes_the_topic(cpp: Client) -> None:
+def test_the_broker_creates_the_topic(cpp: Client) -> None:
     (answer,) = cpp.send(numbered("NobodyMadeThis", 1))
     assert answer["queueOffset"] == 0
     with cpp.program("consumer", group="curious", topic="NobodyMadeThis") as consumer:
         assert bodies(consumer.wait("message", 1)) == ["message 0"]
 
 
-def test_a_batch_comes_as_its_messages(cpp: Client) -> None:
+def test_a_batch_is_consumed_as_single_messages(cpp: Client) -> None:
     topic = cpp.create_topic(queues=1)
     batch = numbered(topic, 3, keys="k", tags="T")
     cpp.send([batch, *numbered(topic, 1, begin=3)])
@@ -56,7 +56,7 @@ def test_a_batch_comes_as_its_messages(cpp: Client) -> None:
     assert [(message["keys"], message["tags"]) for message in received[:3]] == [("k", "T")] * 3
 
 
-def test_tags(cpp: Client) -> None:
+def test_tags_filter_messages(cpp: Client) -> None:
     topic = cpp.create_topic(queues=1)
     tags = ["TagA", "TagB", "标签", "TagB", "TagA"]
     cpp.send([{"topic": topic, "body": f"{number} {tag}", "tags": tag} for number, tag in enumerate(tags)])
@@ -65,7 +65,7 @@ def test_tags(cpp: Client) -> None:
     assert bodies(received) == ["0 TagA", "2 标签", "4 TagA"]
 
 
-def test_what_is_there_is_pulled(cpp: Client) -> None:
+def test_stored_messages_are_pulled(cpp: Client) -> None:
     topic = cpp.create_topic()
     cpp.send(numbered(topic, 100))
     with cpp.program("consumer", group=f"G{topic}", topic=topic, pull=True) as consumer:
@@ -74,7 +74,7 @@ def test_what_is_there_is_pulled(cpp: Client) -> None:
     assert sorted(bodies(received)) == sorted(f"message {number}" for number in range(100))
 
 
-def test_what_fails_comes_again_with_its_own_topic(cpp: Client) -> None:
+def test_a_failed_message_is_retried_with_its_original_topic(cpp: Client) -> None:
     topic = cpp.create_topic()
     cpp.send(numbered(topic, 1, keys="k"))
     # The group has a retry topic from its first heartbeat; this client looks for it again ten seconds later, or at once
@@ -88,7 +88,7 @@ def test_what_fails_comes_again_with_its_own_topic(cpp: Client) -> None:
     assert {(message["topic"], message["body"], message["keys"]) for message in tries} == {(topic, "message 0", "k")}
 
 
-def test_a_delayed_message_comes_when_it_is_due_and_not_before(cpp: Client) -> None:
+def test_a_delayed_message_is_delivered_when_due(cpp: Client) -> None:
     topic = cpp.create_topic()
     cpp.send([*numbered(topic, 1, delayLevel=2), *numbered(topic, 1, begin=1)])
     with cpp.program("consumer", group=f"G{topic}", topic=topic) as consumer:
@@ -119,7 +119,7 @@ def send_until_all_have_some(producer: Program, topic: str, consumers: list[Prog
 
 
 @pytest.mark.parametrize("leave", ["finish", "kill"])
-def test_consumers_share_the_queues_as_they_come_leave_and_crash(cpp: Client, leave: str) -> None:
+def test_queues_are_rebalanced_as_consumers_join_leave_and_crash(cpp: Client, leave: str) -> None:
     topic = cpp.create_topic()
     group = f"G{topic}"
     with cpp.program("producer", group="P") as producer, cpp.program("consumer", group=group, topic=topic) as first:
@@ -155,7 +155,7 @@ def test_messages_of_a_queue_keep_their_order(cpp: Client) -> None:
             assert steps == [f"{key} {step:02}" for step in range(30)]
 
 
-def test_every_consumer_gets_a_broadcast(cpp: Client) -> None:
+def test_every_broadcasting_consumer_gets_every_message(cpp: Client) -> None:
     topic = cpp.create_topic(queues=1)
     with (
         cpp.program("consumer", group=f"G{topic}", topic=topic, broadcast=True) as one,
@@ -176,7 +176,7 @@ def test_every_consumer_gets_a_broadcast(cpp: Client) -> None:
             assert {*received} == {*sent[min(map(sent.index, received)) :]}
 
 
-def test_a_group_goes_on_where_it_was(cpp: Client) -> None:
+def test_a_group_resumes_at_its_offsets(cpp: Client) -> None:
     topic = cpp.create_topic()
     for begin in (0, 10):
         messages = numbered(topic, 10, begin)

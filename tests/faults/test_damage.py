@@ -129,7 +129,7 @@ def index_file(root: Path) -> Path:
     return next((root / "index").iterdir())
 
 
-def test_flipped_bits_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
+def test_store_recovers_or_names_flipped_bits_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
     for position in range(sound.last, sound.end):
         sound.judge(
             tmp_path / "copy",
@@ -139,7 +139,7 @@ def test_flipped_bits_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
         )
 
 
-def test_flipped_bits_of_an_early_record(sound: Sound, tmp_path: Path) -> None:
+def test_store_recovers_or_names_flipped_bits_of_an_early_record(sound: Sound, tmp_path: Path) -> None:
     begin, size = sound.places[3][2:]
     for position in range(begin, begin + size):
         sound.judge(
@@ -161,7 +161,7 @@ def test_flipped_bits_of_an_early_record(sound: Sound, tmp_path: Path) -> None:
     ],
     ids=["units", "index header", "slots", "entries", "checkpoint"],
 )
-def test_flipped_bits_of_what_leads_to_records(
+def test_store_recovers_or_names_flipped_bits_of_queues_and_index(
     sound: Sound, tmp_path: Path, find: Callable[[Path], Path], positions: range
 ) -> None:
     for position in positions:
@@ -172,7 +172,7 @@ def test_flipped_bits_of_what_leads_to_records(
         )
 
 
-def test_log_cut_short_at_every_byte_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
+def test_store_recovers_a_log_cut_at_any_byte_of_the_last_record(sound: Sound, tmp_path: Path) -> None:
     """A copy that ended too early: the file is short, not filled with zeros."""
     for size in range(sound.last, sound.end):
         sound.judge(
@@ -184,12 +184,12 @@ def test_log_cut_short_at_every_byte_of_the_last_record(sound: Sound, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [0, 1, 13, 39, 100])
-def test_short_files(sound: Sound, tmp_path: Path, size: int) -> None:
+def test_store_rebuilds_or_names_short_files(sound: Sound, tmp_path: Path, size: int) -> None:
     for find in (lambda root: root / QUEUE, index_file, lambda root: root / "checkpoint"):
         sound.judge(tmp_path / "copy", lambda root, find=find: os.truncate(find(root), size), find)
 
 
-def test_lost_files_and_directories(sound: Sound, tmp_path: Path) -> None:
+def test_store_rebuilds_or_names_lost_files_and_directories(sound: Sound, tmp_path: Path) -> None:
     for name in ("consumequeue", "consumequeue/T", "consumequeue/T/0", "consumequeue/T/1", "index"):
         sound.judge(tmp_path / "copy", lambda root, name=name: shutil.rmtree(root / name), name)
     for name in ("checkpoint", "lock", QUEUE):
@@ -205,7 +205,7 @@ def test_store_without_its_log_is_not_taken_for_an_empty_one(sound: Sound, tmp_p
 
 
 @pytest.mark.parametrize("claimed", [0x7FFFFFFF, 0x38000000, 0x00FFFFFF])
-def test_record_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, claimed: int) -> None:
+def test_record_with_a_huge_size_field_takes_no_memory(tmp_path: Path, claimed: int) -> None:
     settings = config(tmp_path / "store", mapped_file_size_commit_log=1 << 30)
     store = MessageStore(settings)
     store.open(1)
@@ -233,7 +233,7 @@ def test_record_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, claimed: 
 # config files ---------------------------------------------------------------------------------------------------------
 
 
-def test_config_with_flipped_bits_or_cut_short_falls_back_or_is_named(tmp_path: Path) -> None:
+def test_damaged_config_file_falls_back_or_is_named(tmp_path: Path) -> None:
     path = config_path(tmp_path, "consumerOffset")
     old = {"offsetTable": {"T@g": {0: 33, 1: 32}}}
     write_config(path, old)

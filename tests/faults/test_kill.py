@@ -164,7 +164,7 @@ def die_at(line: int, settings: StoreConfig, ledger: Ledger) -> None:
     assert os.WIFSIGNALED(status), "it lived longer than the first time"
 
 
-def test_killed_before_any_line_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_killed_before_any_line_of_the_engine_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_waiting(monkeypatch)  # the page cache survives
     seen: dict[tuple[str, int], list[int]] = {}
 
@@ -246,7 +246,7 @@ async def send_until_killed(process: subprocess.Popen[str], namesrv: str, random
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-def test_killed_broker_has_all_that_it_acknowledged(tmp_path: Path, flush: FlushDiskType) -> None:
+def test_killed_broker_keeps_every_acknowledged_message(tmp_path: Path, flush: FlushDiskType) -> None:
     (tmp_path / "broker.conf").write_text(
         f"flushDiskType={flush.name}\nmappedFileSizeCommitLog=65536\nmappedFileSizeConsumeQueue=2000\n"
         "maxHashSlotNum=100\nmaxIndexNum=400\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
 
 
-def test_nothing_acknowledged_is_lost_among_clients_that_come_go_and_crash() -> None:
+def test_no_acknowledged_message_is_lost_while_clients_join_leave_and_crash() -> None:
     command = [sys.executable, SOAK, "--minutes", "0.33", "--clients", "40", "--without-order", "--chaos-minutes", "0"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

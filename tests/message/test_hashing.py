@@ -30,21 +30,21 @@ def by_definition(text: str) -> int:
         ("\U0001f600", 1772899),
     ],
 )
-def test_known_values(text: str, expected: int) -> None:
+def test_string_hash_equals_known_values_of_java(text: str, expected: int) -> None:
     assert by_definition(text) == expected
     assert string_hash(text) == expected
     assert string_hashes([text]).tolist() == [expected]
     assert tags_code(text) == expected
 
 
-def test_the_smallest_hash_becomes_zero_in_an_index() -> None:
+def test_index_hash_maps_the_smallest_integer_to_zero() -> None:
     assert index_hash("polygenelubricants") == 0
     assert index_hashes(["polygenelubricants", "commit"]).tolist() == [0, 1354815177]
     assert index_hash("commit") == 1354815177
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=[]))))
-def test_many_are_as_one(texts: list[str]) -> None:
+def test_hashes_of_many_keys_equal_single_hashes(texts: list[str]) -> None:
     expected = [by_definition(text) for text in texts]
     assert [string_hash(text) for text in texts] == expected
     assert string_hashes(texts).tolist() == expected
@@ -52,7 +52,7 @@ def test_many_are_as_one(texts: list[str]) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "topic#", "\U0001f600", "\0"]), st.text())))
-def test_what_stands_before_a_text_counts_by_its_hash(pairs: list[tuple[str, str]]) -> None:
+def test_a_prefix_continues_a_hash(pairs: list[tuple[str, str]]) -> None:
     before = np.array([string_hash(prefix) for prefix, _ in pairs], np.int32)
     texts = [text for _, text in pairs]
     expected = [prefix + text for prefix, text in pairs]
@@ -60,7 +60,7 @@ def test_what_stands_before_a_text_counts_by_its_hash(pairs: list[tuple[str, str
     assert index_hashes(texts, before).tolist() == [index_hash(text) for text in expected]
 
 
-def test_long_texts() -> None:
+def test_hashes_of_long_texts_equal_single_hashes() -> None:
     texts = ["x" * 5000, "", "é" * 1025, "\U0001f600" * 700]
     for count in (1, 4):
         assert string_hashes(texts * count).tolist() == [by_definition(text) for text in texts] * count
@@ -69,6 +69,6 @@ def test_long_texts() -> None:
         assert string_hash(text[:length]) == by_definition(text[:length])
 
 
-def test_no_tags() -> None:
+def test_tags_code_without_tags_is_zero() -> None:
     assert tags_code(None) == 0
     assert tags_code("") == 0

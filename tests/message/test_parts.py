@@ -32,7 +32,7 @@ from rucola.message.properties import join, parse
         ("0.0.0.0:0", 8, "0.0.0.0:0"),
     ],
 )
-def test_hosts(text: str, size: int, printed: str) -> None:
+def test_hosts_round_trip(text: str, size: int, printed: str) -> None:
     data = encode_host(text)
     assert len(data) == size
     assert decode_host(data) == printed
@@ -42,18 +42,18 @@ def test_hosts(text: str, size: int, printed: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "127.0.0.1", ":1", "localhost:1", "1.2.3:4", "1.2.3.4:65536", "1.2.3.4:-1", "1.2.3.4:²"]
 )
-def test_no_hosts(text: str) -> None:
+def test_invalid_hosts_are_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="not an address:port"):
         encode_host(text)
 
 
 @pytest.mark.parametrize("data", [b"", bytes(7), bytes(21), b"\x7f\0\0\1\0\1\0\0"])
-def test_no_host_bytes(data: bytes) -> None:
+def test_invalid_host_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidMessage):
         decode_host(data)
 
 
-def test_offset_msg_id() -> None:
+def test_offset_msg_id_round_trips() -> None:
     message_id = ids.offset_msg_id(encode_host("127.0.0.1:10911"), 0x2A3FC)
     assert message_id == "7F00000100002A9F000000000002A3FC"
     assert ids.parse_offset_msg_id(message_id) == ("127.0.0.1:10911", 0x2A3FC)
@@ -62,7 +62,7 @@ def test_offset_msg_id() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:10911", "[::1]:10911"])
-def test_offset_msg_ids_of_several_records(host: str) -> None:
+def test_offset_msg_ids_of_several_records_are_joined(host: str) -> None:
     store_host, offsets = encode_host(host), [0, 0x2A3FC, 2**63 - 1]
     each = [ids.offset_msg_id(store_host, at) for at in offsets]
     assert ids.offset_msg_ids(store_host, offsets) == ",".join(each)
@@ -81,12 +81,12 @@ def test_offset_msg_ids_of_several_records(host: str) -> None:
         " 7F00000100002A9F000000000002A3F",
     ],
 )
-def test_no_offset_msg_id(text: str) -> None:
+def test_an_invalid_offset_msg_id_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="offsetMsgId"):
         ids.parse_offset_msg_id(text)
 
 
-def test_unique_ids_differ_and_tell_their_time() -> None:
+def test_unique_ids_differ_and_contain_their_time() -> None:
     before_ms = time.time_ns() // 1_000_000
     made = [ids.unique_id() for _ in range(1000)]
     after_ms = time.time_ns() // 1_000_000
@@ -110,7 +110,7 @@ def test_unique_id_layout_across_months() -> None:
     assert ids.unique_id_time_ms(third, now_ms) == int(datetime(2026, 12, 31, 12).timestamp() * 1000)
 
 
-def test_a_forked_process_makes_other_ids() -> None:
+def test_a_forked_process_generates_other_ids() -> None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,7 +125,7 @@ def test_a_forked_process_makes_other_ids() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "00" * 15, "0" * 31 + "g"])
-def test_no_unique_id(text: str) -> None:
+def test_an_invalid_unique_id_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="not a unique id"):
         ids.unique_id_time_ms(text, 0)
 
@@ -133,7 +133,7 @@ def test_no_unique_id(text: str) -> None:
 # sysflag and compression ---------------------------------------------------------------------------------------------
 
 
-def test_sysflag() -> None:
+def test_sysflag_bits_are_read_and_set() -> None:
     assert [CompressionType.LZ4.sys_flag, CompressionType.ZSTD.sys_flag, CompressionType.ZLIB.sys_flag] == [
         0x101,
         0x201,
@@ -146,7 +146,7 @@ def test_sysflag() -> None:
 
 
 @given(st.binary(max_size=2000), st.sampled_from(CompressionType), st.integers(1, 9))
-def test_compressed_bodies_come_back(body: bytes, kind: CompressionType, level: int) -> None:
+def test_compressed_bodies_round_trip(body: bytes, kind: CompressionType, level: int) -> None:
     packed = compress(body, kind, level)
     assert decompress(memoryview(packed), kind.sys_flag) == body
     for size in range(len(packed)):
@@ -155,7 +155,7 @@ def test_compressed_bodies_come_back(body: bytes, kind: CompressionType, level: 
 
 
 @pytest.mark.parametrize("kind", CompressionType)
-def test_a_bomb_is_stopped(kind: CompressionType) -> None:
+def test_a_decompression_bomb_is_refused(kind: CompressionType) -> None:
     packed = compress(bytes(10_000_000), kind)
     with pytest.raises(InvalidMessage, match="expands to more than 1000000 bytes"):
         decompress(packed, kind.sys_flag, max_size=1_000_000)
@@ -164,14 +164,14 @@ def test_a_bomb_is_stopped(kind: CompressionType) -> None:
 
 @pytest.mark.parametrize("kind", CompressionType)
 @given(st.binary(max_size=50))
-def test_garbage_bodies(kind: CompressionType, body: bytes) -> None:
+def test_garbage_bodies_are_refused(kind: CompressionType, body: bytes) -> None:
     if body[:4] in (b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd") or body[:1] == b"\x78":
         return
     with pytest.raises(InvalidMessage):
         decompress(body, kind.sys_flag)
 
 
-def test_streams_of_other_writers() -> None:
+def test_streams_of_other_compressors_are_read() -> None:
     """Java's writers give frames without a content size, unlike the one-shot calls here."""
     body = b"rucola" * 1000
     zstd = zstandard.ZstdCompressor(write_content_size=False).compress(body)
@@ -186,7 +186,7 @@ def test_streams_of_other_writers() -> None:
 # delays and names ----------------------------------------------------------------------------------------------------
 
 
-def test_delay_levels() -> None:
+def test_delay_levels_are_parsed() -> None:
     levels = parse_delay_levels()
     assert len(levels) == 18
     assert (levels[0], levels[4], levels[17]) == (1000, 60_000, 7_200_000)
@@ -198,7 +198,7 @@ def test_delay_levels() -> None:
             parse_delay_levels(text)
 
 
-def test_names() -> None:
+def test_topic_and_group_names_are_checked() -> None:
     for name in ("T", "%RETRY%g-1_x|y", "t" * 127):
         topics.check_topic(name)
     topics.check_group("g" * 255)
@@ -229,7 +229,7 @@ messages = st.builds(
 
 
 @given(st.lists(messages, max_size=5))
-def test_a_batch_comes_back(sent: list[Message]) -> None:
+def test_a_batch_round_trips(sent: list[Message]) -> None:
     decoded = decode_batch(encode_batch(sent))
     assert [(flag, bytes(body), parse(data)) for flag, body, data in zip(*decoded, strict=True)] == [
         (message.flag, message.body, message.properties) for message in sent
@@ -260,7 +260,7 @@ def test_a_batch_cut_or_changed_is_refused() -> None:
                 decode_batch(damaged)
 
 
-def test_a_batch_refuses_what_it_cannot_carry() -> None:
+def test_a_batch_refuses_fields_that_it_cannot_carry() -> None:
     with pytest.raises(InvalidMessage):
         encode_batch([Message("T", b"", flag=2**31)])
     with pytest.raises(InvalidMessage):

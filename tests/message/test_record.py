@@ -161,7 +161,7 @@ inners = st.builds(
 
 
 @given(inners, int64, int64, int64, hosts, st.binary(max_size=9), st.binary(max_size=9))
-def test_any_message_comes_back(
+def test_any_message_round_trips(
     inner: MessageInner,
     queue_offset: int,
     physical_offset: int,
@@ -187,7 +187,7 @@ def test_any_message_comes_back(
 
 
 @given(st.lists(inners, min_size=1, max_size=5), hosts, int64)
-def test_a_batch_is_as_its_messages_one_by_one(
+def test_a_batch_encodes_as_its_single_messages(
     messages: list[MessageInner], store_host: bytes, store_timestamp: int
 ) -> None:
     shared = ("topic", "queue_id", "sys_flag", "born_timestamp", "born_host", "reconsume_times")
@@ -203,7 +203,7 @@ def test_a_batch_is_as_its_messages_one_by_one(
 
 
 @given(st.lists(inners, max_size=5))
-def test_many_records_in_a_row(inners: list[MessageInner]) -> None:
+def test_consecutive_records_are_decoded(inners: list[MessageInner]) -> None:
     records = [encode(inner, k, k, k, V4) for k, inner in enumerate(inners)]
     assert [message.topic for message in decode_many(b"".join(records))] == [inner.topic for inner in inners]
 
@@ -233,7 +233,7 @@ def sample(store_host: bytes = V4, born_host: bytes = V4) -> bytes:
 
 
 @pytest.mark.parametrize("store_host", [V4, V6], ids=["v4", "v6"])
-def test_a_changed_byte_is_refused_or_read_as_it_stands(store_host: bytes) -> None:
+def test_a_changed_byte_is_refused_or_decoded(store_host: bytes) -> None:
     """No flip can make a message whose record would be another than the bytes that were read."""
     whole = sample(store_host)
     body_begin = peek(whole).body_begin
@@ -282,13 +282,13 @@ def test_errors_name_the_position() -> None:
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, -1, 0, 90, -(2**31)])
-def test_a_size_that_cannot_be_is_refused(size: int) -> None:
+def test_an_impossible_size_is_refused(size: int) -> None:
     damaged = size.to_bytes(4, "big", signed=True) + sample()[4:]
     with pytest.raises(InvalidMessage, match=f"size is {size}"):
         decode(damaged)
 
 
-def test_crc_is_compared_unless_told_not_to() -> None:
+def test_crc_is_checked_by_default() -> None:
     damaged = sample().replace(b"UA", b"BA", 1)
     with pytest.raises(InvalidMessage, match="CRC"):
         decode(damaged)
@@ -307,13 +307,13 @@ def test_crc_is_compared_unless_told_not_to() -> None:
         ({"born_host": b"1234567"}, "8 or 20"),
     ],
 )
-def test_what_the_format_cannot_carry_is_refused(change: dict[str, Any], what: str) -> None:
+def test_fields_beyond_the_format_are_refused(change: dict[str, Any], what: str) -> None:
     inner = as_inner(decode(sample()))
     with pytest.raises(InvalidMessage, match=what):
         encode(replace(inner, **change), 0, 0, 0, V4)
 
 
-def test_limits_of_the_format_are_carried() -> None:
+def test_fields_at_the_limits_of_the_format_round_trip() -> None:
     inner = replace(as_inner(decode(sample())), topic="t" * 127, properties=b"a\x01" + b"p" * 32765)
     message = decode(encode(inner, 0, 0, 0, V4))
     assert (message.topic, message.properties) == ("t" * 127, {"a": "p" * 32765})
@@ -323,7 +323,7 @@ def test_limits_of_the_format_are_carried() -> None:
 # What users hold
 
 
-def test_views_have_one_place() -> None:
+def test_message_attributes_are_views_of_its_properties() -> None:
     message = Message("T", b"body", tags="A", keys=["k1", "k2"], properties={"color": "red"}, flag=3)
     assert message.properties == {"color": "red", "TAGS": "A", "KEYS": "k1 k2"}
     message.tags = None
@@ -340,7 +340,7 @@ def test_views_have_one_place() -> None:
         _ = message.delay_level
 
 
-def test_properties_of_the_caller_are_copied() -> None:
+def test_properties_of_the_caller_are_copied_not_changed() -> None:
     given = {"color": "red"}
     Message("T", b"", tags="A", properties=given)
     assert given == {"color": "red"}

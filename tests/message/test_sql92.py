@@ -52,7 +52,7 @@ def test_recorded_filters_match_as_in_apache() -> None:
         (" or ".join(["a = 1"] * 5000) + " or a = 2", {"a": "2"}),
     ],
 )
-def test_matching(expression: str, properties: dict[str, str]) -> None:
+def test_matching_expressions_are_true(expression: str, properties: dict[str, str]) -> None:
     assert compile(expression).matches(properties)
 
 
@@ -71,7 +71,7 @@ def test_matching(expression: str, properties: dict[str, str]) -> None:
         ("a = 1", {"a": "1" * 6000}),
     ],
 )
-def test_not_matching(expression: str, properties: dict[str, str]) -> None:
+def test_other_expressions_are_not_true(expression: str, properties: dict[str, str]) -> None:
     assert not compile(expression).matches(properties)
 
 
@@ -100,7 +100,7 @@ def test_not_matching(expression: str, properties: dict[str, str]) -> None:
         ("NOT " * (MAX_DEPTH + 1) + "TRUE", 0, f"it is nested more than {MAX_DEPTH} deep"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_place(expression: str, position: int, why: str) -> None:
+def test_an_invalid_expression_is_refused_with_its_position(expression: str, position: int, why: str) -> None:
     with pytest.raises(InvalidExpression) as caught:
         compile(expression)
     error = caught.value
@@ -131,7 +131,7 @@ def test_any_property_can_be_compared(value: str, sign: str, other: str) -> None
         assert compile(f"a {sign} {other}").matches({"a": value, "b": value}) in (True, False)
 
 
-def test_the_grammar_library_is_loaded_by_this_module_alone() -> None:
+def test_only_this_module_imports_the_grammar_library() -> None:
     program = "import sys, rucola.broker.broker, rucola.client, rucola.message; print('lark' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

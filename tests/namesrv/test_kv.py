@@ -26,7 +26,7 @@ def test_values_live_under_namespace_and_key() -> None:
     assert table.namespace("n") == {}, "an emptied namespace is still there, as at Apache's"
 
 
-def test_the_file_has_apaches_shape_and_comes_back(tmp_path: Path) -> None:
+def test_the_file_has_apaches_format_and_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "namesrv" / "kvConfig.json"
     table = KVConfig(path)
     table.load()
@@ -43,7 +43,7 @@ def test_the_file_has_apaches_shape_and_comes_back(tmp_path: Path) -> None:
     assert not path.with_name("kvConfig.json.tmp").exists()
 
 
-def test_what_fastjson_writes_is_read(tmp_path: Path) -> None:
+def test_a_file_written_by_fastjson_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text('{\n\t"configTable":{"ns":{1:"one","two":"2"}},\n}')
     table = KVConfig(path)
@@ -51,7 +51,7 @@ def test_what_fastjson_writes_is_read(tmp_path: Path) -> None:
     assert table.namespace("ns") == {"1": "one", "two": "2"}
 
 
-def test_a_file_that_is_no_table_stops_the_start_and_stays(tmp_path: Path) -> None:
+def test_an_invalid_file_stops_the_start_and_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text('{"configTable":{"ns":')
     with pytest.raises(ConfigError, match=r"kvConfig\.json is no key-value table"):
@@ -59,7 +59,7 @@ def test_a_file_that_is_no_table_stops_the_start_and_stays(tmp_path: Path) -> No
     assert path.read_text() == '{"configTable":{"ns":'
 
 
-def test_a_table_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_an_unwritable_table_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     table = KVConfig(tmp_path / "file" / "kvConfig.json")
     with pytest.raises(ConfigError, match="cannot be written"):

@@ -60,7 +60,7 @@ def test_a_registered_topic_has_a_route() -> None:
     assert table.route("Other") is None
 
 
-def test_a_slave_is_told_its_master_and_adds_no_topics() -> None:
+def test_a_slave_gets_its_masters_address_and_adds_no_topics() -> None:
     table = RouteTable()
     assert register(table, SLAVE, "a", 1, topic("OnlySlave")) is None, "no master is there yet"
     register(table, MASTER, "a", 0, topic("T"))
@@ -95,7 +95,7 @@ def test_a_registration_with_all_topics_completes_one_with_a_few() -> None:
     assert table.topics() == ["Changed", "Other"]
 
 
-def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
+def test_a_promoted_slave_loses_its_old_id() -> None:
     table = RouteTable()
     register(table, MASTER, "a", 0, topic("T"))
     register(table, SLAVE, "a", 1)
@@ -106,7 +106,7 @@ def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
     assert table.topics() == ["T"]
 
 
-def test_a_broker_that_changes_its_name_leaves_nothing_behind() -> None:
+def test_a_renamed_broker_leaves_no_old_routes() -> None:
     table = RouteTable()
     register(table, MASTER, "old", 0, topic("T"))
     register(table, MASTER, "new", 0, topic("T"))
@@ -114,7 +114,7 @@ def test_a_broker_that_changes_its_name_leaves_nothing_behind() -> None:
     assert [data.broker_name for data in queues_of(table, "T")] == ["new"]
 
 
-def test_the_last_address_of_a_broker_name_takes_its_topics_along() -> None:
+def test_removing_the_last_address_of_a_broker_removes_its_topics() -> None:
     table = RouteTable()
     register(table, MASTER, "a", 0, topic("Both"), topic("OnlyA"))
     register(table, SLAVE, "b", 0, topic("Both"))
@@ -126,7 +126,7 @@ def test_the_last_address_of_a_broker_name_takes_its_topics_along() -> None:
     assert table.clusters().cluster_addr_table == {}
 
 
-def test_a_predecessor_that_unregisters_late_does_not_take_its_successor_out() -> None:
+def test_a_late_unregistration_keeps_the_successor() -> None:
     table = RouteTable()
     register(table, "10.0.0.1:1", "a", 0, topic("T"))
     register(table, "10.0.0.1:2", "a", 0, topic("T"))
@@ -136,7 +136,7 @@ def test_a_predecessor_that_unregisters_late_does_not_take_its_successor_out() -
     assert table.topics() == ["T"]
 
 
-def test_a_displaced_address_may_go_after_its_broker_name_went() -> None:
+def test_a_displaced_address_can_be_removed_after_its_broker() -> None:
     table = RouteTable()
     register(table, "10.0.0.1:1", "a", 0, topic("T"))
     register(table, "10.0.0.1:2", "a", 0, topic("T"))
@@ -145,7 +145,7 @@ def test_a_displaced_address_may_go_after_its_broker_name_went() -> None:
     assert table.clusters().broker_addr_table == {}
 
 
-def test_silence_for_longer_than_two_minutes_ends_a_registration() -> None:
+def test_a_registration_expires_after_two_minutes_of_silence() -> None:
     table = RouteTable()
     first, second = object(), object()
     register(table, MASTER, "a", 0, topic("T"), now_ms=1_000, owner=first)
@@ -155,7 +155,7 @@ def test_silence_for_longer_than_two_minutes_ends_a_registration() -> None:
     assert [data.broker_name for data in queues_of(table, "T")] == ["b"]
 
 
-def test_an_equal_data_version_counts_as_a_registration() -> None:
+def test_an_equal_data_version_renews_a_registration() -> None:
     table = RouteTable()
     version = body(counter=7).topic_config_serialize_wrapper.data_version
     assert not table.confirm(MASTER, version, 0)
@@ -168,7 +168,7 @@ def test_an_equal_data_version_counts_as_a_registration() -> None:
     assert table.remove_expired(2 * BROKER_EXPIRY_MS + 1) == [None]
 
 
-def test_only_the_newest_owner_takes_a_broker_along() -> None:
+def test_only_the_newest_connection_of_a_broker_unregisters_it() -> None:
     table = RouteTable()
     old, new = object(), object()
     register(table, owner=old)
@@ -191,11 +191,11 @@ def test_clusters_follow_the_newest_registration() -> None:
     assert table.system_topics() == (["C1", "a", "C2", "b"], MASTER)
 
 
-def test_system_topics_of_an_empty_table() -> None:
+def test_an_empty_table_has_system_topics() -> None:
     assert RouteTable().system_topics() == ([], None)
 
 
-def test_write_permission_can_be_taken_and_given_back() -> None:
+def test_write_permission_can_be_wiped_and_restored() -> None:
     table = RouteTable()
     register(table, MASTER, "a", 0, topic("TBW102", perm=7), topic("T", perm=6))
     register(table, SLAVE, "b", 0, topic("T", perm=6))
@@ -209,7 +209,7 @@ def test_write_permission_can_be_taken_and_given_back() -> None:
     assert table.set_writable("nobody", False) == 0
 
 
-def test_a_deleted_topic_is_gone_from_one_cluster_or_from_all() -> None:
+def test_a_topic_is_deleted_from_one_cluster_or_all() -> None:
     table = RouteTable()
     register(table, MASTER, "a", 0, topic("T"), cluster="C1")
     register(table, SLAVE, "b", 0, topic("T"), cluster="C2")
@@ -221,7 +221,7 @@ def test_a_deleted_topic_is_gone_from_one_cluster_or_from_all() -> None:
     assert table.topics() == []
 
 
-def test_filter_servers_stand_in_the_route() -> None:
+def test_a_route_contains_filter_servers() -> None:
     table = RouteTable()
     table.register(MASTER, "a", 0, "C", "", body(topic("T"), filter_servers=["10.0.0.9:3"]), 0)
     route = table.route("T")

@@ -145,7 +145,7 @@ async def test_recorded_requests_get_equal_answers(golden: Path, serializer: str
 
 
 @pytest.mark.parametrize("compress", [False, True])
-async def test_a_registration_comes_plain_or_compressed(compress: bool) -> None:
+async def test_a_registration_is_accepted_plain_or_compressed(compress: bool) -> None:
     async with running_namesrv() as t:
         answer = await t.ask(RequestCode.REGISTER_BROKER, *registration("T", "U", compress=compress))
         assert (answer.code, answer.ext_fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
@@ -153,7 +153,7 @@ async def test_a_registration_comes_plain_or_compressed(compress: bool) -> None:
         assert decode_body(TopicList, listed.body).topic_list == ["T", "U"]
 
 
-async def test_a_registration_whose_bytes_changed_on_the_way_is_refused() -> None:
+async def test_a_registration_with_a_wrong_crc_is_refused() -> None:
     async with running_namesrv() as t:
         header, body = registration("T")
         answer = await t.ask(RequestCode.REGISTER_BROKER, header, body.replace(b'"T"', b'"X"'))
@@ -162,7 +162,7 @@ async def test_a_registration_whose_bytes_changed_on_the_way_is_refused() -> Non
 
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-3], lambda body: b"\x00" + body[1:], lambda body: b"{"])
-async def test_a_compressed_registration_that_is_damaged_is_refused(damage: Callable[[bytes], bytes]) -> None:
+async def test_a_damaged_compressed_registration_is_refused(damage: Callable[[bytes], bytes]) -> None:
     async with running_namesrv() as t:
         header, body = registration("T", compress=True)
         header.body_crc32 = 0
@@ -171,7 +171,7 @@ async def test_a_compressed_registration_that_is_damaged_is_refused(damage: Call
         assert "compressed registration" in (answer.remark or "")
 
 
-async def test_a_slave_is_told_its_master() -> None:
+async def test_a_slave_gets_its_masters_address() -> None:
     async with running_namesrv() as t:
         await t.ask(RequestCode.REGISTER_BROKER, *registration("T"))
         answer = await t.ask(RequestCode.REGISTER_BROKER, *registration(address="127.0.0.2:10911", broker_id=1))
@@ -179,7 +179,7 @@ async def test_a_slave_is_told_its_master() -> None:
         assert (told.ha_server_addr, told.master_addr) == ("127.0.0.1:10912", "127.0.0.1:10911")
 
 
-async def test_a_broker_asks_whether_its_topics_changed() -> None:
+async def test_a_broker_can_query_its_data_version() -> None:
     async with running_namesrv() as t:
         header = BrokerRequestHeader(
             broker_name="broker-a", broker_addr="127.0.0.1:10911", cluster_name="DefaultCluster", broker_id=0
@@ -197,7 +197,7 @@ async def test_a_broker_asks_whether_its_topics_changed() -> None:
         assert await changed(version.next(1_700_000_000_001)) == (True, encode_body(version))
 
 
-async def test_a_broker_goes_with_its_connection() -> None:
+async def test_a_broker_is_unregistered_with_its_connection() -> None:
     async with running_namesrv() as t:
         broker = RemotingClient()
         await broker.invoke_ok(t.address, RemotingCommand.request(RequestCode.REGISTER_BROKER, *registration("T")))
@@ -208,7 +208,7 @@ async def test_a_broker_goes_with_its_connection() -> None:
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
+async def test_a_silent_broker_is_unregistered_and_disconnected() -> None:
     now_ms = 0
 
     async with running_namesrv(clock_ms=lambda: now_ms) as t:
@@ -227,7 +227,7 @@ async def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
         await broker.close()
 
 
-async def test_a_connection_that_nobody_uses_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_idle_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async with running_namesrv(NamesrvConfig(server_channel_max_idle_time_seconds=1)) as t:
@@ -266,7 +266,7 @@ async def test_an_order_configuration_reaches_brokers_and_clients() -> None:
         assert decode_body(TopicRouteData, (await t.route("T")).body).order_topic_conf == "a:4"
 
 
-async def test_topics_of_units() -> None:
+async def test_unit_topics_are_listed() -> None:
     async with running_namesrv() as t:
         header, _ = registration()
         header.body_crc32 = 0
@@ -283,7 +283,7 @@ async def test_topics_of_units() -> None:
         assert await listed(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["2"]
 
 
-async def test_what_is_not_there_is_answered_with_its_code() -> None:
+async def test_missing_entries_are_answered_with_their_codes() -> None:
     async with running_namesrv() as t:
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
         value = await t.ask(RequestCode.GET_KV_CONFIG, KVConfigRequestHeader(namespace="n", key="k"))
@@ -309,7 +309,7 @@ async def test_an_unknown_code_and_a_missing_field_are_answered() -> None:
 # Configuration.
 
 
-def test_the_defaults_are_apaches(golden: Path) -> None:
+def test_defaults_equal_apaches(golden: Path) -> None:
     """But for the files, which Apache's name server keeps in a home directory."""
     ours = settings.to_properties(NamesrvConfig())
     asked = [exchange for exchange in exchanges(golden) if exchange.code == RequestCode.GET_NAMESRV_CONFIG]
@@ -321,7 +321,7 @@ def test_the_defaults_are_apaches(golden: Path) -> None:
         assert differing == {"kvConfigPath", "configStorePath"}
 
 
-async def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:
+async def test_configuration_is_returned_and_changed(tmp_path: Path) -> None:
     stored = tmp_path / "namesrv.conf"
 
     async with running_namesrv(NamesrvConfig(config_store_path=str(stored))) as t:
@@ -344,7 +344,7 @@ async def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:
         assert (await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG)).code == ResponseCode.SUCCESS
 
 
-async def test_the_key_value_table_outlives_the_server(tmp_path: Path) -> None:
+async def test_the_kv_table_survives_a_restart(tmp_path: Path) -> None:
     config = NamesrvConfig(kv_config_path=str(tmp_path / "kvConfig.json"))
     put = PutKVConfigRequestHeader(namespace="n", key="k", value="v")
 
@@ -358,14 +358,14 @@ async def test_the_key_value_table_outlives_the_server(tmp_path: Path) -> None:
 # Start and stop.
 
 
-async def test_a_taken_port_is_named_and_stop_may_come_twice() -> None:
+async def test_a_taken_port_is_named_and_stop_is_idempotent() -> None:
     async with Namesrv("127.0.0.1", 0) as namesrv:
         with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{namesrv.port}"):
             await Namesrv("127.0.0.1", namesrv.port).start()
     await namesrv.stop()
 
 
-async def test_a_broken_key_value_table_leaves_no_port_open(tmp_path: Path) -> None:
+async def test_a_damaged_kv_table_leaves_no_port_open(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text("{")
 
@@ -375,7 +375,7 @@ async def test_a_broken_key_value_table_leaves_no_port_open(tmp_path: Path) -> N
     assert namesrv.port == 0
 
 
-async def test_what_happens_to_brokers_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_registrations_and_losses_of_brokers_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with running_namesrv() as t:
         with caplog.at_level(logging.INFO, "rucola.namesrv"):
             header, body = registration("T")

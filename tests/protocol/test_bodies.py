@@ -66,7 +66,7 @@ ANSWER_BODIES: dict[RequestCode, type[Body]] = {
 }
 
 
-def test_recorded_bodies_come_out_of_their_structs_as_they_went_in(golden: Path) -> None:
+def test_recorded_bodies_round_trip(golden: Path) -> None:
     seen: set[int] = set()
     for exchange in exchanges(golden):
         frames = [(exchange.request, REQUEST_BODIES)]
@@ -90,7 +90,7 @@ def plain(body: bytes) -> bytes:
     return json.dumps(fastjson.loads(body)).encode()
 
 
-def test_recorded_statistics_come_out_as_they_went_in(golden: Path) -> None:
+def test_recorded_statistics_round_trip(golden: Path) -> None:
     seen = []
     for exchange in exchanges(golden):
         if exchange.answer is None or exchange.code not in (202, 208):
@@ -136,7 +136,7 @@ CPP = (
     ("body", "expression", "first", "producers"),
     [(ALI_ONS, "TagA || TagC", "CONSUME_FROM_FIRST_OFFSET", ["P"]), (CPP, "*", "CONSUME_FROM_LAST_OFFSET", [])],
 )
-def test_heartbeats_with_names_and_with_ordinals(
+def test_heartbeats_are_decoded_with_names_and_ordinals(
     body: bytes, expression: str, first: str, producers: list[str]
 ) -> None:
     heartbeat = decode_body(HeartbeatData, body)
@@ -150,12 +150,12 @@ def test_heartbeats_with_names_and_with_ordinals(
 
 
 @pytest.mark.parametrize(("ordinal", "name"), [("0", "BROADCASTING"), (1, "CLUSTERING"), ("NEW", "NEW")])
-def test_an_enum_is_named_however_it_came(ordinal: str | int, name: str) -> None:
+def test_an_enum_is_encoded_by_name(ordinal: str | int, name: str) -> None:
     assert ConsumerData(group_name="G", message_model=ordinal).message_model_name == name
 
 
 @pytest.mark.parametrize("ordinal", ["2", 9, -1])
-def test_an_ordinal_that_no_enum_has_is_refused_and_named(ordinal: str | int) -> None:
+def test_an_unknown_enum_ordinal_is_refused_and_named(ordinal: str | int) -> None:
     body = encode_body(HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="G")]))
     wrong = fastjson.loads(body)
     wrong["consumerDataSet"][0]["messageModel"] = ordinal
@@ -171,7 +171,7 @@ def test_nulls_in_a_body_leave_the_defaults() -> None:
 # Subscriptions.
 
 
-def test_an_expression_names_tags_or_everything() -> None:
+def test_a_subscription_expression_is_parsed() -> None:
     wanted = subscription("T", " TagA||标签 || ", version=7)
     assert wanted.tags_set == ["TagA", "标签"]
     assert wanted.code_set == [string_hash("TagA"), string_hash("标签")]
@@ -184,7 +184,7 @@ def test_an_expression_names_tags_or_everything() -> None:
     assert (sql.sub_string, sql.tags_set) == ("a > 1", [])
 
 
-def test_an_expression_of_separators_only_is_refused() -> None:
+def test_a_subscription_expression_of_separators_is_refused() -> None:
     with pytest.raises(InvalidMessage, match=r"'\|\| \|\|' of topic T names no tag"):
         subscription("T", "|| ||")
 
@@ -193,18 +193,18 @@ def test_an_expression_of_separators_only_is_refused() -> None:
 
 
 @given(st.text(max_size=5), st.text(max_size=5), st.integers(0, 2**31 - 1))
-def test_a_queue_is_a_key_and_back(topic: str, broker_name: str, queue_id: int) -> None:
+def test_a_queue_round_trips_as_a_map_key(topic: str, broker_name: str, queue_id: int) -> None:
     queue = MessageQueue(topic, broker_name, queue_id)
     assert from_key(to_key(queue)) == queue
 
 
 @pytest.mark.parametrize("key", ["T", 0, to_key(MessageQueue("T", "b", 0))[:2], None])
-def test_what_is_no_queue_is_a_protocol_error(key: object) -> None:
+def test_an_invalid_queue_key_is_a_protocol_error(key: object) -> None:
     with pytest.raises(RemoteProtocolError, match="a message queue as a key"):
         from_key(key)
 
 
-def test_statistics_that_cannot_be_read_are_protocol_errors() -> None:
+def test_unreadable_statistics_are_protocol_errors() -> None:
     for body in (b"[]", b'{"offsetTable":{"T":{}}}', b'{"offsetTable":{{"topic":"T"}:{}}}', b"{"):
         with pytest.raises(RemoteProtocolError):
             decode_topic_stats(body)
@@ -220,7 +220,7 @@ def test_statistics_that_cannot_be_read_are_protocol_errors() -> None:
 # Bodies as such.
 
 
-def test_a_body_that_cannot_be_read_names_what_is_wrong() -> None:
+def test_an_unreadable_body_names_the_problem() -> None:
     with pytest.raises(RemoteProtocolError, match=r"body HeartbeatData: .*`clientID`"):
         decode_body(HeartbeatData, b"{}")
     with pytest.raises(RemoteProtocolError, match=r"body DataVersion: .*`int`.*counter"):
@@ -237,7 +237,7 @@ def test_none_is_left_out_of_a_body() -> None:
     assert encode_body(TopicList(broker_addr="a", topic_list=[])) == b'{"brokerAddr":"a","topicList":[]}'
 
 
-def test_topics_print_as_java_prints_them() -> None:
+def test_topics_are_rendered_as_by_java() -> None:
     assert str(TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4)) == (
         "TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=4, perm=RW-, topicFilterType=SINGLE_TAG, "
         "topicSysFlag=0, order=false]"
@@ -258,7 +258,7 @@ names = st.text("abcXYZ019%|_-", min_size=1, max_size=10)
 
 
 @given(st.lists(names, unique=True, max_size=5), st.lists(names, max_size=2), st.booleans())
-def test_a_registration_comes_back(topics: list[str], filter_servers: list[str], compress: bool) -> None:
+def test_a_registration_round_trips(topics: list[str], filter_servers: list[str], compress: bool) -> None:
     wrapper = TopicConfigSerializeWrapper(
         data_version=DataVersion(counter=3, timestamp=4),
         topic_config_table={name: TopicConfig(topic_name=name, perm=4) for name in topics},

@@ -141,7 +141,7 @@ def test_typed_headers_of_recorded_commands_carry_every_field(golden: Path) -> N
 # What odd clients send.
 
 
-def test_ext_values_may_be_numbers_booleans_strings_and_nulls() -> None:
+def test_ext_values_can_be_numbers_booleans_strings_and_nulls() -> None:
     ext = {
         "consumerGroup": "G",
         "topic": "T",
@@ -189,7 +189,7 @@ def test_booleans_follow_javas_rule(value: bool | str | None, expected: bool) ->
     assert is_true(header.unit_mode) is expected
 
 
-def test_numbers_where_text_is_expected_are_text() -> None:
+def test_numbers_are_accepted_as_text() -> None:
     command = command_of({"code": 14, "extFields": {"consumerGroup": 123, "topic": True, "queueId": "1"}})
     header = command.decode_header(QueryConsumerOffsetRequestHeader)
     assert (header.consumer_group, header.topic, header.queue_id) == ("123", "true", 1)
@@ -200,14 +200,14 @@ def test_nested_ext_values_become_json_text() -> None:
     assert command.ext_fields == {"a": '{"b":[1,null]}', "c": "1.5"}
 
 
-def test_a_header_that_is_json_only_to_fastjson() -> None:
+def test_a_header_that_only_fastjson_accepts_is_read() -> None:
     command = command_of("{code:105,'extFields':{topic:'T',1:2,},language:\"GO\",opaque:9,remark:null,version:\"7\",}")
     assert (command.code, command.opaque, command.language, command.version) == (105, 9, "GO", 7)
     assert command.ext_fields == {"topic": "T", "1": "2"}
     assert command.decode_header(GetRouteInfoRequestHeader).topic == "T"
 
 
-def test_every_member_may_be_missing() -> None:
+def test_every_header_member_is_optional() -> None:
     assert command_of("{}").code == 0
     command = command_of({"code": 105})
     assert (command.flag, command.opaque, command.version, command.language) == (0, 0, 0, "OTHER")
@@ -217,7 +217,7 @@ def test_every_member_may_be_missing() -> None:
         command.decode_header(GetRouteInfoRequestHeader)
 
 
-def test_members_that_are_no_part_of_a_header_are_ignored() -> None:
+def test_unknown_header_members_are_ignored() -> None:
     command = command_of(
         {"code": 1, "body": "eA==", "ext": {"a": "b"}, "serialize_type": 1, "serializeTypeCurrentRPC": "JSON"}, b"real"
     )
@@ -240,18 +240,18 @@ def test_members_that_are_no_part_of_a_header_are_ignored() -> None:
         ('{"a":' * 100_000, "nested deeper"),
     ],
 )
-def test_a_header_that_cannot_be_read_is_a_protocol_error(header: str, why: str) -> None:
+def test_an_unreadable_header_is_a_protocol_error(header: str, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         command_of(header).ext_fields  # noqa: B018
 
 
-def test_an_answer_without_its_fields_is_named_as_one() -> None:
+def test_a_response_without_its_fields_is_named() -> None:
     answer = command_of({"code": 17, "flag": 1})
     with pytest.raises(RemoteProtocolError, match=r"^header of an answer with code 17: .*`offset`"):
         answer.decode_header(OffsetResponseHeader)
 
 
-def test_a_field_that_cannot_be_read_is_named() -> None:
+def test_an_unreadable_field_is_named() -> None:
     command = command_of({"code": 30, "extFields": {"topic": "T", "queueId": "three"}})
     with pytest.raises(RemoteProtocolError, match=r"GET_MAX_OFFSET 30: .*queueId"):
         command.decode_header(QueueRequestHeader)
@@ -272,7 +272,7 @@ def test_a_truncated_binary_header_is_a_protocol_error(golden: Path) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_random_binary_headers_decode_or_are_protocol_errors(header: bytes) -> None:
+def test_random_binary_headers_decode_or_raise_protocol_errors(header: bytes) -> None:
     try:
         command = decode_command(header, b"", SerializeType.ROCKETMQ)
     except RemoteProtocolError:
@@ -308,14 +308,14 @@ def commands(draw: st.DrawFn) -> RemotingCommand:
 
 
 @given(commands())
-def test_encoding_and_decoding_gives_an_equal_command(command: RemotingCommand) -> None:
+def test_commands_round_trip(command: RemotingCommand) -> None:
     assert decode(command.encode()) == command
 
 
 # Making commands.
 
 
-def test_requests_and_answers() -> None:
+def test_requests_and_responses_are_distinguished() -> None:
     header = KVConfigRequestHeader(namespace="n", key="k")
     request = RemotingCommand.request(RequestCode.GET_KV_CONFIG, header, b"body")
     assert (request.flag, request.language, request.version) == (0, "PYTHON", VERSION)
@@ -331,7 +331,7 @@ def test_requests_and_answers() -> None:
     assert oneway.opaque != request.opaque
 
 
-def test_ext_values_of_answers_are_json_strings() -> None:
+def test_ext_values_of_responses_are_json_strings() -> None:
     """C++ clients ignore a value that is anything else."""
     answer = command_of({"code": 11}).response(
         0, PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=2**40)
@@ -347,13 +347,13 @@ def test_ext_values_of_answers_are_json_strings() -> None:
     assert "remark" not in header
 
 
-def test_fields_that_are_added_to_an_answer_are_sent() -> None:
+def test_fields_added_to_a_response_are_sent() -> None:
     answer = command_of({"code": 10}).response(0)
     answer.ext_fields["MSG_REGION"] = "DefaultRegion"
     assert decode(answer.encode()).ext_fields == {"MSG_REGION": "DefaultRegion"}
 
 
-def test_what_was_changed_is_what_is_read() -> None:
+def test_changed_ext_fields_are_read_back() -> None:
     for _ in range(2):
         command = command_of({"code": 105, "extFields": {"topic": "T"}})
         assert command.decode_header(GetRouteInfoRequestHeader).topic == "T"
@@ -377,7 +377,7 @@ FOUR_FIELDS = {
 }
 
 
-def test_later_requests_of_a_code_lose_nothing() -> None:
+def test_cached_header_shapes_lose_no_fields() -> None:
     """Fields that the typed header does not know are there, and so is everything else of the header."""
     first, *later = [plain(FOUR_FIELDS) for _ in range(3)]
     for command in (first, *later):
@@ -388,7 +388,7 @@ def test_later_requests_of_a_code_lose_nothing() -> None:
         assert decode(command.encode()) == first == command
 
 
-def test_a_header_of_another_type_than_others_of_its_code_have() -> None:
+def test_a_header_type_may_change_within_a_code() -> None:
     for _ in range(3):
         command = plain({"code": 35, "extFields": {"consumerGroup": "G", "topic": "T", "queueId": "3"}})
         assert command.decode_header(QueueRequestHeader).queue_id == 3
@@ -405,7 +405,7 @@ def test_a_header_of_another_type_than_others_of_its_code_have() -> None:
         (None, "SEND_MESSAGE_V2 310: .*`b`, the topic$"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_first_and_of_later_ones(ext: dict[str, Any] | None, why: str) -> None:
+def test_errors_are_equal_for_first_and_cached_headers(ext: dict[str, Any] | None, why: str) -> None:
     sound = {"a": "G", "b": "T", "e": 2, "f": 0, "g": "1", "h": 0}
     for _ in range(3):
         with pytest.raises(RemoteProtocolError, match=why):
@@ -413,7 +413,7 @@ def test_what_is_wrong_is_said_of_the_first_and_of_later_ones(ext: dict[str, Any
         assert plain({"code": 310, "extFields": sound}).decode_header(SendMessageRequestHeaderV2).queue_id == 2
 
 
-def test_an_answer_is_none_of_the_requests_with_its_code() -> None:
+def test_a_response_is_not_decoded_as_a_request_of_its_code() -> None:
     sound = {"code": 30, "extFields": {"topic": "T", "queueId": "1"}}
     assert plain(sound).decode_header(QueueRequestHeader).queue_id == 1
     for ext in ({"offset": "7"}, {"topic": "T", "queueId": "1", "offset": "7"}):
@@ -421,7 +421,7 @@ def test_an_answer_is_none_of_the_requests_with_its_code() -> None:
         assert answer.decode_header(OffsetResponseHeader).offset == 7
 
 
-def test_commands_compare_by_what_they_say() -> None:
+def test_commands_compare_by_value() -> None:
     command = command_of({"code": 1, "remark": "x"})
     assert command != command_of({"code": 1, "remark": "y"})
     assert command != "a command"
@@ -430,10 +430,10 @@ def test_commands_compare_by_what_they_say() -> None:
     assert "code=1" in repr(command)
 
 
-def test_opaques_stay_positive() -> None:
+def test_opaques_wrap_to_positive_numbers() -> None:
     assert 0 <= next_opaque() < next_opaque() < 2**31
 
 
-def test_names_of_codes() -> None:
+def test_codes_have_names() -> None:
     assert name_of(310) == "SEND_MESSAGE_V2 310"
     assert name_of(9999) == "request code 9999"

@@ -44,7 +44,7 @@ STREAM = b"".join([json_frame(1), json_frame(2, b"x" * 300), json_frame(3), fram
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12), st.booleans())
-def test_any_chunking_gives_the_same_commands(cuts: list[int], as_views: bool) -> None:
+def test_any_chunking_yields_the_same_commands(cuts: list[int], as_views: bool) -> None:
     whole = FrameDecoder().receive_data(STREAM)
     assert [command.opaque for command in whole] == [1, 2, 3, 0, 4]
     decoder = FrameDecoder()
@@ -53,20 +53,20 @@ def test_any_chunking_gives_the_same_commands(cuts: list[int], as_views: bool) -
     assert decoder.is_between_frames
 
 
-def test_byte_by_byte() -> None:
+def test_a_stream_is_decoded_byte_by_byte() -> None:
     decoder = FrameDecoder()
     assert feed(decoder, cut(STREAM, range(len(STREAM)))) == FrameDecoder().receive_data(STREAM)
 
 
 @given(data=st.data())
-def test_the_recorded_stream_in_chunks(golden: Path, data: st.DataObject) -> None:
+def test_the_recorded_stream_is_decoded_in_chunks(golden: Path, data: st.DataObject) -> None:
     recorded = [bytes.fromhex(row["frame"]) for row in frames(golden)][:60]
     stream = b"".join(recorded)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
     assert feed(FrameDecoder(), cut(stream, cuts)) == [decode(one) for one in recorded]
 
 
-def test_bodies_are_copies_of_what_was_received() -> None:
+def test_bodies_are_copies_of_the_received_bytes() -> None:
     buffer = bytearray(json_frame(1, b"body"))
     (command,) = FrameDecoder().receive_data(memoryview(buffer))
     buffer[:] = bytes(len(buffer))
@@ -74,7 +74,7 @@ def test_bodies_are_copies_of_what_was_received() -> None:
     assert command.ext_fields == {"a": "group"}
 
 
-def test_a_half_frame_waits() -> None:
+def test_an_incomplete_frame_waits_for_more_bytes() -> None:
     decoder = FrameDecoder()
     whole = json_frame(7, b"body")
     assert decoder.receive_data(whole[:-1]) == []
@@ -85,7 +85,7 @@ def test_a_half_frame_waits() -> None:
     assert decoder.is_between_frames
 
 
-def test_nothing_is_nothing() -> None:
+def test_no_bytes_yield_no_commands() -> None:
     decoder = FrameDecoder()
     assert decoder.receive_data(b"") == []
     assert decoder.is_between_frames
@@ -107,7 +107,7 @@ def test_nothing_is_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize("chunk_size", [1, 3, 1 << 20])
-def test_a_broken_stream_says_what_is_wrong_and_keeps_what_came_before(bad: bytes, why: str, chunk_size: int) -> None:
+def test_a_broken_stream_raises_after_its_complete_commands(bad: bytes, why: str, chunk_size: int) -> None:
     stream = json_frame(1) + json_frame(2) + bad
     decoder = FrameDecoder()
     commands: list[RemotingCommand] = []
@@ -147,7 +147,7 @@ BINARY_HEAD = struct.pack(">hBhii", 310, 0, 409, 7, 0)
     ],
 )
 @pytest.mark.parametrize("chunk_size", [1, 1 << 20])
-def test_a_header_that_cannot_be_read_does_not_end_the_stream(
+def test_an_unreadable_header_does_not_end_the_stream(
     bad: bytes, opaque: int | None, why: str, chunk_size: int
 ) -> None:
     stream = json_frame(1) + bad + BINARY
@@ -174,13 +174,13 @@ def test_a_header_that_cannot_be_read_does_not_end_the_stream(
         (b'{"code":310,"opaque":7,"remark":5}', (310, 7, "OTHER")),
     ],
 )
-def test_headers_that_apache_reads_are_read(header: bytes, expected: tuple[int, int, str]) -> None:
+def test_headers_that_apache_accepts_are_accepted(header: bytes, expected: tuple[int, int, str]) -> None:
     (command,) = FrameDecoder().receive_data(frame(header))
     assert (command.code, command.opaque, command.language) == expected
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_text_that_is_no_utf8_is_read_as_apache_reads_it(known: bool) -> None:
+def test_invalid_utf8_is_decoded_as_by_apache(known: bool) -> None:
     header = b'{"code":31,"opaque":7,"extFields":{"topic":"%b","queueId":"1","more":"\xfe"}}'
     if known:  # the type of the ext fields of this code, from a request before
         FrameDecoder().receive_data(frame(header % b"T"))[0].decode_header(QueueRequestHeader)
@@ -194,7 +194,7 @@ def test_text_that_is_no_utf8_is_read_as_apache_reads_it(known: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31)])
-def test_a_negative_size_of_the_ext_fields_means_none(size: int) -> None:
+def test_a_negative_ext_fields_size_means_no_fields(size: int) -> None:
     (command,) = FrameDecoder().receive_data(frame(BINARY_HEAD + struct.pack(">ii", 0, size), b"body", 1))
     assert (command.code, command.opaque, command.ext_fields, command.body) == (310, 7, {}, b"body")
 
@@ -213,7 +213,7 @@ any_header = st.one_of(
 
 
 @given(st.lists(st.tuples(any_header, st.binary(max_size=4), st.sampled_from([0, 0, 1, 2, 255])), max_size=6))
-def test_every_frame_with_a_sound_length_is_one_command(parts: list[tuple[bytes, bytes, int]]) -> None:
+def test_every_frame_with_a_valid_length_is_one_command(parts: list[tuple[bytes, bytes, int]]) -> None:
     """Whatever stands in its header; and its opaque is known if it can be read at all."""
     commands = FrameDecoder().receive_data(b"".join(frame(*part) for part in parts) + BINARY)
     assert len(commands) == len(parts) + 1
@@ -243,14 +243,14 @@ def opaque_of(header: bytes, serializer: int) -> int | None:
     return number if is_number and -(2**31) <= number < 2**31 else None
 
 
-def test_a_giant_length_is_refused_before_anything_is_stored() -> None:
+def test_a_huge_length_is_refused_before_buffering() -> None:
     decoder = FrameDecoder()
     with pytest.raises(FrameError):
         decoder.receive_data(b"\x7f\xff\xff\xff" + bytes(100_000))
     assert decoder.is_between_frames
 
 
-def test_the_limit_is_the_constructors() -> None:
+def test_the_frame_limit_is_configurable() -> None:
     small = json_frame(1)
     assert len(FrameDecoder(len(small) - 4).receive_data(small)) == 1
     with pytest.raises(FrameError, match=f"the limit is {len(small) - 5}"):

@@ -34,7 +34,7 @@ def chunks(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.integers(0, len(REPORTS)), max_size=8))
-def test_reports_in_any_chunks(cuts: list[int]) -> None:
+def test_reports_are_decoded_in_any_chunks(cuts: list[int]) -> None:
     decoder = ReportDecoder()
     found = [report for chunk in chunks(REPORTS, cuts) for report in decoder.receive_data(chunk)]
     assert found == [0, GIB, GIB + 0x123]
@@ -42,7 +42,7 @@ def test_reports_in_any_chunks(cuts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, len(TRANSFERS)), max_size=12))
-def test_transfers_in_any_chunks(cuts: list[int]) -> None:
+def test_transfers_are_decoded_in_any_chunks(cuts: list[int]) -> None:
     decoder = TransferDecoder()
     log = b""
     heartbeats = 0
@@ -56,7 +56,7 @@ def test_transfers_in_any_chunks(cuts: list[int]) -> None:
     assert again == TRANSFERS
 
 
-def test_a_piece_is_given_out_before_its_transfer_is_whole() -> None:
+def test_bytes_are_returned_before_their_transfer_is_complete() -> None:
     decoder = TransferDecoder()
     first = list(decoder.receive_data(encode_header(7, 1 << 30) + b"ab"))
     assert [(offset, bytes(piece)) for offset, piece in first] == [(7, b"ab")]
@@ -64,7 +64,7 @@ def test_a_piece_is_given_out_before_its_transfer_is_whole() -> None:
 
 
 @pytest.mark.parametrize("header", [(-1, 5), (7, -5), (-(1 << 63), -(1 << 31))])
-def test_a_transfer_that_cannot_be(header: tuple[int, int]) -> None:
+def test_an_impossible_transfer_is_refused(header: tuple[int, int]) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{header[1]} bytes at physical offset {header[0]}"):
         list(TransferDecoder().receive_data(encode_header(*header)))
 
@@ -76,13 +76,13 @@ def test_transfers_leave_no_gap() -> None:
         list(decoder.receive_data(encode_header(11, 2) + b"cd"))
 
 
-def test_a_report_below_zero() -> None:
+def test_a_negative_report_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="-1"):
         ReportDecoder().receive_data(encode_report(5) + encode_report(-1))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
-def test_garbage_is_an_error_or_bytes(parts: list[bytes]) -> None:
+def test_garbage_is_an_error_or_a_transfer(parts: list[bytes]) -> None:
     reports, transfers = ReportDecoder(), TransferDecoder()
     with suppress(RemoteProtocolError):
         for part in parts:
@@ -95,5 +95,5 @@ def test_garbage_is_an_error_or_bytes(parts: list[bytes]) -> None:
                 expected = physical_offset + len(piece)
 
 
-def test_a_slave_of_apaches_holds_the_largest_transfer() -> None:
+def test_the_largest_transfer_fits_apaches_buffer() -> None:
     assert len(encode_header(0, MAX_TRANSFER_SIZE)) + MAX_TRANSFER_SIZE == 4 * 1024 * 1024

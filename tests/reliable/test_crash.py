@@ -39,7 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_kill_at_every_step(
+def test_kill_at_any_step_has_one_effect(
     database: str,
     broker: RocketMQ,
     redis_server: DatabaseServer,

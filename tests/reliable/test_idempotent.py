@@ -122,7 +122,7 @@ async def consume_async(ledger: Ledger, message_id: str) -> None:
     assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
 
 
-def test_async_listener(ledger: Ledger, run_async: Any) -> None:
+def test_async_listener_has_one_effect(ledger: Ledger, run_async: Any) -> None:
     (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
     run_async(consume_async(ledger, message_id))
     assert ledger.effects() == ["x"]
@@ -331,7 +331,7 @@ def test_serialization_failure_is_retried(postgresql_ledger: Ledger) -> None:
     assert ledger.effects() == ["own"]
 
 
-def test_void_message_is_dropped_even_if_it_is_voided_at_work(ledger: Ledger) -> None:
+def test_void_message_is_dropped_even_during_its_listener(ledger: Ledger) -> None:
     stub = ledger.place.tables.stub
     first, second = add(ledger.place, "T", [b"1", b"2"], groups=[GROUP])
 
@@ -430,7 +430,7 @@ def with_redis(ledger: Ledger, server: DatabaseServer, **options: Any) -> Idempo
     return ledger.listener(redis=RedisClaims(server.url, rest_s=0), **options)
 
 
-def test_redis_key_is_held_at_work_and_gone_afterwards(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+def test_redis_key_exists_only_while_the_listener_runs(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
     import redis
 
     client = redis.Redis.from_url(redis_server.url)
@@ -464,7 +464,9 @@ def test_key_of_another_worker_is_never_deleted(sqlite_ledger: Ledger, redis_ser
     assert client.get("rucola:claim:billing:m1") == b"another worker's"
 
 
-def test_done_message_whose_key_is_held_is_acknowledged(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+def test_done_message_is_acknowledged_while_its_key_is_held(
+    sqlite_ledger: Ledger, redis_server: DatabaseServer
+) -> None:
     import redis
 
     listener = with_redis(sqlite_ledger, redis_server)
@@ -492,7 +494,7 @@ def paused(server: DatabaseServer) -> None:
 
 
 @pytest.mark.parametrize("harm", [DatabaseServer.kill, flushed, restarted, paused], ids=lambda harm: harm.__name__)
-def test_redis_is_never_needed(
+def test_redis_outage_never_stops_consumption(
     harm: Callable[[DatabaseServer], None], postgresql_ledger: Ledger, redis_server: DatabaseServer
 ) -> None:
     """It is harmed while a worker holds the key: the database's claim still keeps a second worker away."""
@@ -541,7 +543,7 @@ async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
     assert client.keys() == []
 
 
-def test_redis_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer, run_async: Any) -> None:
+def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer, run_async: Any) -> None:
     run_async(redis_async(postgresql_ledger, redis_server))
     assert postgresql_ledger.effects() == ["x"]
 

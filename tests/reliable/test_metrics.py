@@ -20,7 +20,7 @@ def scraped(collector: ReliableCollector) -> str:
     return generate_latest(registry).decode()
 
 
-def test_messages_by_state_and_deliveries_by_result(place: Place) -> None:
+def test_metrics_count_messages_by_state_and_deliveries_by_result(place: Place) -> None:
     add(place, "T", [b"x"] * 3, groups=["billing"])
     change(place, status="STUCK", created_at=0, due_at=None)
     add(place, "T", [b"x"])
@@ -40,7 +40,7 @@ def test_messages_by_state_and_deliveries_by_result(place: Place) -> None:
     assert float(oldest.split()[1]) > 1_000_000_000
 
 
-def test_database_that_is_away_is_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+def test_database_outage_is_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/x")
     assert "rucola_reliable_up 0.0" in scraped(ReliableCollector(engine))
     assert "no metrics of the outbox" in caplog.text

@@ -23,7 +23,7 @@ def set_version(place: Place, version: str) -> None:
         connection.execute(update(table).values(version_num=version))
 
 
-def test_migrations_make_the_tables_that_the_program_uses(place: Place) -> None:
+def test_migrations_create_the_tables_that_the_program_uses(place: Place) -> None:
     with place.engine().connect() as connection:
         own = {table.name for table in place.tables.metadata.tables.values()}
         context = MigrationContext.configure(
@@ -77,7 +77,7 @@ def test_newer_minor_schema_serves_an_older_program(sqlite_place: Place) -> None
         migration.check(connection, sqlite_place.tables)
 
 
-def test_two_prefixes_are_two_sets_of_tables(place: Place) -> None:
+def test_two_prefixes_have_separate_tables(place: Place) -> None:
     other = Tables(f"{place.tables.prefix}b_")
     with place.engine().begin() as connection:
         migration.init(connection, other)
@@ -85,7 +85,7 @@ def test_two_prefixes_are_two_sets_of_tables(place: Place) -> None:
         assert connection.scalar(select(place.tables.relay.c.owner)) is None
 
 
-def test_tables_in_a_schema_of_postgresql(postgresql_place: Place) -> None:
+def test_tables_can_be_in_a_schema_of_postgresql(postgresql_place: Place) -> None:
     tables = Tables("s_", schema=f"{postgresql_place.tables.prefix}own")
     with postgresql_place.engine().begin() as connection:
         connection.exec_driver_sql(f"CREATE SCHEMA {tables.schema}")
@@ -100,7 +100,7 @@ def test_prefix_must_be_an_identifier(prefix: str) -> None:
         Tables(prefix)
 
 
-def test_clock_of_the_database(place: Place) -> None:
+def test_now_ms_is_the_databases_clock(place: Place) -> None:
     with place.engine().connect() as connection:
         before = int(time.time() * 1000)
         at = connection.scalar(select(now_ms()))

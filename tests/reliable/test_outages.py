@@ -43,7 +43,7 @@ def crash(place: Place) -> None:
 
 
 @pytest.mark.rocketmq(messageDelayLevel=QUICK_RETRIES)
-def test_database_that_crashes_under_relay_and_consumer(own_place: Place, rocketmq: RocketMQ, run_async: Any) -> None:
+def test_relay_and_consumer_survive_a_database_crash(own_place: Place, rocketmq: RocketMQ, run_async: Any) -> None:
     place = own_place
     invoices = Table("invoice", MetaData(), Column("text", String(20)))
     invoices.create(place.engine())

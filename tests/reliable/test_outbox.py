@@ -44,7 +44,7 @@ def test_session_commits_or_rolls_back_the_message_with_its_own_rows(place: Plac
     assert message_of(stub._mapping) == message
 
 
-def test_rolled_back_savepoint_takes_its_messages_along(place: Place) -> None:
+def test_rolled_back_savepoint_discards_its_messages(place: Place) -> None:
     outbox = Outbox(tables=place.tables)
     with Session(place.engine()) as session, session.begin():
         outbox.add(session, Message("T", b"before"))
@@ -64,12 +64,12 @@ async def add_async(place: Place, outbox: Outbox) -> None:
         await connection.run_sync(outbox.add, Message("T", b"core"))
 
 
-def test_async_session_and_connection(place: Place, run_async: Any) -> None:
+def test_async_session_and_connection_add_messages(place: Place, run_async: Any) -> None:
     run_async(add_async(place, Outbox(tables=place.tables)))
     assert [stub.body for stub in stubs(place)] == [b"async", b"core"]
 
 
-def test_connection_of_the_driver(place: Place) -> None:
+def test_dbapi_connection_adds_messages(place: Place) -> None:
     outbox = Outbox(["g"], tables=place.tables)
     pooled = place.engine().raw_connection()
     connection: Any = pooled.driver_connection
@@ -85,7 +85,7 @@ def test_connection_of_the_driver(place: Place) -> None:
     assert found[0].due_at == found[0].created_at > 1_600_000_000_000
 
 
-def test_one_unique_key_fails_the_second_transaction(place: Place) -> None:
+def test_repeated_unique_key_fails_the_second_transaction(place: Place) -> None:
     outbox = Outbox(tables=place.tables)
     message = Message("T", b"once")
     with Session(place.engine()) as session, session.begin():
@@ -126,14 +126,14 @@ def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_place: Place) -> 
     ],
     ids=range(11),
 )  # fmt: skip
-def test_message_that_no_broker_takes_is_refused_before_the_commit(message: Message, sqlite_place: Place) -> None:
+def test_message_that_no_broker_accepts_is_refused_before_the_commit(message: Message, sqlite_place: Place) -> None:
     outbox = Outbox(tables=sqlite_place.tables, max_message_size=100)
     with Session(sqlite_place.engine()) as session, pytest.raises(InvalidMessage), session.begin():
         outbox.add(session, message)
     assert stubs(sqlite_place) == []
 
 
-def test_what_is_no_transaction_is_named(sqlite_place: Place) -> None:
+def test_unsupported_transaction_type_is_named(sqlite_place: Place) -> None:
     outbox = Outbox(tables=sqlite_place.tables)
     with pytest.raises(ReliableError, match="object"):
         outbox.add(object(), Message("T", b"x"))  # type: ignore[arg-type]
@@ -151,7 +151,9 @@ def test_what_is_no_transaction_is_named(sqlite_place: Place) -> None:
     ("properties", "delay_ms"),
     [({}, 0), ({"DELAY": "3"}, 10_000), ({"TIMER_DELAY_MS": "70"}, 70), ({"TIMER_DELAY_SEC": "7"}, 7000)],
 )
-def test_delay_is_known_to_the_first_check(properties: dict[str, str], delay_ms: int, sqlite_place: Place) -> None:
+def test_first_check_respects_the_messages_delay(
+    properties: dict[str, str], delay_ms: int, sqlite_place: Place
+) -> None:
     with Session(sqlite_place.engine()) as session, session.begin():
         Outbox(tables=sqlite_place.tables).add(session, Message("T", b"x", properties=properties))
     assert stubs(sqlite_place)[0].delay_ms == delay_ms
@@ -161,5 +163,5 @@ def test_lanes_are_all_used_and_a_key_has_one() -> None:
     assert {lane_of(f"order-{number}") for number in range(1000)} == set(range(LANES))
 
 
-def test_drivers_are_the_ones_of_the_extra() -> None:
+def test_drivers_equal_those_of_the_extra() -> None:
     assert {psycopg.Connection.__module__, pymysql.Connection.__module__} == {"psycopg", "pymysql.connections"}

@@ -116,7 +116,7 @@ def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
     assert all(len(ids) == 1 for ids in queues.values())
 
 
-def test_broker_that_is_away_uses_up_no_sends_and_loses_nothing(
+def test_broker_outage_uses_up_no_sends_and_loses_nothing(
     sqlite_place: Place, rocketmq: RocketMQ, run_async: Any
 ) -> None:
     rocketmq.create_topic("T", 1)
@@ -156,7 +156,7 @@ def test_commit_in_this_process_wakes_an_idle_relay(
     run_async(main())
 
 
-def test_notify_of_postgresql_wakes_an_idle_relay(
+def test_postgresql_notify_wakes_an_idle_relay(
     postgresql_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     async def main() -> None:
@@ -168,7 +168,7 @@ def test_notify_of_postgresql_wakes_an_idle_relay(
     run_async(main())
 
 
-def test_relay_on_an_async_engine(place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any) -> None:
+def test_relay_works_on_an_async_engine(place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any) -> None:
     add(place, topic, [b"1", b"2"])
 
     async def main() -> None:
@@ -275,7 +275,7 @@ def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(place: 
     assert (stub.status, stub.broker, stub.queue_id, stub.queue_offset, stub.owner) == ("SENT", "b", 1, 2, None)
 
 
-def test_confirmation_that_came_before_the_record_stays(place: Place) -> None:
+def test_confirmation_before_the_send_was_recorded_is_kept(place: Place) -> None:
     add(place, "T", [b"1"], groups=["g"])
     (row,) = take(place, "a").to_send
     change(place, status="CONFIRMED", awaiting=",", due_at=None, confirmed_at=5)
@@ -354,7 +354,7 @@ def test_delayed_message_has_no_position_and_a_later_first_check(
     assert stub.due_at > stub.created_at + 7_200_000
 
 
-def test_policy_refuses_what_makes_no_sense() -> None:
+def test_policy_refuses_invalid_values() -> None:
     for options in ({"batch": 0}, {"jitter": 1}, {"lease_ms": -1}, {"keyed_resend": "yes"}):
         with pytest.raises(MQError):
             Policy(**options)  # type: ignore[arg-type]

@@ -55,11 +55,11 @@ POLICY = Policy(max_sends=3)
         (Sent(1, False, 0, AT_7, dead_letters=1), Facts(0, Progress(8, 9), dead_letters=2), Decision.DEAD),
     ],
 )
-def test_decision_about_a_sent_stub(stub: Sent, facts: Facts, decision: Decision) -> None:
+def test_decision_follows_receipt_offsets_and_age(stub: Sent, facts: Facts, decision: Decision) -> None:
     assert decide(stub, {"g": facts}, POLICY)[0] is decision
 
 
-def test_decision_with_several_groups_and_with_none() -> None:
+def test_decision_considers_every_awaited_group() -> None:
     waits, lost = Facts(None, Progress(7, 8)), Facts(None, Progress(8, 9))
     assert decide(Sent(1, False, 0, AT_7), {"a": waits, "b": lost}, POLICY)[0] is Decision.RESEND
     assert decide(Sent(1, False, 0, AT_7), {}, POLICY)[0] is Decision.RESEND
@@ -67,7 +67,7 @@ def test_decision_with_several_groups_and_with_none() -> None:
     assert decide(Sent(1, True, 0, AT_7), {"a": lost}, in_any_order)[0] is Decision.RESEND
 
 
-def test_waits_grow_to_a_limit() -> None:
+def test_waits_double_up_to_a_limit() -> None:
     policy = Policy(retry_ms=100, max_retry_ms=1000, confirm_timeout_ms=500, jitter=0)
     assert [policy.retry_wait_ms(sends) for sends in (1, 2, 3, 4, 5, 99)] == [100, 200, 400, 800, 1000, 1000]
     assert [policy.confirm_wait_ms(sends, 7) for sends in (1, 2, 3)] == [507, 1007, 1007]
@@ -98,7 +98,7 @@ def receive(place: Place, message_id: str, group: str, ms_ago: int = 0) -> None:
         )
 
 
-def test_lost_message_is_sent_again_until_a_person_is_asked(
+def test_lost_message_is_resent_until_it_needs_an_operator(
     place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     group, told = shared_rocketmq.unique("g"), Told()
@@ -139,7 +139,7 @@ def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
     assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [waits, received]
 
 
-def test_position_behind_the_end_of_the_queue_is_that_of_a_lost_disk(
+def test_position_beyond_the_queues_end_counts_as_lost(
     sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
 ) -> None:
     add(sqlite_place, topic, [b"x"], groups=[shared_rocketmq.unique("g")])
@@ -205,9 +205,7 @@ def test_dead_letter_is_dead_until_it_is_redriven(
 
 
 @pytest.mark.rocketmq(brokerRole="SYNC_MASTER")
-def test_message_that_the_broker_does_not_vouch_for_stays_unconfirmed(
-    sqlite_place: Place, rocketmq: RocketMQ, run_async: Any
-) -> None:
+def test_message_without_send_ok_stays_unconfirmed(sqlite_place: Place, rocketmq: RocketMQ, run_async: Any) -> None:
     add(sqlite_place, "T", [b"x"])
 
     async def main() -> None:
@@ -265,7 +263,7 @@ async def failing_then_working(place: Place, rocketmq: RocketMQ) -> list[str]:
     return order
 
 
-def test_sink_that_fails_gets_the_alert_again_and_the_others_do_not(
+def test_only_a_failed_sink_gets_the_alert_again(
     sqlite_place: Place, shared_rocketmq: RocketMQ, run_async: Any
 ) -> None:
     add(sqlite_place, "T", [b"x"])
@@ -290,7 +288,7 @@ async def deliver(sink: Sink) -> bool:
     return await Alerts([sink], clock_s=lambda: 0.0).raise_alert(ALERT)
 
 
-async def test_webhook() -> None:
+async def test_webhook_sink_posts_alerts() -> None:
     posted: list[Any] = []
     answers = [500, 200]
 
@@ -311,7 +309,7 @@ async def test_webhook() -> None:
     assert posted[1]["text"] == ALERT.text()
 
 
-async def test_email() -> None:
+async def test_email_sink_sends_alerts() -> None:
     mails: list[str] = []
 
     class Smtp(socketserver.StreamRequestHandler):

@@ -45,12 +45,12 @@ async def test_a_refused_connection_names_address_and_reason() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:99999", ":::"])
-async def test_an_address_that_is_none_says_how_to_write_one(address: str) -> None:
+async def test_an_invalid_address_error_shows_the_format(address: str) -> None:
     with pytest.raises(RemotingConnectError, match=r"write host:port|cannot connect"):
         await RemotingClient().connect(address)
 
 
-async def test_a_connection_that_nobody_takes_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unaccepted_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "CONNECT_TIMEOUT_MS", 20)
 
     full = socket.socket()
@@ -67,7 +67,7 @@ async def test_a_connection_that_nobody_takes_times_out(monkeypatch: pytest.Monk
         opened.close()
 
 
-async def test_callers_at_the_same_time_share_one_connection() -> None:
+async def test_concurrent_callers_share_one_connection() -> None:
     server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
     await server.start()
     address = f"127.0.0.1:{server.port}"
@@ -82,7 +82,7 @@ async def test_callers_at_the_same_time_share_one_connection() -> None:
     await server.stop()
 
 
-async def test_one_caller_that_gives_up_leaves_the_connection_to_the_others() -> None:
+async def test_a_cancelled_caller_leaves_the_connection_to_the_others() -> None:
     server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
     await server.start()
     client = RemotingClient()
@@ -96,7 +96,7 @@ async def test_one_caller_that_gives_up_leaves_the_connection_to_the_others() ->
     await server.stop()
 
 
-async def test_closing_while_connecting_is_an_error_of_ours() -> None:
+async def test_closing_while_connecting_raises_a_remoting_error() -> None:
     server = RemotingServer("127.0.0.1", 0, {})
     await server.start()
     client = RemotingClient()
@@ -108,7 +108,7 @@ async def test_closing_while_connecting_is_an_error_of_ours() -> None:
     await server.stop()
 
 
-async def test_an_error_code_is_an_error_for_who_wants_success() -> None:
+async def test_invoke_ok_raises_for_an_error_code() -> None:
     server = RemotingServer("127.0.0.1", 0, {ECHO: echo, 2: refuse})
     await server.start()
     address = f"127.0.0.1:{server.port}"
@@ -122,7 +122,7 @@ async def test_an_error_code_is_an_error_for_who_wants_success() -> None:
     await server.stop()
 
 
-async def test_on_close_is_told_of_each_connection_once() -> None:
+async def test_on_close_is_called_once_per_connection() -> None:
     ended: list[Connection] = []
     server = RemotingServer("127.0.0.1", 0, {}, on_close=ended.append)
     await server.start()
@@ -136,7 +136,7 @@ async def test_on_close_is_told_of_each_connection_once() -> None:
     assert ours in ended
 
 
-async def test_a_server_takes_its_address_before_it_serves_and_frees_it_afterwards() -> None:
+async def test_a_server_binds_before_it_serves_and_releases_its_address() -> None:
     first = RemotingServer("127.0.0.1", 0, {ECHO: echo})
     first.bind()
     port = first.port
@@ -165,7 +165,7 @@ async def test_a_server_takes_its_address_before_it_serves_and_frees_it_afterwar
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
-def test_an_address_that_cannot_be_had_is_an_error_of_ours(host: str, port: int) -> None:
+def test_an_unavailable_address_raises_a_remoting_error(host: str, port: int) -> None:
     with pytest.raises(RemotingError, match=f"cannot listen on {host}:{port}"):
         RemotingServer(host, port, {}).bind()
 
@@ -174,19 +174,19 @@ def test_an_address_that_cannot_be_had_is_an_error_of_ours(host: str, port: int)
     ("address", "parts"),
     [("localhost:9876", ("localhost", 9876)), ("[::1]:1", ("::1", 1)), ("10.0.0.7:65535", ("10.0.0.7", 65_535))],
 )
-def test_addresses(address: str, parts: tuple[str, int]) -> None:
+def test_addresses_are_parsed(address: str, parts: tuple[str, int]) -> None:
     assert host_and_port(address) == parts
 
 
 @pytest.mark.parametrize(
     "address", ["", "localhost", "localhost:", ":9876", "h:x", "h:-1", "h:65536", "h:\u0661", "h: 1"]
 )
-def test_what_is_no_address(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(RemotingConnectError, match="is no address: write host:port"):
         host_and_port(address)
 
 
-async def test_a_name_that_no_host_can_have() -> None:
+async def test_an_impossible_host_name_raises_a_remoting_error() -> None:
     client = RemotingClient()
     with pytest.raises(RemotingConnectError, match="is no address"):
         await client.connect(f"{64 * 'x'}:9876")

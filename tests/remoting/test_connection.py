@@ -57,7 +57,7 @@ async def test_a_response_has_the_serialization_of_its_request() -> None:
         await client.close()
 
 
-async def test_one_way_requests_are_processed_and_never_answered() -> None:
+async def test_one_way_requests_are_processed_without_a_response() -> None:
     seen: list[bytes] = []
 
     def note(connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -39,7 +39,7 @@ async def behind_a_proxy() -> AsyncIterator[tuple[Proxy, RemotingServer, Remotin
         await server.stop()
 
 
-async def test_a_silent_connection_is_closed_and_what_else_waits_on_it_fails_at_once(
+async def test_a_silent_connection_is_closed_and_its_requests_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
@@ -58,7 +58,7 @@ async def test_a_silent_connection_is_closed_and_what_else_waits_on_it_fails_at_
         assert (await client.invoke(proxy.address, request(ECHO))).code == 0, "a new connection is made"
 
 
-async def test_posted_requests_notice_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_posted_requests_detect_a_half_open_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
 
     async with behind_a_proxy() as (proxy, _, client):
@@ -72,7 +72,7 @@ async def test_posted_requests_notice_as_well(monkeypatch: pytest.MonkeyPatch) -
         await connection.closed.wait()
 
 
-async def test_short_timeouts_add_up_until_the_silence_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_timeouts_add_up_to_the_silence_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout shorter than `MIN_SILENCE_MS` proves nothing by itself: a broker may pause for a moment."""
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 200)
 
@@ -88,7 +88,7 @@ async def test_short_timeouts_add_up_until_the_silence_is_long_enough(monkeypatc
         assert (await client.invoke(proxy.address, request(ECHO))).code == 0
 
 
-async def test_a_connection_on_which_other_answers_come_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_with_other_responses_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
 
     async with behind_a_proxy() as (proxy, server, client):

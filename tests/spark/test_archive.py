@@ -51,7 +51,7 @@ def test_a_golden_store_is_archived_once(spark: SparkSession, golden: Path, tmp_
 
 
 @pytest.mark.spark
-def test_archiving_goes_on_where_it_ended(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_archiving_resumes_where_it_ended(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     places = [small_store.put("007", n % 2, at_ms=MIDNIGHT_MS - 1 + n, TAGS="é") for n in range(6)]
     first = archive.run(spark, small_store.path, lake, broker_name="broker-a")
@@ -119,7 +119,7 @@ def test_damage_is_one_sentence_and_archives_nothing(
 
 
 @pytest.mark.spark
-def test_another_store_in_the_same_place_is_noticed(
+def test_another_store_at_the_same_path_is_detected(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
@@ -138,7 +138,7 @@ def test_another_store_in_the_same_place_is_noticed(
 
 
 @pytest.mark.spark
-def test_what_was_deleted_before_it_was_archived_is_an_error(
+def test_messages_deleted_before_archiving_are_an_error(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     small_store.put()
@@ -151,7 +151,7 @@ def test_what_was_deleted_before_it_was_archived_is_an_error(
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.touch()])
-def test_what_is_no_store_is_said_in_one_sentence(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+def test_a_directory_without_a_store_is_refused(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     """Before Spark has anything to do: there is no session here."""
     make(tmp_path / "store")
     with pytest.raises(StoreError) as raised:
@@ -160,7 +160,7 @@ def test_what_is_no_store_is_said_in_one_sentence(tmp_path: Path, make: Callable
     assert not (tmp_path / "lake").exists()
 
 
-def test_a_store_without_a_message_is_archived_as_nothing(tmp_path: Path) -> None:
+def test_an_empty_store_is_archived_as_nothing(tmp_path: Path) -> None:
     """A broker makes its log with the first message. There is no session here, for there is nothing to do."""
     with MessageStore(StoreConfig(store_path_root_dir=str(tmp_path / "store"), store_host=HOST)):
         assert not (tmp_path / "store" / "commitlog").exists()

@@ -100,7 +100,9 @@ def put(store: SmallStore, count: int) -> list[int]:
 
 
 @pytest.mark.spark
-def test_a_worker_and_then_the_driver_are_killed(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_an_archive_survives_kills_of_worker_and_driver(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
     lake, kill = tmp_path / "lake", tmp_path / "kill"
     places = put(small_store, 400)
     kill.touch()
@@ -123,9 +125,7 @@ def test_a_worker_and_then_the_driver_are_killed(spark: SparkSession, small_stor
 
 
 @pytest.mark.spark
-def test_an_archive_that_goes_on_for_ever_is_killed(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path
-) -> None:
+def test_a_continuous_archive_survives_a_kill(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """Messages keep coming; the driver is killed in the middle of its third commit."""
     lake = tmp_path / "lake"
     places = put(small_store, 50)

@@ -41,7 +41,7 @@ def archived(spark: SparkSession, lake: Path) -> list[str]:
 
 
 @pytest.mark.spark
-async def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+async def test_brokers_are_archived_in_bounded_commits(spark: SparkSession, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
 
     async with archived_cluster(tmp_path, spark) as (running, archiving):
@@ -76,7 +76,7 @@ async def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_p
 
 
 @pytest.mark.spark
-async def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+async def test_messages_deleted_before_archiving_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
     async with archived_cluster(tmp_path, spark) as (running, archiving):
         broker = await running.start_broker("broker-a", store={"mapped_file_size_commit_log": 4096})
         await running.create_topic(broker, "T")
@@ -97,7 +97,7 @@ async def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkS
 
 
 @pytest.mark.spark
-async def test_two_runs_by_turns_archive_each_message_once(
+async def test_alternating_runs_archive_each_message_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run asks the brokers, then another one archives, and what has come meanwhile, before the first has the lake."""
@@ -120,7 +120,7 @@ async def test_two_runs_by_turns_archive_each_message_once(
 
 
 @pytest.mark.spark
-async def test_a_broker_that_is_missing_is_an_error_or_named(spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_missing_broker_is_an_error_or_named(spark: SparkSession, tmp_path: Path) -> None:
     """It was archived before, or is required; when it is back, the archive goes on where it was."""
 
     async with archived_cluster(tmp_path, spark) as (running, archiving):
@@ -150,7 +150,7 @@ async def test_a_broker_that_is_missing_is_an_error_or_named(spark: SparkSession
 
 
 @pytest.mark.spark
-async def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
+async def test_a_broker_lost_during_archiving_is_archived_later(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the bounds and the read; the command tries again after such an error (see `rucola pipeline archive`)."""
@@ -176,7 +176,7 @@ async def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
         assert archived(spark, tmp_path / "lake") == sorted(sent)
 
 
-def test_nobody_there_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_unreachable_name_servers_are_an_error(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     with pytest.raises(RemotingError, match=r"127\.0\.0\.1:1"):
         archive.run_live(None, "127.0.0.1:1", tmp_path / "lake")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def programs(page: str) -> list[str]:
 
 
 @pytest.mark.spark
-def test_the_programs_run(
+def test_the_programs_of_the_pages_run(
     spark: SparkSession,
     golden: Path,
     tmp_path: Path,

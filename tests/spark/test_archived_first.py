@@ -12,7 +12,7 @@ from rucola.store.retention import DiskUsage
 from support.stores import config, inner
 
 
-def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:
+def test_retention_reads_the_progress_that_the_lake_publishes(tmp_path: Path) -> None:
     settings = config(
         tmp_path / "store",
         delete_only_archived=True,

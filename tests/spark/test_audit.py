@@ -97,7 +97,7 @@ def test_a_golden_store_is_counted(jobs: AnySession, golden: Path, tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_repeats_traces_and_lag_of_a_small_store(
+def test_repeats_traces_and_lag_of_a_small_store_are_counted(
     spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     def put(topic: str, at_ms: int, **given: Any) -> int:
@@ -156,6 +156,6 @@ def test_the_command_prints_a_table_or_json(spark: SparkSession, small_store: Sm
     assert [row["topic"] for row in as_json["topics"]] == ["T"]
 
 
-def test_what_is_no_source_is_said(tmp_path: Path) -> None:
+def test_an_invalid_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="neither a store directory nor a lake"):
         audit.run(None, [tmp_path])  # type: ignore[arg-type]

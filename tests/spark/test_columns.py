@@ -83,7 +83,7 @@ def chain(log: bytes) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
-def test_golden_logs_decode_as_one_by_one(golden: Path, name: str) -> None:
+def test_golden_logs_decode_as_single_records(golden: Path, name: str) -> None:
     count = 0
     for file in sorted((golden / name / "store" / "commitlog").iterdir()):
         log = file.read_bytes()
@@ -134,7 +134,7 @@ def messages(draw: st.DrawFn) -> MessageInner:
 
 @settings(max_examples=300)
 @given(data=st.data(), log_offset=st.sampled_from([0, 1 << 30, 7 << 40]))
-def test_any_records_decode_as_one_by_one(data: st.DataObject, log_offset: int) -> None:
+def test_any_records_decode_as_single_records(data: st.DataObject, log_offset: int) -> None:
     log, places = bytearray(data.draw(st.binary(max_size=3))), []
     for message in data.draw(st.lists(messages(), max_size=8)):
         queue_offset, timestamp, host = data.draw(st.tuples(longs, timestamps, hosts))
@@ -161,7 +161,7 @@ def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> t
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 399), st.integers(0, 255)), max_size=4))
-def test_a_damaged_log_gives_what_can_be_decoded_and_names_the_rest(changes: list[tuple[int, int]]) -> None:
+def test_a_damaged_log_yields_readable_records_and_names_the_rest(changes: list[tuple[int, int]]) -> None:
     log, places = bytearray(), []
     for n in range(4):
         kind = compression.CompressionType.ZLIB
@@ -185,7 +185,7 @@ def test_a_damaged_log_gives_what_can_be_decoded_and_names_the_rest(changes: lis
     assert sorted(left + [damage.physical_offset for damage in damages]) == [position for position, _ in places]
 
 
-def test_places_outside_the_file_are_damage() -> None:
+def test_offsets_outside_the_file_are_damage() -> None:
     log = record_of()
     left, damages = found_damage(log, [(-5, 95), (0, len(log)), (len(log), 91), (len(log) + 9, 200)])
     assert left == [0]
@@ -204,7 +204,7 @@ def test_body_is_checked_only_when_it_is_wanted() -> None:
     assert batch.to_pylist() == [{"topic": "T", "keys": ["a", "b"]}]
 
 
-def test_a_compressed_body_that_is_no_stream_is_damage() -> None:
+def test_an_invalid_compressed_body_is_damage() -> None:
     first = record_of(b"no stream", sys_flag=compression.CompressionType.ZSTD.sys_flag)
     second = record_of(b"sound", physical_offset=len(first))
     left, damages = found_damage(first + second, [(0, len(first)), (len(first), len(second))])
@@ -213,7 +213,7 @@ def test_a_compressed_body_that_is_no_stream_is_damage() -> None:
     assert "ZSTD" in damages[0].why
 
 
-def test_bodies_that_grow_too_large_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_decompressed_bodies_are_split_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_layout, "MAX_BODIES_SIZE", 50_000)
     log, places = bytearray(), []
     for n in range(9):
@@ -229,7 +229,7 @@ def test_bodies_that_grow_too_large_come_in_several_batches(monkeypatch: pytest.
     assert [damage.physical_offset for _, found in answers for damage in found] == [places[4][0]]
 
 
-def test_one_odd_row_leaves_the_others_alone() -> None:
+def test_one_unusual_row_does_not_affect_the_others() -> None:
     texts = [b"a\x01b", b"a\x01b\x02a\x01c", b"", b"x", b"a\x01\xff", b"TAGS\x01t\x02", b"a\x01b\x01c\x02\x02d\x01e"]
     encoded = []
     for text in texts:
@@ -252,7 +252,7 @@ def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
         assert array[cut].sum() <= record_layout.BATCH_SIZE or cut.stop - cut.start == 1
 
 
-def test_a_batch_has_at_most_so_many_rows() -> None:
+def test_a_batch_has_a_maximum_number_of_rows() -> None:
     sizes = np.full(record_layout.BATCH_ROWS * 2 + 1, 91)
     assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [
         record_layout.BATCH_ROWS,
@@ -261,7 +261,7 @@ def test_a_batch_has_at_most_so_many_rows() -> None:
     ]
 
 
-def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
+def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
     """Arrow loads it at the first chance, which takes every worker a second."""
     store = SmallStore(tmp_path / "store")
     for n in range(50):

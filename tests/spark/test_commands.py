@@ -67,7 +67,7 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
         ("replay --from STORE -s price> --dry-run", "price>"),
     ],
 )
-def test_what_is_wrong_is_said_before_spark_is_there(
+def test_invalid_options_are_refused_before_spark_starts(
     no_session: None, small_store: SmallStore, tmp_path: Path, command: str, said: str
 ) -> None:
     small_store.put("T")
@@ -112,7 +112,7 @@ def not_of_java(said: str) -> list[str]:
 
 
 @pytest.mark.spark
-def test_what_a_worker_finds_is_one_sentence(small_store: SmallStore, tmp_path: Path) -> None:
+def test_an_error_of_a_worker_is_one_line(small_store: SmallStore, tmp_path: Path) -> None:
     """Damage is met in a task; in the terminal there is what Rucola says of it, and nothing of what Spark does."""
     place = small_store.put("T")
     small_store.overwrite(place + 88, b"X")
@@ -125,7 +125,7 @@ def test_what_a_worker_finds_is_one_sentence(small_store: SmallStore, tmp_path: 
 
 
 @pytest.mark.spark
-def test_where_nothing_is_to_be_done_spark_is_not_asked(
+def test_a_job_without_work_does_not_start_spark(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_store.put("T", KEYS="k")
@@ -145,18 +145,18 @@ def test_where_nothing_is_to_be_done_spark_is_not_asked(
 
 
 @pytest.mark.parametrize("master", ["", "local[", "locally", "spark://", "spark://host", "http://host:7077"])
-def test_what_is_no_master_is_said(master: str) -> None:
+def test_an_invalid_master_is_refused(master: str) -> None:
     with pytest.raises(ConfigError, match=r"is no master of Spark; give local\[4\], spark://host:7077"):
         local_session(master=master)
 
 
-def test_a_master_that_is_not_there_is_said() -> None:
+def test_an_unreachable_master_is_an_error() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"no master of Spark answers at {masters}: .*refused"):
         LazySession("tests", masters).get()
 
 
-def test_spark_submit_has_said_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_submit_excludes_the_master_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
         LazySession("tests", "local[1]").get()
@@ -219,7 +219,7 @@ def line_of(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
 
 
 @pytest.mark.spark
-def test_an_archive_outlives_its_brokers_and_ends_when_it_is_told(tmp_path: Path) -> None:
+def test_a_continuous_archive_survives_its_brokers_and_stops_on_a_signal(tmp_path: Path) -> None:
     """Brokers are killed and come back; then the whole foreground is interrupted, as Ctrl-C at a terminal does."""
     lake, out, log = tmp_path / "lake", tmp_path / "out", tmp_path / "log"
     serving = ["standalone", "--store", tmp_path / "broker"]
@@ -262,7 +262,7 @@ def test_an_archive_outlives_its_brokers_and_ends_when_it_is_told(tmp_path: Path
 
 @pytest.mark.spark
 @pytest.mark.parametrize("option", ["--spark", "--no-spark"])
-def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_path: Path, option: str) -> None:
+def test_an_interrupted_job_prints_nothing(small_store: SmallStore, tmp_path: Path, option: str) -> None:
     for n in range(40):
         small_store.put("T", n % 2, UNIQ_KEY=f"U{n}")
     acks = AckReader(tmp_path / "ledger")

@@ -47,7 +47,7 @@ def first_seen(rows: list[Row]) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("column", ["shardingKey", "none"])
-def test_rows_outlive_their_broker(spark: SparkSession, tmp_path: Path, column: str) -> None:
+def test_rows_are_written_after_a_broker_restart(spark: SparkSession, tmp_path: Path, column: str) -> None:
     """Broker and name server are killed in the middle of a write, and started again. Order per key holds."""
     count = 30_000
     rows = spark.range(0, count, numPartitions=1).selectExpr(
@@ -97,7 +97,7 @@ def stored(namesrv: str) -> int:
 
 
 @pytest.mark.spark
-def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_broker_that_stays_down_ends_the_write(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 10, numPartitions=1).selectExpr("cast(id AS string) AS body")
     with server(
         "standalone", "--store", tmp_path, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "log"
@@ -115,7 +115,7 @@ def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: 
         parse_sink_options({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
 
 
-async def test_a_request_is_tried_again_while_that_may_help() -> None:
+async def test_a_request_is_retried_only_after_retryable_errors() -> None:
     lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
     refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
     missing = TopicNotFound("no route")
@@ -170,7 +170,7 @@ def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> N
             write(spark.sql("SELECT 'a' AS body, -1 AS queueId"), namesrv, topic="T")
 
 
-def test_a_queue_of_the_same_broker_comes_first() -> None:
+def test_a_queue_of_the_same_broker_is_preferred() -> None:
     queues = [MessageQueue("T", name, number) for name, count in (("a", 2), ("b", 3)) for number in range(count)]
     assert matching_queue(queues, 1, "b") == MessageQueue("T", "b", 1)
     assert matching_queue(queues, 1, "gone") == matching_queue(queues, 1, None) == MessageQueue("T", "a", 1)
@@ -178,7 +178,7 @@ def test_a_queue_of_the_same_broker_comes_first() -> None:
     assert matching_queue(queues, 8, None) == MessageQueue("T", "b", 1)
 
 
-def test_messages_share_requests_if_brokers_allow_it() -> None:
+def test_messages_share_requests_if_the_brokers_support_it() -> None:
     def cut(*messages: Message) -> list[tuple[int, int]]:
         return list(split_requests(messages, 3))
 
@@ -218,7 +218,7 @@ def rows_with(spark: SparkSession, invalid: tuple[str | None, ...]) -> DataFrame
 
 
 @pytest.mark.spark
-def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_invalid_row_is_named_or_skipped(spark: SparkSession, tmp_path: Path) -> None:
     with broker_thread(tmp_path, "T") as namesrv:
         for number, (invalid, sentence) in enumerate(INVALID.values(), 1):
             with pytest.raises(PySparkException) as raised:
@@ -232,7 +232,7 @@ def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_
         parse_sink_options({"nameServer": "h:1", "invalidRows": "drop"})
 
 
-def test_rows_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         report_result(
             "batch 7",
@@ -246,7 +246,7 @@ def test_rows_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.spark
-def test_a_row_of_a_store_is_written_where_it_was(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_row_of_a_store_is_written_to_its_queue(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """Its brokerName is the path of the store, which no broker has; the id still says the queue."""
     for n in range(20):
         small_store.put("T", n % 4, b"%d" % n)

@@ -92,7 +92,7 @@ def test_the_first_lines_of_a_failed_write_are_ours(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.spark
-def test_a_fault_of_ours_keeps_its_traceback(spark: SparkSession) -> None:
+def test_an_internal_error_keeps_its_traceback(spark: SparkSession) -> None:
     """What nobody has foreseen has to be found."""
 
     def fail(batches: object) -> None:
@@ -101,7 +101,7 @@ def test_a_fault_of_ours_keeps_its_traceback(spark: SparkSession) -> None:
     assert any("in fail" in line for line in said(spark.range(1).mapInArrow(fail, "id long").collect))  # type: ignore[arg-type]
 
 
-def test_the_process_of_the_user_keeps_its_tracebacks() -> None:
+def test_the_users_process_keeps_its_tracebacks() -> None:
     """The environment of any other process is left alone, since Spark's are started with it."""
     with pytest.raises(ConfigError):
         RocketMQSource({"nope": "1"}).schema()
@@ -154,7 +154,7 @@ for _ in range(5):
 
 
 @pytest.mark.spark
-def test_nothing_is_said_of_rows_that_are_not_read(small_store: SmallStore) -> None:
+def test_damage_in_unread_rows_is_not_reported(small_store: SmallStore) -> None:
     """Spark hangs up on a task that has more rows than `limit()` asks for; that is no error."""
     for _ in range(400):
         small_store.put(body=bytes(3000))

@@ -61,7 +61,7 @@ async def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
         )
 
 
-async def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Path) -> None:
+async def test_topics_are_selected_by_pattern_without_system_topics(tmp_path: Path) -> None:
     async with live_cluster(tmp_path) as (running, broker, reading):
         for topic in ("Flights", "Orders"):
             await running.create_topic(broker, topic)
@@ -79,7 +79,7 @@ async def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_pa
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
 
 
-def test_no_name_server_is_one_sentence() -> None:
+def test_an_unreachable_name_server_is_an_error() -> None:
     with pytest.raises(MQError, match="no name server answers"):
         read("127.0.0.1:1", subscribe="T")
 
@@ -100,7 +100,7 @@ async def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
         assert not await asyncio.to_thread(resumed.trigger)
 
 
-async def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
+async def test_offsets_need_no_broker_name_for_a_topic_with_one_broker(tmp_path: Path) -> None:
     async with live_cluster(tmp_path) as (running, broker, reading):
         await running.create_topic(broker, "T")
         await send(running, "T", 20)
@@ -120,9 +120,7 @@ async def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None
             await reading(subscribe="T", **ends)
 
 
-async def test_the_progress_of_a_stream_may_be_that_of_a_group(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_stream_can_commit_offsets_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Committed when a batch is finished, for tools to see; never read back."""
 
     async with live_cluster(tmp_path) as (running, broker, _):
@@ -163,7 +161,9 @@ async def test_the_progress_of_a_stream_may_be_that_of_a_group(
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
 
 
-async def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_deleted_by_brokers_are_an_error_or_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Partitions that promise more than the broker has, as when files expire between plan and read."""
 
     async with live_cluster(tmp_path) as (running, broker, _):

@@ -90,7 +90,7 @@ def stopping_b(
 
 @pytest.mark.parametrize("allows_loss", ["true", "false"])
 @pytest.mark.parametrize("moment", ["between batches", "max_offset", "pull_records"])
-async def test_a_stream_goes_on_when_its_broker_is_back(
+async def test_a_stream_continues_when_its_broker_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, allows_loss: str
 ) -> None:
     """Whenever the broker goes, in a query that is started again twice: each message once."""
@@ -123,7 +123,7 @@ async def test_a_stream_goes_on_when_its_broker_is_back(
 
 
 @pytest.mark.parametrize("moment", ["between batches", "max_offset"])
-async def test_a_stream_may_go_on_without_a_broker(
+async def test_a_stream_can_continue_without_a_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
 ) -> None:
     async with broker_pair(tmp_path) as pair:
@@ -154,7 +154,7 @@ async def test_a_stream_may_go_on_without_a_broker(
         assert query.ids == sorted(pair.sent)
 
 
-async def test_a_batch_that_was_begun_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_started_batch_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its offsets are logged, so to leave out a missing broker would lose messages for ever."""
 
     async with broker_pair(tmp_path) as pair:
@@ -175,7 +175,7 @@ async def test_a_batch_that_was_begun_waits_for_its_broker(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("killed", ["", "in the batch after"])
-async def test_a_checkpoint_that_lost_queues_is_recovered(tmp_path: Path, killed: str) -> None:
+async def test_a_checkpoint_without_some_queues_is_recovered(tmp_path: Path, killed: str) -> None:
     """Versions up to 0.1.0 logged an end without the queues of a missing broker, and failed."""
 
     async with broker_pair(tmp_path) as pair:
@@ -205,7 +205,7 @@ async def test_a_checkpoint_that_lost_queues_is_recovered(tmp_path: Path, killed
         assert query.ids == sorted(pair.sent)
 
 
-async def test_a_finite_query_does_not_end_without_a_broker(tmp_path: Path) -> None:
+async def test_a_finite_query_waits_for_a_missing_broker(tmp_path: Path) -> None:
     """With AvailableNow, of which the ends are noted while the broker is away."""
 
     async with broker_pair(tmp_path) as pair:
@@ -235,7 +235,7 @@ async def test_a_finite_query_does_not_end_without_a_broker(tmp_path: Path) -> N
         assert query.ids == sorted(pair.sent)
 
 
-async def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path) -> None:
+async def test_a_deleted_topic_is_lost_data_not_a_missing_broker(tmp_path: Path) -> None:
     async with broker_pair(tmp_path) as pair:
         await pair.running.create_topic(pair.b, "U")
         await send(pair.running, "U", 4, broker="broker-b")
@@ -252,7 +252,7 @@ async def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path
         assert len(await asyncio.to_thread(query.run)) == 20
 
 
-async def test_a_queue_that_may_not_be_read_for_a_while_keeps_its_place(tmp_path: Path) -> None:
+async def test_a_temporarily_unreadable_queue_keeps_its_offset(tmp_path: Path) -> None:
     async with broker_pair(tmp_path) as pair:
         await pair.send(8)
         query = pair.query(**TOLERANT)
@@ -313,7 +313,7 @@ async def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, ca
         assert "broker-c does not answer" in caplog.text
 
 
-async def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) -> None:
+async def test_a_new_stream_has_start_offsets_of_all_brokers(tmp_path: Path) -> None:
     """A queue for which it could not would be read from its beginning later."""
 
     async with broker_pair(tmp_path) as pair:

@@ -107,7 +107,7 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         ({"expressionType": "sql92", "subExpression": "a >"}, "filter 'a >', position"),
     ],
 )
-def test_what_is_wrong_is_said(small_store: SmallStore, given: dict[str, str], says: str) -> None:
+def test_invalid_options_are_refused(small_store: SmallStore, given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_read_options({"storePath": str(small_store.path), **given})
     assert says in str(raised.value)
@@ -133,7 +133,7 @@ def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_p
         ({"nameServer": "h:1", "startingCommitLogOffset": "0"}, "nameServer and startingCommitLogOffset contradict"),
     ],
 )
-def test_what_is_wrong_about_live_brokers_is_said(given: dict[str, str], says: str) -> None:
+def test_invalid_options_of_live_brokers_are_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_read_options(given)
     assert says in str(raised.value)
@@ -148,7 +148,7 @@ def test_live_brokers_are_read_by_queue() -> None:
     assert parse_read_options({"nameServer": "a:1", "subExpression": "*"}).tags is None
 
 
-def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) -> None:
+def test_batches_need_a_beginning_and_refuse_options_of_streams(small_store: SmallStore) -> None:
     store = {"storePath": str(small_store.path), "subscribe": "T"}
     for begin in ("latest", '{"T":{"b":{"0":-1}}}'):
         parsed = parse_read_options({**store, "startingOffsets": begin})
@@ -172,19 +172,19 @@ def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) ->
     ("text", "delay_ms"),
     [("0", 0), ("250 ms", 250), ("30s", 30_000), ("15m", 900_000), ("2min", 120_000), ("1d", 86_400_000)],
 )
-def test_durations(small_store: SmallStore, text: str, delay_ms: int) -> None:
+def test_durations_are_parsed(small_store: SmallStore, text: str, delay_ms: int) -> None:
     given = {"storePath": str(small_store.path), "minOffsetsPerTrigger": "1", "maxTriggerDelay": text}
     assert parse_read_options(given).max_trigger_delay_ms == delay_ms
 
 
-def test_offsets_may_leave_out_the_broker(small_store: SmallStore) -> None:
+def test_offsets_can_omit_the_broker(small_store: SmallStore) -> None:
     parsed = parse_read_options(
         {"storePath": str(small_store.path), "subscribe": "T", "startingOffsets": '{"T":{"0":5,"1":-2}}'}
     )
     assert parsed.starting_offsets == {("T", None, 0): 5, ("T", None, 1): EARLIEST}
 
 
-def test_the_store_must_be_named() -> None:
+def test_a_source_must_be_named() -> None:
     with pytest.raises(ConfigError, match="neither option storePath nor nameServer"):
         parse_read_options({})
 
@@ -197,7 +197,7 @@ def rows_of(section: str) -> list[str]:
     return [line.split("|")[1].strip() for line in lines[1:]]
 
 
-def test_the_page_has_every_option_and_column() -> None:
+def test_the_page_documents_every_option_and_column() -> None:
     assert rows_of("Options of a read") == list(options.READ_OPTION_NAMES)
     assert rows_of("Options and columns of a write") == list(options.SINK_OPTION_NAMES)
     assert rows_of("Columns") == list(SCHEMA.names)

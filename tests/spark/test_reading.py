@@ -56,7 +56,7 @@ def test_the_whole_log_is_read_in_order(golden: Path, name: str) -> None:
     ]
 
 
-def test_what_is_not_dispatched_is_in_the_log_only(small_store: SmallStore) -> None:
+def test_undispatched_messages_are_only_in_the_log(small_store: SmallStore) -> None:
     first = small_store.put()
     last = small_store.put(dispatch=False)
     half = small_store.put(sys_flag=4, dispatch=False)
@@ -65,7 +65,7 @@ def test_what_is_not_dispatched_is_in_the_log_only(small_store: SmallStore) -> N
     assert half > last
 
 
-def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
+def test_half_messages_are_read_only_on_request(golden: Path, g1: Path) -> None:
     half = [row["commitLogOffset"] for row in expected(golden, "g1-clean") if row["topic"] == TRANS_HALF_TOPIC]
     assert len(half) == 20
     assert not set(half) & set(offsets(read(g1)))
@@ -79,7 +79,7 @@ TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_T
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.DataObject) -> None:
+def test_pruning_equals_filtering_afterwards(golden: Path, data: st.DataObject) -> None:
     store = golden / "g1-clean" / "store"
     everything = expected(golden, "g1-clean")
     given: dict[str, str] = {"columns": "commitLogOffset", "brokerName": "b"}
@@ -165,7 +165,7 @@ def test_keys_are_looked_up_in_the_index(golden: Path, tmp_path: Path) -> None:
     assert counts["unsound"] == counts["none"] == len(wanted)
 
 
-def test_time_drops_whole_stretches(small_store: SmallStore) -> None:
+def test_a_time_range_prunes_whole_splits(small_store: SmallStore) -> None:
     hour = 3_600_000
     places = [small_store.put(at_ms=hour * n) for n in range(100)]
     for choice in ({}, {"subscribe": "T"}):
@@ -198,7 +198,7 @@ def test_partitions_are_near_equal_and_small(g1: Path, choice: dict[str, str]) -
     assert all(len(pickle.dumps(split)) < 2000 for split in splits)
 
 
-def test_queues_begin_and_end_at_times(small_store: SmallStore) -> None:
+def test_queues_are_read_between_times(small_store: SmallStore) -> None:
     """Eight messages a millisecond, two to each of four queues; the first of a time begins or ends a queue."""
     places = [small_store.put("T", n % 4, at_ms=1_700_000_000_000 + n // 8) for n in range(80)]
     given = {"subscribe": "T", "brokerName": "b"}
@@ -286,7 +286,9 @@ def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Pa
         ({"startingCommitLogOffset": "9999"}, "holds 0 to "),
     ],
 )
-def test_what_the_store_has_not_is_an_error(small_store: SmallStore, given: dict[str, str], says: str) -> None:
+def test_missing_topics_queues_and_offsets_are_errors(
+    small_store: SmallStore, given: dict[str, str], says: str
+) -> None:
     small_store.put("T")
     with pytest.raises(ConfigError) as raised:
         read(small_store.path, brokerName="b", **given)
@@ -294,7 +296,7 @@ def test_what_the_store_has_not_is_an_error(small_store: SmallStore, given: dict
 
 
 @pytest.mark.parametrize("choice", [{}, {"subscribe": "T,U"}])
-def test_a_filter_in_sql92_asks_the_properties(small_store: SmallStore, choice: dict[str, str]) -> None:
+def test_a_sql92_filter_selects_by_properties(small_store: SmallStore, choice: dict[str, str]) -> None:
     pairs = [{"price": "4"}, {"price": "5.5"}, {"price": "6"}, {}, {"price": "é"}, {"region": "eu"}]
     places = [small_store.put("TU"[n % 2], **each) for n, each in enumerate(pairs)]
     wanted = {"price > 5.1": [1, 2], "price IS NULL": [3, 5], "region IN ('eu') OR price = 'é'": [4, 5]}
@@ -308,7 +310,7 @@ def test_an_empty_store_has_no_rows(small_store: SmallStore) -> None:
     assert read(small_store.path, subscribePattern=".*") == []
 
 
-def test_unicode_survives(small_store: SmallStore) -> None:
+def test_unicode_round_trips(small_store: SmallStore) -> None:
     small_store.put("T", body="häßlich 😀".encode(), KEYS="ключ 鍵", TAGS="têtu", naïve="ﷺ")
     ((row),) = read(small_store.path)
     assert row["body"].decode() == "häßlich 😀"
@@ -322,7 +324,7 @@ def test_unicode_survives(small_store: SmallStore) -> None:
 
 @pytest.mark.parametrize("choice", [{}, {"subscribe": "T"}])
 @pytest.mark.parametrize("position", [0, 4, 28, 84, 88])
-def test_a_damaged_record_ends_the_read_or_is_left_out(
+def test_a_damaged_record_ends_the_read_or_is_skipped(
     small_store: SmallStore, choice: dict[str, str], position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     places = [small_store.put(body=b"%04d" % n * 100) for n in range(12)]
@@ -343,13 +345,13 @@ def test_a_damaged_record_ends_the_read_or_is_left_out(
     assert sorted(offsets(rows)) == places
 
 
-def test_damage_in_a_body_that_is_not_wanted_is_not_met(small_store: SmallStore) -> None:
+def test_damage_in_an_unread_body_is_not_reported(small_store: SmallStore) -> None:
     place = small_store.put(body=b"body")
     small_store.overwrite(place + 88, b"X")
     assert offsets(read(small_store.path, includeBody="false")) == [place]
 
 
-def test_units_that_point_at_others_messages_are_damage(small_store: SmallStore) -> None:
+def test_units_that_point_at_messages_of_other_queues_are_damage(small_store: SmallStore) -> None:
     first, second, third = (small_store.put("T", queue_id) for queue_id in (0, 1, 0))
     size = second - first
     small_store.put("T", 0)
@@ -361,7 +363,7 @@ def test_units_that_point_at_others_messages_are_damage(small_store: SmallStore)
     assert third not in offsets(read(small_store.path, assign='{"T":[0]}', corruptRecords="skip"))
 
 
-def test_a_unit_that_points_nowhere_is_damage(small_store: SmallStore) -> None:
+def test_a_unit_that_points_at_no_record_is_damage(small_store: SmallStore) -> None:
     places = [small_store.put() for _ in range(4)]
     for nowhere in (1 << 60, small_store.end + FILE_SIZE):
         small_store.put_unit("T", 0, 1, nowhere, 100)
@@ -371,7 +373,7 @@ def test_a_unit_that_points_nowhere_is_damage(small_store: SmallStore) -> None:
         assert left == [places[0], *places[2:]]
 
 
-def test_damage_that_no_queue_vouches_for_is_no_end_of_the_log(small_store: SmallStore) -> None:
+def test_damage_outside_every_queue_does_not_end_the_log(small_store: SmallStore) -> None:
     places = [small_store.put(body=bytes(500), dispatch=False) for _ in range(20)]
     small_store.overwrite(places[2], bytes(8))
     with pytest.raises(StoreCorrupt, match=f"at byte {places[2]}"):
@@ -381,7 +383,7 @@ def test_damage_that_no_queue_vouches_for_is_no_end_of_the_log(small_store: Smal
     assert left == [place for place in places if place < places[2] or place >= FILE_SIZE]
 
 
-def test_a_torn_record_at_the_end_is_not_there_yet(small_store: SmallStore) -> None:
+def test_a_torn_record_at_the_end_is_not_read(small_store: SmallStore) -> None:
     places = [small_store.put(body=bytes(500)) for _ in range(3)]
     torn = small_store.put(body=bytes(500), dispatch=False)
     small_store.overwrite(torn + 300, bytes(300))
@@ -389,7 +391,7 @@ def test_a_torn_record_at_the_end_is_not_there_yet(small_store: SmallStore) -> N
     assert offsets(read(small_store.path)) == places
 
 
-def test_damaged_stores_give_rows_or_an_error_of_ours(golden: Path, tmp_path: Path) -> None:
+def test_damaged_stores_yield_rows_or_a_store_error(golden: Path, tmp_path: Path) -> None:
     """The golden stores that a real broker had to recover: none may bring the reader down."""
     variants = sorted(path.parent for path in (golden / "recovery").glob("*/store"))
     assert len(variants) >= 10
@@ -406,7 +408,7 @@ def test_damaged_stores_give_rows_or_an_error_of_ours(golden: Path, tmp_path: Pa
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_queues_only_speed_up_reading_the_log(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever units say, true or false, the log is read as without them: from record to record."""
     store = SmallStore(tmp_path_factory.mktemp("store") / "store")
     places = [

@@ -20,7 +20,7 @@ from support.stores import GOLDEN_DELAYS, derived_files
 
 
 @pytest.mark.spark
-def test_every_byte_is_apaches(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
+def test_every_rebuilt_byte_equals_apaches(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     theirs = golden / "g1-clean" / "store"
     settings = detect_config(theirs)
     settings.message_delay_level = GOLDEN_DELAYS
@@ -38,7 +38,7 @@ def test_every_byte_is_apaches(spark: SparkSession, golden: Path, tmp_path: Path
 
 
 @pytest.mark.spark
-def test_the_command_says_what_was_written(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_the_command_prints_what_it_wrote(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     for number in range(60):  # more than a file of the log; where that ends, nothing more is read
         small_store.put("Tä", number % 2, KEYS="a b", TAGS="x")
     arguments = ["pipeline", "rebuild", str(small_store.path), "--out", str(tmp_path / "out")]
@@ -54,7 +54,7 @@ def test_the_command_says_what_was_written(spark: SparkSession, small_store: Sma
 
 
 @pytest.mark.spark
-def test_damage_is_one_sentence_and_leaves_everything(
+def test_damage_is_one_line_and_leaves_the_store_unchanged(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     places = [small_store.put() for _ in range(3)]

@@ -109,7 +109,7 @@ FILES = [
 ]
 
 
-def test_the_lake_has_these_files(original: Filled) -> None:
+def test_the_test_lake_has_every_kind_of_file(original: Filled) -> None:
     own = original.path / "_rucola"
     assert {path for path in original.path.rglob("*") if path.is_file()} == {(own / name).resolve() for name in FILES}
     assert read_snapshot(original.path).number == 4
@@ -118,7 +118,7 @@ def test_the_lake_has_these_files(original: Filled) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_of_a_lake_is_damaged(spark: SparkSession, filled: Filled, name: str, damage: str) -> None:
+def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: Filled, name: str, damage: str) -> None:
     path = (filled.path / "_rucola" / name).resolve()
     is_replaced = path.suffix == ".parquet" and path.name.startswith(("0000000001", "0000000002"))
     is_message = path.suffix == ".parquet" and not is_replaced and "keys" not in path.parts
@@ -213,7 +213,7 @@ def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> repair.Repa
 
 
 @pytest.mark.spark
-def test_a_lake_without_any_file_of_its_own_is_restored(spark: SparkSession, filled: Filled) -> None:
+def test_a_lake_without_metadata_is_restored(spark: SparkSession, filled: Filled) -> None:
     """Only messages are left; how they were archived has to be said, since brokers delete files by that."""
     shutil.rmtree(filled.path / "_rucola")
     with pytest.raises(StoreCorrupt, match="the directory is missing, but there are messages of a lake"):
@@ -227,7 +227,7 @@ def test_a_lake_without_any_file_of_its_own_is_restored(spark: SparkSession, fil
 
 
 @pytest.mark.spark
-def test_progress_follows_from_the_rows_if_nothing_else_says_it(spark: SparkSession, filled: Filled) -> None:
+def test_lost_progress_is_derived_from_the_rows(spark: SparkSession, filled: Filled) -> None:
     wanted = read_snapshot(filled.path).progress
     for path in own(filled, "snapshot.json", "snapshot.json.bak", "progress.json", "progress.json.bak"):
         path.unlink()
@@ -239,7 +239,7 @@ def test_progress_follows_from_the_rows_if_nothing_else_says_it(spark: SparkSess
 
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [3, 4])
-def test_the_key_index_tells_of_lost_messages(spark: SparkSession, filled: Filled, number: int) -> None:
+def test_the_key_index_reveals_lost_messages(spark: SparkSession, filled: Filled, number: int) -> None:
     """Without a snapshot no list says which files there were; progress and keys do."""
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
@@ -254,7 +254,7 @@ def test_the_key_index_tells_of_lost_messages(spark: SparkSession, filled: Fille
 
 
 @pytest.mark.spark
-def test_an_old_snapshot_gets_what_was_committed_since(spark: SparkSession, filled: Filled) -> None:
+def test_an_old_snapshot_gets_later_commits(spark: SparkSession, filled: Filled) -> None:
     """A copy of the snapshot was put back, as from a backup. A commit would give its files the places of others."""
     (snapshot,) = own(filled, "snapshot.json")
     shutil.copy(f"{snapshot}.bak", snapshot)
@@ -268,7 +268,7 @@ def test_an_old_snapshot_gets_what_was_committed_since(spark: SparkSession, fill
 
 
 @pytest.mark.spark
-def test_messages_that_were_archived_again_into_an_empty_lake_are_there_once(
+def test_messages_archived_again_into_an_empty_lake_are_kept_once(
     spark: SparkSession, filled: Filled, tmp_path: Path
 ) -> None:
     """What versions before this one left of a lake whose snapshot was lost: commit 1 anew, over that of before."""
@@ -326,9 +326,7 @@ def killed_behind(name: str) -> Iterator[None]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("lost", ["snapshot.json", "pending.json", "progress.json", "a staged file"])
-def test_a_commit_that_was_interrupted_is_part_of_a_damaged_lake_or_not(
-    spark: SparkSession, filled: Filled, lost: str
-) -> None:
+def test_an_interrupted_commit_is_completed_or_dropped(spark: SparkSession, filled: Filled, lost: str) -> None:
     """Killed after the commit was decided. It is completed, or archived again: the store still has its messages."""
     with killed_behind("pending.json"):
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
@@ -364,7 +362,7 @@ def test_a_commit_that_was_interrupted_is_part_of_a_damaged_lake_or_not(
         (Path, "unlink"),
     ],
 )
-def test_a_repair_that_is_killed_anywhere_is_started_again(
+def test_a_repair_killed_at_any_step_can_be_repeated(
     original: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     """At every call that changes the disk. Files are set aside here and messages are lost; there is no session."""
@@ -396,7 +394,7 @@ def test_a_repair_that_is_killed_anywhere_is_started_again(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("last", ["pending.json", "snapshot.json", "progress.json"])
-def test_a_repair_that_makes_the_index_anew_is_killed(spark: SparkSession, filled: Filled, last: str) -> None:
+def test_a_killed_rebuild_of_the_index_can_be_repeated(spark: SparkSession, filled: Filled, last: str) -> None:
     """Behind the decision, the snapshot and the progress. Until there is a snapshot readers are refused."""
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
@@ -418,7 +416,7 @@ def test_a_repair_that_makes_the_index_anew_is_killed(spark: SparkSession, fille
 
 
 @pytest.mark.spark
-def test_the_command_shows_what_it_would_do_and_does_it(spark: SparkSession, filled: Filled) -> None:
+def test_the_command_prints_its_plan_and_executes_it(spark: SparkSession, filled: Filled) -> None:
     command = ["pipeline", "repair", "--lake", str(filled.path)]
     result = CliRunner().invoke(main, [*command, "--dry-run"])
     assert (result.exit_code, result.stdout) == (0, f"{filled.path} is sound, with 30 messages in 4 files\n")
@@ -439,7 +437,7 @@ def test_the_command_shows_what_it_would_do_and_does_it(spark: SparkSession, fil
     assert (result.exit_code, result.stdout) == (0, f"{filled.path} is sound, with 30 messages in 4 files\n")
 
 
-def test_a_new_lake_is_sound_and_no_lake_is_none(tmp_path: Path) -> None:
+def test_a_new_lake_is_sound_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         pass
     assert repair.run(None, tmp_path / "lake").is_sound  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def by_queue(rows: list[Row]) -> list[list[Row]]:
 
 
 @pytest.mark.spark
-def test_a_store_and_its_lake_are_replayed_alike(
+def test_a_store_and_its_lake_are_replayed_identically(
     spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     fill(small_store, 30)
@@ -105,7 +105,7 @@ def test_a_store_and_its_lake_are_replayed_alike(
 
 
 @pytest.mark.spark
-def test_a_message_that_no_broker_takes_ends_the_run(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_message_that_no_broker_accepts_ends_the_run(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
     """What was acknowledged before it is not sent again by the next run."""
     fill(small_store, 400, queues=1)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
@@ -118,7 +118,7 @@ def test_a_message_that_no_broker_takes_ends_the_run(jobs: AnySession, small_sto
             assert reached.count == len(read(namesrv, subscribe="T")) == 400
 
 
-def test_no_message_overtakes_one_that_no_broker_takes(
+def test_no_message_overtakes_one_that_no_broker_accepts(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks are in flight together; those behind a failure do not go to its queue, and the ledger has all others."""
@@ -139,7 +139,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
 
 
 @pytest.mark.spark
-def test_what_cannot_be_replayed_is_said(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_an_impossible_replay_is_refused(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
     small_store.put("T")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="neither a store directory nor a lake"):
@@ -165,9 +165,7 @@ def test_what_cannot_be_replayed_is_said(jobs: AnySession, small_store: SmallSto
 
 @pytest.mark.spark
 @pytest.mark.parametrize("option", ["--spark", "--no-spark"])
-def test_a_replay_that_was_killed_goes_on(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path, option: str
-) -> None:
+def test_a_killed_replay_resumes(spark: SparkSession, small_store: SmallStore, tmp_path: Path, option: str) -> None:
     """kill -9 of the command in the middle: the next run sends the rest. Nothing is missing, and all is in order."""
     fill(small_store, 900)
     ledger = tmp_path / "ledger"
@@ -211,7 +209,7 @@ def senders(ledger: Path) -> set[int]:
 
 
 @pytest.mark.spark
-def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """kill -9 of a Python worker: Spark ends the run, where it may not try again, and the next run sends the rest."""
     fill(small_store, 300)
     ledger, killed = tmp_path / "ledger", []
@@ -299,7 +297,7 @@ async def test_idle_time_earns_no_credit_for_a_burst() -> None:
     assert RateLimiter(0.5).chunk_rows == 1
 
 
-def test_queues_are_dealt_out_evenly() -> None:
+def test_queues_are_distributed_evenly() -> None:
     queues = [replay.QueuePlan("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
     lanes = replay.assign_lanes(queues, {}, 2)
     assert [[queue.rows for queue in lane] for lane in lanes] == [[50, 20], [30, 20]]

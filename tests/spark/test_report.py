@@ -76,7 +76,7 @@ def tables(hours: int, topics: int) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("content", [NOTHING, tables(1, 1), tables(50, 12), tables(500, 60)])
-def test_a_page_stands_alone(content: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_report_page_needs_no_other_file(content: dict[str, list[dict[str, Any]]]) -> None:
     text = report.page(["/store & more"], content)
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
@@ -92,7 +92,7 @@ def test_a_page_stands_alone(content: dict[str, list[dict[str, Any]]]) -> None:
             assert 0 <= y <= y + h <= height + 0.1
 
 
-def test_what_is_drawn_is_what_was_counted() -> None:
+def test_charts_show_the_counted_numbers() -> None:
     text = report.page(["s"], tables(50, 12))
     assert "Stored from 2023-11-15 22:00:00 to 2023-11-17 23:00:00" in text
     assert "15 Nov 22:00 · Topic0: 10 messages" in text
@@ -113,7 +113,7 @@ def test_what_is_drawn_is_what_was_counted() -> None:
     ("value", "text"),
     [(0, "0"), (950, "950"), (9500, "9,500"), (12_345, "12.3k"), (1_250_000, "1.25M"), (2e9, "2G"), (0.25, "0.25")],
 )
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_numbers_are_abbreviated(value: float, text: str) -> None:
     assert charts.number_text(value) == text
 
 

@@ -104,7 +104,7 @@ def expected(searched: Searched, selection: Selection) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", [*SELECTIONS, *SCANS])
-def test_all_ways_find_the_same(spark: SparkSession, searched: Searched, name: str) -> None:
+def test_all_search_paths_find_the_same(spark: SparkSession, searched: Searched, name: str) -> None:
     selection = (SELECTIONS | SCANS)[name]
     found = search.run(spark, searched.lake, selection, limit=1000)
     assert sorted(id for _, id in ids(found)) == expected(searched, selection)
@@ -119,12 +119,12 @@ def test_all_ways_find_the_same(spark: SparkSession, searched: Searched, name: s
     assert few.is_cut == (len(times) > 3)
 
 
-def test_words_collide_as_the_tests_say() -> None:
+def test_the_test_keys_collide() -> None:
     assert key_hash(COLLIDING[0]) == key_hash(COLLIDING[1])
 
 
 @pytest.mark.spark
-def test_a_message_comes_back_as_the_store_had_it(spark: SparkSession, searched: Searched) -> None:
+def test_a_found_message_equals_the_stored_one(spark: SparkSession, searched: Searched) -> None:
     for wanted in searched.messages[::9]:
         found = by_offset_msg_id(searched.lake, wanted.offset_msg_id)
         # Both stores say they are the same host, so an address is there twice; with its body it is one of them.
@@ -140,7 +140,7 @@ def test_a_message_comes_back_as_the_store_had_it(spark: SparkSession, searched:
 
 
 @pytest.mark.spark
-def test_no_more_files_are_read_than_the_index_says(spark: SparkSession, searched: Searched) -> None:
+def test_only_files_named_by_the_index_are_read(spark: SparkSession, searched: Searched) -> None:
     every = set(read_lake(spark, searched.lake).inputFiles())
     one = set(search.find(spark, searched.lake, Selection(keys=("U1-9",))).inputFiles())
     assert one < every
@@ -149,7 +149,7 @@ def test_no_more_files_are_read_than_the_index_says(spark: SparkSession, searche
 
 
 @pytest.mark.spark
-def test_a_hot_key_is_cut_at_the_newest(searched: Searched) -> None:
+def test_a_hot_key_returns_the_newest_messages(searched: Searched) -> None:
     found = by_key(searched.lake, ["漢字"], topics=["T"])
     times = sorted((each.store_timestamp for each in searched.messages if each.topic == "T"), reverse=True)
     assert [each.message.store_timestamp for each in found.messages] == times
@@ -161,7 +161,7 @@ def test_a_hot_key_is_cut_at_the_newest(searched: Searched) -> None:
     assert found.is_cut
 
 
-def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
+def test_a_directory_without_a_lake_is_refused(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     for ask in (
         lambda: search.find(None, tmp_path, Selection()),  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ def runtime(home: Path, version: str) -> Path:
 @pytest.mark.parametrize(
     ("version", "major"), [("1.8.0_392", 8), ("11.0.2", 11), ("17", 17), ("17.0.9", 17), ("25-ea", 25)]
 )
-def test_versions_are_read(tmp_path: Path, version: str, major: int) -> None:
+def test_runtime_versions_are_parsed(tmp_path: Path, version: str, major: int) -> None:
     assert session.java_version(runtime(tmp_path / "jvm", version)) == major
 
 
@@ -34,7 +34,7 @@ def test_no_runtime_has_no_version(tmp_path: Path) -> None:
     assert session.java_version(tmp_path / "jvm") is None
 
 
-def test_the_first_fitting_runtime_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_suitable_runtime_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = runtime(tmp_path / "own", "11.0.2")
     on_path = runtime(tmp_path / "path", "1.8.0_392")
     directory = tmp_path / "jvm"
@@ -50,7 +50,7 @@ def test_the_first_fitting_runtime_is_taken(tmp_path: Path, monkeypatch: pytest.
     assert session.java_home() == newest
 
 
-def test_without_a_runtime_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_runtime_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = runtime(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(old))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -64,7 +64,7 @@ def test_without_a_runtime_one_sentence_says_what_to_do(tmp_path: Path, monkeypa
 
 
 @pytest.mark.spark
-def test_a_job_runs_where_spark_submit_says(small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_job_runs_on_the_master_of_spark_submit(small_store: SmallStore, tmp_path: Path) -> None:
     """The command line itself is the program; its session keeps the master and the name that it was given."""
     small_store.put("T")
     program = tmp_path / "job.py"

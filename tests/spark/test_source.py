@@ -70,7 +70,7 @@ def test_golden_stores_are_tables(spark: SparkSession, golden: Path, name: str) 
         assert row["keys"] == (row.properties["KEYS"].split() if "KEYS" in row.properties else None)
 
 
-def test_the_schema_is_what_spark_expects(spark: SparkSession, small_store: SmallStore) -> None:
+def test_the_schema_is_the_one_that_spark_expects(spark: SparkSession, small_store: SmallStore) -> None:
     assert to_arrow_schema(load(spark, small_store.path).schema, timezone="UTC").equals(SCHEMA)
 
 
@@ -122,7 +122,7 @@ def test_errors_name_what_is_wrong(
     assert says in str(raised.value)
 
 
-def test_damage_ends_the_query_or_is_left_out(spark: SparkSession, small_store: SmallStore) -> None:
+def test_damage_ends_the_query_or_is_skipped(spark: SparkSession, small_store: SmallStore) -> None:
     places = [small_store.put() for _ in range(5)]
     small_store.overwrite(places[2] + 88, b"X")
     with pytest.raises(PySparkException, match=f"at byte {places[2]}: the body does not match its CRC"):

@@ -24,7 +24,7 @@ MODES = [{}, {"subscribe": "T"}, {"subscribePattern": "T|U"}]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_begins_at_the_end_or_where_it_is_told(small_store: SmallStore, mode: dict[str, str]) -> None:
+def test_a_stream_starts_at_the_end_or_at_its_option(small_store: SmallStore, mode: dict[str, str]) -> None:
     given = {"storePath": str(small_store.path), **mode}
     old = [small_store.put("T", n % 2) for n in range(4)]
     latest, earliest = LogQuery(**given), LogQuery(**given, startingOffsets="earliest")
@@ -40,7 +40,7 @@ def test_a_stream_begins_at_the_end_or_where_it_is_told(small_store: SmallStore,
     assert resumed.run() == [last]
 
 
-def test_a_stream_begins_at_offsets(small_store: SmallStore) -> None:
+def test_a_stream_starts_at_offsets(small_store: SmallStore) -> None:
     places = [small_store.put("T", n % 2) for n in range(8)]
     given = {"storePath": str(small_store.path), "brokerName": "b"}
     chosen = json.dumps({"T": {"b": {"0": 2, "1": -1}}})
@@ -52,14 +52,14 @@ def test_a_stream_begins_at_offsets(small_store: SmallStore) -> None:
         LogQuery(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"7": 0}}}))
 
 
-def test_a_stream_begins_at_a_time(small_store: SmallStore) -> None:
+def test_a_stream_starts_at_a_time(small_store: SmallStore) -> None:
     places = [small_store.put("T", at_ms=1_700_000_000_000 + n) for n in range(8)]
     for mode in MODES:
         given = {"storePath": str(small_store.path), "startingTimestamp": "1700000000005", **mode}
         assert LogQuery(**given).run() == places[5:]
 
 
-def test_a_stream_begins_where_queues_have_a_time(small_store: SmallStore) -> None:
+def test_a_stream_starts_at_a_time_per_queue(small_store: SmallStore) -> None:
     places = [small_store.put("T", n % 2, at_ms=1_700_000_000_000 + n) for n in range(8)]
     given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T"}
     times = json.dumps({"T": {"b": {"0": 1_700_000_000_003, "1": 1_700_000_000_003}}})
@@ -68,7 +68,7 @@ def test_a_stream_begins_where_queues_have_a_time(small_store: SmallStore) -> No
         LogQuery(**given, endingOffsetsByTimestamp=times)
 
 
-def test_queues_that_come_later_are_read_from_their_beginning(small_store: SmallStore) -> None:
+def test_queues_created_later_are_read_from_their_beginning(small_store: SmallStore) -> None:
     small_store.put("T", 0)
     query = LogQuery(storePath=str(small_store.path), subscribePattern="T|U")
     places = [small_store.put("T", 1), small_store.put("U", 0), small_store.put("V", 0)]
@@ -81,7 +81,7 @@ def test_queues_that_come_later_are_read_from_their_beginning(small_store: Small
     most=st.integers(1, 30),
     mode=st.sampled_from(MODES),
 )
-def test_batches_are_bounded_and_together_everything(
+def test_batches_are_bounded_and_complete(
     tmp_path_factory: pytest.TempPathFactory, puts: list[tuple[str, int]], most: int, mode: dict[str, str]
 ) -> None:
     store = SmallStore(tmp_path_factory.mktemp("store") / "store")
@@ -97,7 +97,7 @@ def test_batches_are_bounded_and_together_everything(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_waits_for_enough_messages_or_time(
+def test_a_batch_waits_for_its_minimum_of_messages_or_time(
     small_store: SmallStore, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch does not wait, nor does one after maxTriggerDelay."""
@@ -133,7 +133,7 @@ def test_a_batch_waits_for_enough_messages_or_time(
     assert query.trigger()
 
 
-def test_progress_shows_how_far_a_stream_is_behind(small_store: SmallStore) -> None:
+def test_progress_shows_the_lag_of_a_stream(small_store: SmallStore) -> None:
     given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T", "startingOffsets": "earliest"}
     for n in range(9):
         small_store.put("T", n % 2)
@@ -152,7 +152,7 @@ def test_progress_shows_how_far_a_stream_is_behind(small_store: SmallStore) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_available_now_ends_where_the_store_ended(small_store: SmallStore, mode: dict[str, str]) -> None:
+def test_available_now_stops_where_the_store_ended_at_its_start(small_store: SmallStore, mode: dict[str, str]) -> None:
     old = [small_store.put("T", n % 3) for n in range(30)]
     query = LogQuery(storePath=str(small_store.path), startingOffsets="earliest", maxOffsetsPerTrigger="7", **mode)
     query.reader.prepareForTriggerAvailableNow()
@@ -165,7 +165,7 @@ def test_available_now_ends_where_the_store_ended(small_store: SmallStore, mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_is_the_same_when_it_is_repeated(small_store: SmallStore, mode: dict[str, str]) -> None:
+def test_a_repeated_batch_is_identical(small_store: SmallStore, mode: dict[str, str]) -> None:
     places = [small_store.put("T", n % 2) for n in range(9)]
     query = LogQuery(storePath=str(small_store.path), startingOffsets="earliest", **mode)
     start = query.offset
@@ -180,7 +180,7 @@ def delete_first_file(store: SmallStore) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_deleted_unread_is_an_error_or_left_out(
+def test_messages_deleted_unread_are_an_error_or_skipped(
     small_store: SmallStore, mode: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
@@ -203,7 +203,7 @@ def test_what_is_deleted_unread_is_an_error_or_left_out(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_store_that_was_replaced_is_an_error_or_read_on(small_store: SmallStore, mode: dict[str, str]) -> None:
+def test_a_replaced_store_is_an_error_or_read_from_its_beginning(small_store: SmallStore, mode: dict[str, str]) -> None:
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
     for _ in range(9):
         small_store.put("T")
@@ -221,7 +221,7 @@ def test_a_store_that_was_replaced_is_an_error_or_read_on(small_store: SmallStor
     assert tolerant.run()[-1] == place
 
 
-def test_a_topic_that_is_gone_is_an_error_or_left_out(small_store: SmallStore) -> None:
+def test_a_deleted_topic_is_an_error_or_skipped(small_store: SmallStore) -> None:
     given = {"storePath": str(small_store.path), "subscribePattern": ".*", "startingOffsets": "earliest"}
     small_store.put("T")
     small_store.put("U")
@@ -232,7 +232,7 @@ def test_a_topic_that_is_gone_is_an_error_or_left_out(small_store: SmallStore) -
     assert tolerant.run() == [0]
 
 
-def test_damage_is_in_the_batch_that_meets_it(small_store: SmallStore) -> None:
+def test_damage_fails_the_batch_that_reads_it(small_store: SmallStore) -> None:
     places = [small_store.put() for _ in range(12)]
     small_store.overwrite(places[5], bytes(8))
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3"}
@@ -249,7 +249,7 @@ def test_a_checkpoint_belongs_to_its_options(small_store: SmallStore) -> None:
 
 
 @pytest.mark.spark
-def test_a_query_goes_on_where_it_was(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_query_resumes_at_its_checkpoint(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """With AvailableNow, started over and over on one checkpoint: each message once."""
     places = [small_store.put("T", n % 2) for n in range(20)]
 
@@ -278,7 +278,7 @@ def test_a_query_goes_on_where_it_was(spark: SparkSession, small_store: SmallSto
 
 
 @pytest.mark.spark
-def test_a_stream_has_no_end(spark: SparkSession, small_store: SmallStore) -> None:
+def test_ending_options_of_a_stream_are_refused(spark: SparkSession, small_store: SmallStore) -> None:
     small_store.put()
     messages = spark.readStream.format("rocketmq").options(storePath=str(small_store.path), endingTimestamp="1")
     with pytest.raises(PySparkException, match="endingTimestamp is for batches"):

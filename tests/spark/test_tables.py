@@ -168,9 +168,7 @@ def test_a_stream_into_a_table_names_the_brokers_itself(spark: SparkSession, tmp
         assert len(read(namesrv, subscribe="T")) == 3
 
 
-def test_the_statements_of_the_page_do_what_they_say(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path
-) -> None:
+def test_the_statements_of_the_page_work(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     (block,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     small_store.put("Flights", body=b"one", KEYS="N14228", TAGS="UA")
@@ -185,7 +183,7 @@ def test_the_statements_of_the_page_do_what_they_say(
         assert (sent[b"departed"]["keys"], sent[b"one"]["tags"]) == (["N14228"], "UA")
 
 
-def test_what_a_table_cannot_be_is_said(spark: SparkSession, small_store: SmallStore) -> None:
+def test_invalid_table_definitions_are_refused(spark: SparkSession, small_store: SmallStore) -> None:
     path = small_store.path
     assert "no option 'storepaht' for a table; it has storePath" in said(
         spark, f"CREATE TABLE messages USING rocketmq OPTIONS (storePaht '{path}')"
@@ -210,6 +208,6 @@ def test_what_a_table_cannot_be_is_said(spark: SparkSession, small_store: SmallS
     assert "option nameServer is missing" in said(spark, "INSERT INTO messages (body) VALUES (encode('a', 'utf-8'))")
 
 
-def test_only_what_spark_says_of_a_new_table_makes_one() -> None:
+def test_a_read_refuses_the_option_provider() -> None:
     with pytest.raises(ConfigError, match="no option 'provider' for a read"):
         RocketMQSource({"provider": "parquet", "storePath": "/nowhere"}).schema()

@@ -21,7 +21,9 @@ COMMANDS = [line for page in PAGES for line in commands_of((DOCS / f"pipeline-{p
 
 
 @pytest.mark.spark
-def test_the_tour(spark: SparkSession, golden: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_programs_of_the_tour_run(
+    spark: SparkSession, golden: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = golden / "g1-clean" / "store"
     messages = [row for row in expected(golden, "g1-clean") if not is_system_topic(row["topic"])]
     source = (DOCS / "spark-tour.md").read_text()

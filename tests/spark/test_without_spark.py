@@ -76,7 +76,9 @@ def places_of(snapshot: Snapshot) -> set[tuple[str, str, int, int]]:
 
 
 @pytest.mark.spark
-def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_archive_and_compaction_equal_those_of_spark(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
     both: tuple[tuple[AnySession, Path], ...] = ((spark, tmp_path / "in-spark"), (HERE, tmp_path / "here"))
     summaries = []
     for part in range(3):
@@ -107,7 +109,7 @@ def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store
 
 
 @pytest.mark.spark
-def test_both_ways_audit_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_an_audit_equals_that_of_spark(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     fill(small_store, 400)
     (small_store.path / "config").mkdir()
     offsets = {"T@g": {"0": 1, "1": 900}, "é@done": {"0": 3}, "Gone@g": {"0": 7}}
@@ -128,7 +130,7 @@ def test_both_ways_audit_the_same(spark: SparkSession, small_store: SmallStore, 
 
 
 @pytest.mark.spark
-def test_both_ways_count_and_read_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_counts_and_rows_equal_those_of_spark(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     fill(small_store, 300)
     archive.run(HERE, small_store.path, tmp_path / "lake")
     selections = (
@@ -151,7 +153,7 @@ def test_both_ways_count_and_read_the_same(spark: SparkSession, small_store: Sma
             assert counts[0] == counts[1]
 
 
-def test_damage_is_met_in_this_process_as_well(small_store: SmallStore, tmp_path: Path) -> None:
+def test_damage_is_reported_without_spark(small_store: SmallStore, tmp_path: Path) -> None:
     places = [small_store.put() for _ in range(3)]
     small_store.overwrite(places[1] + 88, b"X")
     for job in (
@@ -164,7 +166,7 @@ def test_damage_is_met_in_this_process_as_well(small_store: SmallStore, tmp_path
     assert archive.run(HERE, small_store.path, tmp_path / "lake", corrupt_records="skip").rows == 2
 
 
-def test_many_rows_are_written_in_several_files(
+def test_many_rows_are_split_into_several_files(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is buffered is bounded; keys are cut by their hash."""
@@ -261,7 +263,7 @@ def test_options_decide_where_a_job_runs(
     assert result().exit_code == 0
 
 
-def test_a_master_without_spark_is_a_contradiction() -> None:
+def test_a_master_without_spark_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"leave out the master local\[1\]"):
         LazySession("tests", "local[1]", use_spark=False)
 

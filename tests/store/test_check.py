@@ -72,7 +72,7 @@ CHECKPOINT = Path("checkpoint")
         (lambda store: (store / QUEUE).with_name("x").touch(), QUEUE.with_name("x"), 0, "belongs into"),
     ],
 )
-def test_damage_is_found_where_it_is(
+def test_damage_is_found_at_its_offset(
     store: Path, damage: Callable[[Path], object], where: Path, position: int, what: str
 ) -> None:
     damage(store)
@@ -105,7 +105,7 @@ def test_damage_in_the_index_is_found(store: Path, at: tuple[int, int], bits: in
     assert any(what in finding.what or "chain" in finding.what for finding in findings), "\n".join(map(str, findings))
 
 
-def test_every_flipped_bit_of_log_and_queue_that_matters_is_found(store: Path) -> None:
+def test_every_significant_flipped_bit_of_log_and_queue_is_found(store: Path) -> None:
     """All bytes of a unit and of the sizes, addresses and body of a record; the CRC ends with the body."""
     for path, positions in (
         (store / LOG, [*range(12), *range(12, 16), *range(20, 36), *range(84, 93)]),
@@ -118,7 +118,7 @@ def test_every_flipped_bit_of_log_and_queue_that_matters_is_found(store: Path) -
     assert check(store) == []
 
 
-def test_a_lost_file_and_a_strange_size(store: Path) -> None:
+def test_a_lost_file_and_a_wrong_size_are_found(store: Path) -> None:
     (store / QUEUE).unlink()
     assert any("have no unit" in f.what or "has no unit" in f.what for f in check(store))
     index_file(store).write_bytes(bytes(39))
@@ -135,7 +135,7 @@ def test_findings_are_bounded(store: Path) -> None:
     assert "there is more" in findings[-1].what
 
 
-def test_golden_stores(golden: Path, tmp_path: Path) -> None:
+def test_golden_stores_are_sound(golden: Path, tmp_path: Path) -> None:
     assert check(golden / "g1-clean" / "store") == []
     assert check(golden / "g2-crash" / "store-after-restart") == []
     findings = check(golden / "g2-crash" / "store")
@@ -148,7 +148,7 @@ def test_golden_stores(golden: Path, tmp_path: Path) -> None:
         check(tmp_path / "missing")
 
 
-def test_a_changed_body_hides_nothing_behind_it(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_changed_body_hides_no_later_damage(open_store: OpenStore, tmp_path: Path) -> None:
     """One byte of one body is one finding, and so is the next, files later."""
     store = open_store()
     offsets = [store.put(inner(body=bytes(500), keys=f"k{k}"), 1000 * k + 1).physical_offset for k in range(30)]

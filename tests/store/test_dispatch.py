@@ -43,7 +43,7 @@ def index_of(directory: Path, pieces: list[list[DispatchRequest]], skip: int) ->
 
 
 @given(batch=batches(), data=st.data())
-def test_many_entries_are_what_they_are_one_by_one(
+def test_many_index_entries_equal_single_ones(
     tmp_path_factory: pytest.TempPathFactory, batch: list[DispatchRequest], data: st.DataObject
 ) -> None:
     hashes, physical_offsets, store_timestamps = index_entries_of(batch)

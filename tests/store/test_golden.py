@@ -44,7 +44,7 @@ def identity(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
-def test_dump_equals_what_apaches_decoder_says(golden: Path, name: str) -> None:
+def test_dump_equals_apaches_decoder(golden: Path, name: str) -> None:
     lines = (golden / name / "expected.jsonl").read_text().splitlines()
     assert list(dump_lines(golden / name / "store")) == lines
     first, row = json.loads(lines[0]), next(dump(golden / name / "store"))
@@ -67,7 +67,7 @@ def test_queues_and_index_rebuilt_from_the_log_equal_apaches(
 
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
-def test_opening_and_closing_a_copy_keeps_every_byte_that_counts(
+def test_opening_and_closing_a_copy_keeps_every_significant_byte(
     golden: Path, tmp_path: Path, open_store: OpenStore, name: str
 ) -> None:
     store = Path(shutil.copytree(golden / name / "store", tmp_path / "store"))
@@ -105,7 +105,7 @@ def without_moved_events(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["topic"] != OFFSET_MOVED_EVENT]
 
 
-def test_key_queries(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
+def test_key_queries_equal_the_golden_answers(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
     for row in queries["keyQueries"]:
         result = served.query(row["topic"], row["key"], row["maxNum"])
         assert result.physical_offsets == row.get("offsets", []), row
@@ -115,13 +115,17 @@ def test_key_queries(served: MessageStore, queries: dict[str, list[dict[str, Any
             assert [decode(record).physical_offset for record in result.records] == row["offsets"]
 
 
-def test_timed_key_queries(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
+def test_timed_key_queries_equal_the_golden_answers(
+    served: MessageStore, queries: dict[str, list[dict[str, Any]]]
+) -> None:
     for row in queries["timedKeyQueries"]:
         result = served.query(row["topic"], row["key"], row["maxNum"], row["begin"], row["end"])
         assert result.physical_offsets == row.get("offsets", []), row
 
 
-def test_queue_ends_and_times(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
+def test_queue_ends_and_times_equal_the_golden_answers(
+    served: MessageStore, queries: dict[str, list[dict[str, Any]]]
+) -> None:
     for row in without_moved_events(queries["queues"]):
         queue = (row["topic"], row["queueId"])
         assert (served.min_offset(*queue), served.max_offset(*queue)) == (row["minOffset"], row["maxOffset"])
@@ -130,7 +134,7 @@ def test_queue_ends_and_times(served: MessageStore, queries: dict[str, list[dict
         assert served.offset_by_time(row["topic"], row["queueId"], row["timestamp"]) == row["offset"], row
 
 
-def test_pulls(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
+def test_pulls_equal_the_golden_answers(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
     for row in without_moved_events(queries["pulls"]):
         codes = {tags_code(tag.strip()) for tag in row["subscription"].split("||")}
         accepts = None if row["subscription"] == "*" else codes.__contains__
@@ -144,7 +148,7 @@ def test_pulls(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -
         ], row
 
 
-def test_views_by_id(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
+def test_views_by_id_equal_the_golden_answers(served: MessageStore, queries: dict[str, list[dict[str, Any]]]) -> None:
     for row in queries["viewById"]:
         record = served.record_at(int(row["offsetMsgId"][-16:], 16))
         if row["code"] == 0:
@@ -159,7 +163,7 @@ def test_views_by_id(served: MessageStore, queries: dict[str, list[dict[str, Any
 
 
 @pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
-def test_recovery_keeps_what_apache_keeps_and_no_ghost(golden: Path, tmp_path: Path, variant: str) -> None:
+def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / "recovery" / variant
     store = Path(shutil.copytree(source / "store", tmp_path / "store"))
     name = json.loads((source / "info.json").read_text())["base"]
@@ -200,7 +204,7 @@ def test_recovery_keeps_what_apache_keeps_and_no_ghost(golden: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
-def test_recovery_twice_is_recovery_once(golden: Path, tmp_path: Path, variant: str) -> None:
+def test_recovery_is_idempotent(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / "recovery" / variant
     store = Path(shutil.copytree(source / "store", tmp_path / "store"))
     name = json.loads((source / "info.json").read_text())["base"]

@@ -22,14 +22,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "store.md").read_text(encoding="utf-8")
 
 
-def test_the_tests_that_show_the_loss_windows_exist() -> None:
+def test_the_page_names_existing_tests_of_the_loss_windows() -> None:
     named = re.findall(r"`(tests/\S+\.py)::(\w+)`", PAGE)
     assert len(named) >= 6
     for path, name in named:
         assert f"\ndef {name}(" in (REPOSITORY / path).read_text(encoding="utf-8"), name
 
 
-def test_the_keys_of_retention_and_their_defaults() -> None:
+def test_the_page_documents_the_keys_of_retention() -> None:
     section = PAGE.partition("## Retention")[2].partition("\n## ")[0]
     keys = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", section, re.MULTILINE))
     assert len(keys) == 10
@@ -37,7 +37,7 @@ def test_the_keys_of_retention_and_their_defaults() -> None:
     assert {key: defaults[key] for key in keys} == keys
 
 
-def test_the_tools_do_what_stands_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tools_of_the_page_print_the_documented_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with MessageStore(StoreConfig(Path("data"), HOST)) as store:
         places = [

@@ -71,7 +71,7 @@ def test_units_are_those_of_the_queue(golden: Path) -> None:
         assert reader.units("GA", 99).shape == (0,)
 
 
-def test_records_by_offset(golden: Path) -> None:
+def test_records_are_read_by_offset(golden: Path) -> None:
     rows = expected_messages(golden, "g1-clean")
     with StoreReader(golden / "g1-clean" / "store") as reader:
         for row in rows[::100]:
@@ -83,7 +83,7 @@ def test_records_by_offset(golden: Path) -> None:
                 reader.record(outside)
 
 
-def test_a_walk_can_begin_and_end_anywhere(golden: Path) -> None:
+def test_a_scan_can_begin_and_end_anywhere(golden: Path) -> None:
     offsets = [row["commitLogOffset"] for row in expected_messages(golden, "g1-clean")]
     with StoreReader(golden / "g1-clean" / "store") as reader:
         walked = [message.physical_offset for message in reader.walk(offsets[1500], offsets[2300])]
@@ -91,7 +91,7 @@ def test_a_walk_can_begin_and_end_anywhere(golden: Path) -> None:
         assert list(reader.walk(offsets[7], offsets[7])) == []
 
 
-def test_runs_are_columns_over_all_records(golden: Path) -> None:
+def test_runs_cover_all_records_in_columns(golden: Path) -> None:
     rows = expected_messages(golden, "g2-crash")
     with StoreReader(golden / "g2-crash" / "store") as reader:
         *runs, stop = reader.runs()
@@ -106,7 +106,7 @@ def test_runs_are_columns_over_all_records(golden: Path) -> None:
         ]
 
 
-def test_buffer_is_the_file(golden: Path) -> None:
+def test_buffer_maps_the_file(golden: Path) -> None:
     with StoreReader(golden / "g1-clean" / "store") as reader:
         first, second = reader.commit_log_files
         assert (first.begin, second.begin, first.size) == (0, 1048576, 1048576)
@@ -115,7 +115,7 @@ def test_buffer_is_the_file(golden: Path) -> None:
             assert buffer == second.path.read_bytes()
 
 
-def test_keys_are_compared(golden: Path) -> None:
+def test_keys_with_equal_hashes_are_told_apart(golden: Path) -> None:
     queries = json.loads((golden / "g1-clean" / "expected_queries.json").read_text())
     with StoreReader(golden / "g1-clean" / "store") as reader:
         for query in queries["keyQueries"]:
@@ -123,7 +123,7 @@ def test_keys_are_compared(golden: Path) -> None:
             assert [message.physical_offset for message in found] == query.get("exact", [])
 
 
-def test_config_files(golden: Path, tmp_path: Path) -> None:
+def test_config_files_are_read(golden: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(golden / "g1-clean" / "store" / "config", store / "config")
     with StoreReader(store) as reader:
@@ -164,7 +164,7 @@ def test_a_missing_file_is_named(golden: Path, tmp_path: Path, number: int, what
         StoreReader(store)
 
 
-def test_damage_in_the_middle_ends_a_walk_with_its_place(golden: Path, tmp_path: Path) -> None:
+def test_damage_ends_a_scan_with_its_offset(golden: Path, tmp_path: Path) -> None:
     store = copy_of(golden, tmp_path)
     row = expected_messages(golden, "g2-crash")[300]
     number, position = divmod(row["commitLogOffset"], 65536)

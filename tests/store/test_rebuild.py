@@ -20,7 +20,7 @@ def apaches(golden: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "apaches"))
 
 
-def test_in_place_and_elsewhere_every_byte_is_apaches(golden: Path, tmp_path: Path, apaches: Path) -> None:
+def test_every_rebuilt_byte_equals_apaches_in_place_and_elsewhere(golden: Path, tmp_path: Path, apaches: Path) -> None:
     theirs = derived_files(golden / "g1-clean" / "store")
     settings = detect_config(apaches)
     settings.message_delay_level = GOLDEN_DELAYS
@@ -40,7 +40,7 @@ def test_in_place_and_elsewhere_every_byte_is_apaches(golden: Path, tmp_path: Pa
     assert check(apaches) == []
 
 
-def test_what_our_own_broker_wrote_with_files_that_roll(open_store: OpenStore, tmp_path: Path) -> None:
+def test_rebuild_equals_dispatch_with_rolling_files(open_store: OpenStore, tmp_path: Path) -> None:
     engine = open_store()
     for k in range(100):
         engine.put(inner(queue_id=k % 3, keys=f"a{k} b{k % 7}", tags="x", unique_key=f"u{k}"), 1000 * (k + 1))
@@ -51,7 +51,7 @@ def test_what_our_own_broker_wrote_with_files_that_roll(open_store: OpenStore, t
     assert derived_files(tmp_path / "out") == derived_files(tmp_path / "store")
 
 
-def test_a_topic_made_anew_begins_again(open_store: OpenStore, tmp_path: Path) -> None:
+def test_rebuild_restarts_the_offsets_of_a_recreated_topic(open_store: OpenStore, tmp_path: Path) -> None:
     engine = open_store()
     (size,) = {engine.put(inner(), 1000).size for _ in range(5)}
     engine.close()
@@ -81,7 +81,7 @@ def test_a_damaged_log_is_refused_and_nothing_changes(golden: Path, apaches: Pat
     assert derived_files(apaches) == derived_files(golden / "g1-clean" / "store")
 
 
-def test_without_a_log_there_is_nothing_to_do(tmp_path: Path) -> None:
+def test_a_store_without_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no log"):
         rebuild(tmp_path)
     (tmp_path / "commitlog").mkdir()
@@ -118,7 +118,7 @@ def test_an_interruption_leaves_the_old_or_the_new(
     assert check(store) == []
 
 
-def test_a_copy_of_a_crashed_store(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_crashed_store_can_be_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
     engine = open_store()
     for k in range(20):
         engine.put(inner(keys=f"k{k}"), 1000)

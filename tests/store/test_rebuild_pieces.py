@@ -44,7 +44,7 @@ def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[ScannedLog
 
 
 @pytest.mark.parametrize("room", [4000, 60])
-def test_every_byte_is_apaches(golden: Path, tmp_path: Path, room: int) -> None:
+def test_every_rebuilt_byte_equals_apaches(golden: Path, tmp_path: Path, room: int) -> None:
     """With Apache's own size of index files, and with so many that most end within a message's keys."""
     store = golden / "g1-clean" / "store"
     settings = detect_config(store)
@@ -57,7 +57,7 @@ def test_every_byte_is_apaches(golden: Path, tmp_path: Path, room: int) -> None:
     assert (derived_files(tmp_path) == derived_files(store)) == (room == 4000)
 
 
-def test_files_that_roll_and_names_that_would_be_the_same(open_store: OpenStore, tmp_path: Path) -> None:
+def test_parts_rebuild_rolling_files_and_equal_index_names(open_store: OpenStore, tmp_path: Path) -> None:
     engine = open_store()
     for k in range(100):
         engine.put(inner(queue_id=k % 3, keys=f"a{k} b{k % 7}", tags="x", unique_key=f"u{k}"), 1000 + k // 50)
@@ -70,7 +70,7 @@ def test_files_that_roll_and_names_that_would_be_the_same(open_store: OpenStore,
     assert len(names[0]) > 2
 
 
-def test_a_topic_made_anew_begins_again(tmp_path: Path) -> None:
+def test_parts_restart_the_offsets_of_a_recreated_topic(tmp_path: Path) -> None:
     log, settings = tmp_path / "commitlog", config(tmp_path / "unused")
     unit = (0).to_bytes(8, "big") + (100).to_bytes(4, "big") + bytes(8)
     log.mkdir()
@@ -79,7 +79,7 @@ def test_a_topic_made_anew_begins_again(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir()] == [f"{0:020d}"]
 
 
-def test_damage_is_named_with_what_to_do(open_store: OpenStore, tmp_path: Path) -> None:
+def test_damage_is_named_with_a_remedy(open_store: OpenStore, tmp_path: Path) -> None:
     engine = open_store()
     puts = [engine.put(inner(), 1000 + k) for k in range(60)]
     engine.close()

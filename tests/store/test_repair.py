@@ -45,7 +45,7 @@ def is_stand_in(row: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("variant", ["g1-clean", "g2-crash", *RECOVERY_VARIANTS])
-def test_golden(golden: Path, tmp_path: Path, variant: str) -> None:
+def test_damaged_golden_stores_are_repaired(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / ("recovery" if variant in RECOVERY_VARIANTS else ".") / variant
     info = source / "info.json"
     name = json.loads(info.read_text())["base"] if info.exists() else variant
@@ -150,7 +150,7 @@ def undamaged(whole: Path, copy: Path, *, but: int | None = None) -> Iterator[in
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), with_units=st.booleans())
-def test_whatever_byte_is_damaged(whole: Path, data: st.DataObject, with_units: bool) -> None:
+def test_damage_of_any_byte_is_repaired(whole: Path, data: st.DataObject, with_units: bool) -> None:
     used = {"commitlog": 2 * FILE_SIZE, "consumequeue": 200, "index": 880}
     with tempfile.TemporaryDirectory() as directory:
         store = Path(shutil.copytree(whole, Path(directory) / "store"))
@@ -182,7 +182,7 @@ def test_whatever_byte_is_damaged(whole: Path, data: st.DataObject, with_units: 
     [(3, "claimed to have"), (4, "magic number"), (35, "said that it lies"), (27, "and is TopicA|1|2"),
      (12, "and is TopicA|1|2"), (39, "and is TopicA|1|2"), (56, "store time"), (92, "and is TopicA|1|2")],
 )  # fmt: skip
-def test_a_field_that_can_be_known_is_put_right(whole: Path, damaged: Path, position: int, what: str) -> None:
+def test_a_derivable_field_is_corrected(whole: Path, damaged: Path, position: int, what: str) -> None:
     begin = next(k for k, row in rows_of(whole).items() if row["cq"] == "TopicA|1|2")
     assert rows_of(whole)[begin]["bodyLength"] == 4
     log = damaged / "commitlog" / f"{0:020d}"
@@ -199,7 +199,7 @@ def test_a_field_that_can_be_known_is_put_right(whole: Path, damaged: Path, posi
     list(undamaged(whole, damaged.with_name("copy"), but=begin if position == 56 else None))
 
 
-def test_a_lost_message_has_a_stand_in(whole: Path, damaged: Path) -> None:
+def test_a_lost_message_is_replaced_by_a_placeholder(whole: Path, damaged: Path) -> None:
     begin, row = next((k, row) for k, row in rows_of(whole).items() if row["cq"] == "TopicA|0|5")
     log = damaged / "commitlog" / f"{begin // FILE_SIZE * FILE_SIZE:020d}"
     content = bytearray(log.read_bytes())
@@ -219,7 +219,7 @@ def test_a_lost_message_has_a_stand_in(whole: Path, damaged: Path) -> None:
 # whole files ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_becomes_places(whole: Path, damaged: Path) -> None:
+def test_a_missing_file_is_replaced_by_placeholders(whole: Path, damaged: Path) -> None:
     shutil.copytree(damaged, damaged.with_name("more"))
     store = MessageStore(config(damaged.with_name("more")))
     store.open(1)
@@ -236,7 +236,7 @@ def test_a_missing_file_becomes_places(whole: Path, damaged: Path) -> None:
     assert [rows[k] for k in before if k < FILE_SIZE] == [row for k, row in before.items() if k < FILE_SIZE]
 
 
-def test_a_file_cut_short(whole: Path, damaged: Path) -> None:
+def test_a_truncated_file_is_repaired(whole: Path, damaged: Path) -> None:
     log = damaged / "commitlog" / f"{0:020d}"
     log.write_bytes(log.read_bytes()[:2000])
     done = repaired(damaged)
@@ -246,7 +246,7 @@ def test_a_file_cut_short(whole: Path, damaged: Path) -> None:
     assert all(rows[k] == row for k, row in rows_of(whole).items() if k >= FILE_SIZE or k + row["storeSize"] <= 2000)
 
 
-def test_what_an_earlier_recovery_cut_off_stays_away(whole: Path, damaged: Path) -> None:
+def test_records_truncated_by_an_earlier_recovery_stay_away(whole: Path, damaged: Path) -> None:
     """Apache's broker leaves behind the end of the log what it cuts off, and writes over it."""
     records = sorted(rows_of(whole).items())
     cut, _ = records[-6]
@@ -272,7 +272,7 @@ def test_what_an_earlier_recovery_cut_off_stays_away(whole: Path, damaged: Path)
 # the rest of the directory --------------------------------------------------------------------------------------------
 
 
-def test_the_copy_goes_on_as_a_store(whole: Path, damaged: Path) -> None:
+def test_the_repaired_copy_can_be_served(whole: Path, damaged: Path) -> None:
     log = damaged / "commitlog" / f"{0:020d}"
     content = bytearray(log.read_bytes())
     content[100:1500] = bytes(1400)
@@ -311,7 +311,7 @@ def test_config_files_come_from_bak_where_they_are_broken(damaged: Path) -> None
     assert [line.split()[0] for line in done.config] == ["delayOffset.json", "topics.json"]
 
 
-def test_where_it_may_not_write(damaged: Path, tmp_path: Path) -> None:
+def test_an_unwritable_or_used_destination_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not empty"):
         repair(damaged, damaged)
     with pytest.raises(StoreError, match="lies in"):

@@ -12,7 +12,7 @@ from rucola.store.tools.stat import stat
 
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
-def test_golden(golden: Path, name: str) -> None:
+def test_stat_equals_the_golden_stores(golden: Path, name: str) -> None:
     seen: list[tuple[int, int]] = []
     counted = stat(golden / name / "store", progress=lambda *far: seen.append(far))
     rows = [json.loads(line) for line in (golden / name / "expected.jsonl").read_text().splitlines()]
@@ -39,7 +39,7 @@ def test_golden(golden: Path, name: str) -> None:
     assert all(0 < file.slots_used <= file.slots for file in counted.index)
 
 
-def test_damage_is_named(golden: Path, tmp_path: Path) -> None:
+def test_stat_names_damage(golden: Path, tmp_path: Path) -> None:
     store = Path(shutil.copytree(golden / "recovery" / "first-file-body-flip" / "store", tmp_path / "store"))
     log = stat(store).log
     assert log.damage is not None

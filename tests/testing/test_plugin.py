@@ -23,7 +23,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text(e
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_page(pytester: pytest.Pytester) -> None:
+def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_program_{number}": source for number, source in enumerate(PROGRAMS, 1)})
     result = pytester.runpytest_inprocess("-q", "-W", "error")
     result.assert_outcomes(passed=PAGE.count("\ndef test_"))
@@ -73,7 +73,7 @@ def test_no_module_of_rucola_is_rewritten(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-q").assert_outcomes(passed=1)
 
 
-def test_the_nearest_marker_counts(pytester: pytest.Pytester) -> None:
+def test_the_nearest_marker_wins(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -89,7 +89,7 @@ def test_the_nearest_marker_counts(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess("-q", "--strict-markers").assert_outcomes(passed=1)
 
 
-def test_a_setting_that_does_not_exist_is_named(pytester: pytest.Pytester) -> None:
+def test_an_unknown_setting_is_named(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -104,7 +104,7 @@ def test_a_setting_that_does_not_exist_is_named(pytester: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["*no broker has a setting messageDelayLevels: write keys as in broker.conf"])
 
 
-def test_a_failure_says_what_was_there_instead(pytester: pytest.Pytester) -> None:
+def test_a_failed_expectation_lists_what_arrived(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         def test_waits_in_vain(rocketmq):
@@ -129,7 +129,7 @@ def test_a_failure_says_what_was_there_instead(pytester: pytest.Pytester) -> Non
     )
 
 
-def test_a_group_that_is_behind_is_described(rocketmq: RocketMQ) -> None:
+def test_the_backlog_of_a_group_is_described(rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("Orders", queues=2)
     for _ in range(3):
         rocketmq.send("Orders", b"one pizza", queue_id=1)
@@ -138,12 +138,12 @@ def test_a_group_that_is_behind_is_described(rocketmq: RocketMQ) -> None:
     assert str(failure.value) == ("after 0 s group kitchen had not consumed all of topic Orders:\n  queue 1: 0 of 3")
 
 
-def test_a_topic_that_is_misspelt_is_not_consumed(rocketmq: RocketMQ) -> None:
+def test_a_misspelt_topic_is_not_consumed(rocketmq: RocketMQ) -> None:
     with pytest.raises(AssertionError, match="there is no such topic"):
         rocketmq.wait_until_consumed("kitchen", "Ordres", timeout_s=0)
 
 
-def test_messages_come_in_the_order_of_the_log_and_beyond_one_pull(rocketmq: RocketMQ) -> None:
+def test_messages_are_returned_in_log_order_beyond_one_pull(rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("Orders", queues=2)
     bodies = [b"%d" % number for number in range(100)]
     for number, body in enumerate(bodies):
@@ -151,13 +151,13 @@ def test_messages_come_in_the_order_of_the_log_and_beyond_one_pull(rocketmq: Roc
     assert [message.body for message in rocketmq.wait_for_messages("Orders", 100)] == bodies
 
 
-def test_a_queue_that_is_not_there_is_named(rocketmq: RocketMQ) -> None:
+def test_a_missing_queue_is_named(rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("Orders", queues=2)
     with pytest.raises(ConfigError, match="topic Orders has no queue 2, only 0, 1"):
         rocketmq.send("Orders", b"one pizza", queue_id=2)
 
 
-def test_time_that_passes_in_pieces(rocketmq: RocketMQ) -> None:
+def test_time_can_be_advanced_in_steps(rocketmq: RocketMQ) -> None:
     rocketmq.send("Reminders", b"ten seconds", delay_level=3)
     rocketmq.send("Reminders", b"a minute", delay_level=5)
     rocketmq.advance(10)
@@ -167,7 +167,7 @@ def test_time_that_passes_in_pieces(rocketmq: RocketMQ) -> None:
     assert [message.body for message in rocketmq.wait_for_messages("Reminders", 2)] == [b"ten seconds", b"a minute"]
 
 
-def test_clients_outlive_hours_that_pass_for_the_broker_alone(rocketmq: RocketMQ) -> None:
+def test_clients_survive_hours_that_pass_for_the_broker_alone(rocketmq: RocketMQ) -> None:
     consumed: queue.Queue[bytes] = queue.Queue()
     with Producer("shop") as producer, PushConsumer("kitchen") as kitchen:
         kitchen.subscribe("Orders")
@@ -179,7 +179,7 @@ def test_clients_outlive_hours_that_pass_for_the_broker_alone(rocketmq: RocketMQ
         assert consumed.get(timeout=30) == b"after"
 
 
-def test_afterwards_the_port_is_free_and_the_store_is_sound(tmp_path: Path) -> None:
+def test_stopping_frees_the_port_and_leaves_a_sound_store(tmp_path: Path) -> None:
     with RocketMQ(tmp_path) as rocketmq:
         rocketmq.send("Orders", b"one pizza")
         ports = [int(address.rpartition(":")[2]) for address in (rocketmq.namesrv, rocketmq.broker)]
@@ -189,7 +189,7 @@ def test_afterwards_the_port_is_free_and_the_store_is_sound(tmp_path: Path) -> N
     assert check(rocketmq.store) == []
 
 
-def test_a_broker_loads_nothing_that_it_can_do_without() -> None:
+def test_a_broker_imports_no_optional_package() -> None:
     """What the command line, filters, metrics and Spark need would cost the first test of a run as much again."""
     program = "import sys, rucola.testing.rocketmq; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
@@ -197,7 +197,7 @@ def test_a_broker_loads_nothing_that_it_can_do_without() -> None:
     assert heavy & set(loaded) == set()
 
 
-def test_runs_that_need_no_broker_load_none() -> None:
+def test_runs_without_a_broker_import_none() -> None:
     program = "import sys, rucola.testing.plugin\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert [name for name in loaded if name.startswith("rucola.")] == ["rucola.testing", "rucola.testing.plugin"]
