@@ -213,10 +213,10 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
     with scene(tmp_path) as here:
         here.send(T0, 1, b"body")
         here.delayed.deliver(T0)
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert here.delayed.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
         assert here.delayed.offsets() == {}
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         assert here.delayed.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
 

@@ -213,10 +213,10 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
     with scene(tmp_path) as here:
         here.send(T0, T0 + 1000, b"body")
         here.deliver(T0)
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
         assert here.timed.progress() == Progress(T0 + 999, 1, 0)
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         assert here.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
 
@@ -324,9 +324,9 @@ def test_nothing_is_rolled_into_a_store_that_takes_nothing(tmp_path: Path) -> No
     with scene(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, b"far")
         fill(here, T0, 4096)
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert not here.roll(T0)
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         assert here.roll(T0)
         assert here.timed.rolled_offset == 1
 

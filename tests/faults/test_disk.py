@@ -125,7 +125,7 @@ def test_whatever_fails_while_dispatching_and_vouching_is_made_up_for_by_opening
                     store.reput()
                     store.checkpoint()
                 except OSError:
-                    assert store.refuses_writes is not None
+                    assert not store.write_state.is_writable
                     break
             try:
                 store.close()
@@ -271,12 +271,12 @@ def test_full_disk_takes_nothing_that_it_said_yes_to(tmp_path: Path, monkeypatch
             return status
 
         while (status := put()) is PutMessageStatus.PUT_OK:
-            if store.failure is None and len(sent) % 20 == 0:
+            if store.write_state.failure is None and len(sent) % 20 == 0:
                 with suppress(OSError):
                     store.reput()
         assert status in (PutMessageStatus.CREATE_MAPEDFILE_FAILED, PutMessageStatus.SERVICE_NOT_AVAILABLE)
         make_space()
-        if store.failure is None:  # the log was full before the queues and the index were
+        if store.write_state.failure is None:  # the log was full before the queues and the index were
             assert put() is PutMessageStatus.PUT_OK
         store.close()
         store = MessageStore(store.config)
@@ -402,7 +402,7 @@ def test_disk_that_turns_bad_while_it_is_served_takes_nothing_more_and_is_read(
     with refusing(monkeypatch, call, number):
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-    assert os.strerror(number) in str(store.refuses_writes)
+    assert os.strerror(number) in str(store.write_state.reason)
     assert bodies(store) == [b"before" + bytes(3000)]
     store.close()
     assert (tmp_path / "abort").exists()
@@ -432,7 +432,7 @@ def test_second_broker_process_is_turned_away(tmp_path: Path) -> None:
         assert second.returncode != 0
         assert "served by another process; stop that broker first" in second.stderr
         assert "Traceback" not in second.stderr
-        program = "import sys; from stores import config; from pathlib import Path; from rucola.store.message_store "
+        program = "import sys; from support.stores import config; from pathlib import Path; from rucola.store.message_store "
         program += "import MessageStore; MessageStore(config(Path(sys.argv[1]))).open(1)"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         third = subprocess.run(

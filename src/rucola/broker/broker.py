@@ -220,7 +220,7 @@ class Broker:
         async def persist_deliveries() -> bool:
             offsets, progress = delayed.offsets(), timed.progress()
             flushed = await flush.until(store.max_physical_offset, self.store_config.sync_flush_timeout)
-            if not flushed or store.failure is not None:
+            if not flushed or store.write_state.failure is not None:
                 return False
             await in_thread(delayed.persist, offsets)
             await in_thread(timed.persist, progress)

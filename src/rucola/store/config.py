@@ -114,7 +114,7 @@ class PutMessageStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 2
     SLAVE_NOT_AVAILABLE = 3
     SERVICE_NOT_AVAILABLE = 4
-    """The store is closed or refuses writes; `MessageStore.refuses_writes` says why."""
+    """The store is closed or refuses writes; `MessageStore.write_state.reason` says why."""
     CREATE_MAPEDFILE_FAILED = 5
     """The disk has no room for the record."""
     MESSAGE_ILLEGAL = 6

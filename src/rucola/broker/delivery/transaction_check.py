@@ -61,6 +61,6 @@ class TransactionCheck:
         progress = self._transactions.progress()
         timeout_ms = self._store.config.sync_flush_timeout
         flushed = await self._flush.until(self._store.max_physical_offset, timeout_ms)
-        if flushed and self._store.failure is None:
+        if flushed and self._store.write_state.failure is None:
             self._transactions.commit(progress)
             await in_thread(self._offsets.persisting())

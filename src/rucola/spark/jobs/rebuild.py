@@ -42,7 +42,7 @@ from rucola.store.tools.partial_rebuild import (
     write_consume_queue,
     write_index_file,
 )
-from rucola.store.tools.rebuild import Progress, RebuildResult
+from rucola.store.tools.rebuild import ProgressCallback, RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_by
 
 _TAKEN_IN: Final = pa.schema(
@@ -125,11 +125,13 @@ def run(
     Arguments and errors are those of that.
     """
     return rebuild_by(
-        Path(store).absolute(), Path(out).absolute() if out else None, settings=settings, by=partial(build, spark)
+        Path(store).absolute(), Path(out).absolute() if out else None, settings=settings, builder=partial(build, spark)
     )
 
 
-def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> RebuildResult:
+def build(
+    spark: Spark, log: Path, target: Path, settings: StoreConfig, _: ProgressCallback | None = None
+) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
     session = session_of(spark)
     for name in ("consumequeue", "index"):

@@ -28,7 +28,7 @@ from rucola.errors import InvalidMessage, StoreError
 from rucola.message import MessageExt, sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer, decode
 from rucola.store.commit_log import BLANK_SIZE
-from rucola.store.dispatch import check_queue_name
+from rucola.store.consume_queue import check_queue_name
 from rucola.store.mapped_file import MappedFile, file_paths
 from rucola.store.scan import ScanEnd, scan_file
 
