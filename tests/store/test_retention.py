@@ -21,7 +21,7 @@ from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from rucola.store.retention import MAX_FILES_A_ROUND, ROUNDS_BY_HAND, DiskUsage
+from rucola.store.retention import MAX_FILES_A_ROUND, MANUAL_ROUNDS, DiskUsage
 from rucola.store.tools.check import check
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
@@ -155,7 +155,7 @@ def test_by_hand_the_hour_does_not_count_but_the_age_does(open_store: OpenStore)
     fill(store, 6)
     store.request_manual_deletion()
     assert run_round(store, 75 * HOUR_MS) == 2
-    for _ in range(ROUNDS_BY_HAND - 1):
+    for _ in range(MANUAL_ROUNDS - 1):
         assert run_round(store, 75 * HOUR_MS) == 0
     assert run_round(store, 999 * HOUR_MS) == 0
     store.request_manual_deletion()

@@ -298,7 +298,7 @@ def sound_record(buffer: Buffer, position: int, physical_offset: int) -> Message
     """Return the record at `position`, which has to be sound in every respect. Raises InvalidMessage."""
     message = decode(buffer, position)
     if message.physical_offset != physical_offset:
-        raise InvalidMessage(f"the record says that it lies at {message.physical_offset}")
+        raise InvalidMessage(f"the record states physical offset {message.physical_offset}")
     check_queue_name(message.topic, message.queue_id)
     if not 0 <= message.store_timestamp < LATEST_MS:
         raise InvalidMessage(f"storeTimestamp is {message.store_timestamp}")
