@@ -164,10 +164,10 @@ def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) 
     with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"body")
         here.delayed.deliver(T0)
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert here.delayed.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
         assert here.delayed.offsets() == {}
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         assert here.delayed.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
 

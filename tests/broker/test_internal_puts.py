@@ -148,7 +148,7 @@ def test_a_delay_level_does_not_advance_while_its_puts_fail(
         (error,) = errors(caplog)
         assert error == "delay level 1: message U for T cannot be put and is retried: the disk has no room for it"
         assert here.puts.failures == {"delay level 1": 8}
-        assert caplog.text.count("no place for a record") == 1
+        assert caplog.text.count("no space for a record") == 1
         here.send(now_ms - 6000, 2, b"another level")
         assert here.delayed.deliver(now_ms - 500) == now_ms
         assert here.bodies() == [b"another level"], "one level does not hold up another"
@@ -160,7 +160,7 @@ def test_a_delay_level_does_not_advance_while_its_puts_fail(
         with full(monkeypatch):
             assert here.delayed.deliver(now_ms + 1000) == now_ms + 2000, "the next failure waits for a second again"
         assert len(errors(caplog)) == 2
-        assert caplog.text.count("no place for a record") == 2
+        assert caplog.text.count("no space for a record") == 2
 
 
 def test_a_clock_that_is_set_back_ends_the_backoff() -> None:
@@ -367,7 +367,7 @@ def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCap
     store = MessageStore(stores.config(tmp_path))
     store.open(T0)
     puts = InternalPuts(store, rings.append)
-    store.refuses_writes = "full"
+    store.write_state.reason = "full"
     for number in range(internal_puts.MAX_BUFFERED + 2):
         put = puts.put_or_buffer("event", stores.inner(body=b"%d" % number), T0)
         assert put.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
@@ -376,17 +376,17 @@ def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCap
     assert puts.put_buffered(T0 + 1000) == T0 + 3000
     assert caplog.text.count("more of them are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
-    store.refuses_writes = None
+    store.write_state.reason = None
     assert puts.put_buffered(T0 + 3000) is None
     assert store.max_offset("T", 0) == internal_puts.MAX_BUFFERED
-    store.refuses_writes = "full"
+    store.write_state.reason = "full"
     kept = internal_puts.MAX_BUFFERED_BYTES // (1 << 20)
     for _ in range(kept + 1):
         puts.put_or_buffer("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
     assert caplog.text.count("more of them are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text
-    store.refuses_writes = None
+    store.write_state.reason = None
     store.close()
     assert check(tmp_path) == []
 

@@ -146,10 +146,10 @@ def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) 
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, b"body")
         here.deliver(T0)
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
         assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 1, 0)
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         assert here.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
 
@@ -251,9 +251,9 @@ def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, b"far")
         fill(here, T0, 4096)
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert not here.roll(T0)
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         assert here.roll(T0)
         assert here.timed.rolled_offset == 1
 

@@ -112,11 +112,11 @@ def test_a_commit_of_an_ordinary_message_is_refused(tmp_path: Path) -> None:
 def test_a_store_that_refuses_puts_leaves_the_transaction_open(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
-        here.store.refuses_writes = "full"
+        here.store.write_state.set_disk_full("full")
         assert here.end(half, COMMIT) == "full"
         assert here.end(half, ROLLBACK) == "full"
         assert here.check(T0 + TIMEOUT_MS) == []
-        here.store.refuses_writes = None
+        here.store.write_state.set_disk_full(None)
         (question,) = here.check(T0 + TIMEOUT_MS)
         assert here.end(question, COMMIT) is None
         assert here.bodies() == [b"body"]

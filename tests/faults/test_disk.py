@@ -125,7 +125,7 @@ def test_failures_of_dispatch_and_checkpoint_are_repaired_by_opening(
                     store.reput()
                     store.checkpoint()
                 except OSError:
-                    assert store.refuses_writes is not None
+                    assert not store.write_state.is_writable
                     break
             try:
                 store.close()
@@ -267,12 +267,12 @@ def test_full_disk_loses_no_acknowledged_message(tmp_path: Path, monkeypatch: py
             return status
 
         while (status := put()) is PutMessageStatus.PUT_OK:
-            if store.failure is None and len(sent) % 20 == 0:
+            if store.write_state.failure is None and len(sent) % 20 == 0:
                 with suppress(OSError):
                     store.reput()
         assert status in (PutMessageStatus.CREATE_MAPEDFILE_FAILED, PutMessageStatus.SERVICE_NOT_AVAILABLE)
         make_space()
-        if store.failure is None:  # the log was full before the queues and the index were
+        if store.write_state.failure is None:  # the log was full before the queues and the index were
             assert put() is PutMessageStatus.PUT_OK
         store.close()
         store = MessageStore(store.config)
@@ -396,7 +396,7 @@ def test_failing_disk_makes_the_store_read_only(
     with refusing(monkeypatch, call, number):
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-    assert os.strerror(number) in str(store.refuses_writes)
+    assert os.strerror(number) in str(store.write_state.reason)
     assert bodies(store) == [b"before" + bytes(3000)]
     store.close()
     assert (tmp_path / "abort").exists()
@@ -424,7 +424,7 @@ def test_second_broker_process_on_a_store_is_refused(tmp_path: Path) -> None:
         assert second.returncode != 0
         assert "served by another process; stop that broker first" in second.stderr
         assert "Traceback" not in second.stderr
-        program = "import sys; from stores import config; from pathlib import Path; from rucola.store.message_store "
+        program = "import sys; from support.stores import config; from pathlib import Path; from rucola.store.message_store "
         program += "import MessageStore; MessageStore(config(Path(sys.argv[1]))).open(1)"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         third = subprocess.run(

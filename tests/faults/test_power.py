@@ -295,7 +295,7 @@ def test_file_names_that_a_killed_broker_did_not_sync_are_synced_at_the_next_sta
             for body in bodies:
                 assert killed.put(inner(body=body), 1).status is PutMessageStatus.PUT_OK
             killed.reput()
-            killed._fail("a kill")  # so that closing lets the lock go, and nothing else
+            killed.write_state.fail("a kill")  # so that closing lets the lock go, and nothing else
             killed.close()
             store = MessageStore(config(root))
             store.open(2)

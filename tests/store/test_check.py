@@ -55,7 +55,7 @@ CHECKPOINT = Path("checkpoint")
         (lambda store: flip(store / LOG, 3 * 109 + 4), LOG, 3 * 109, "magic is"),
         (lambda store: flip(store / LOG, 3 * 109 + 8), LOG, 3 * 109, "CRC"),
         (lambda store: flip(store / LOG, 3 * 109 + 88), LOG, 3 * 109, "CRC"),
-        (lambda store: flip(store / LOG, 3 * 109 + 35), LOG, 3 * 109, "lies at"),
+        (lambda store: flip(store / LOG, 3 * 109 + 35), LOG, 3 * 109, "states physical offset"),
         (lambda store: flip(store / LOG, 3 * 109 + 27), LOG, 3 * 109, "queueOffset is 2"),
         (lambda store: flip(store / LOG, 3 * 109 + 15), QUEUE, 60, "no such message"),
         (lambda store: flip(store / LOG, 15 * 109 + 50), LOG, 15 * 109, "other than zeros"),

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.message import sysflag
-from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, index_entries_of, index_keys_of
+from rucola.store.dispatch import ConsumeQueues, Dispatcher, index_entries_of, index_keys_of
+from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.index import Index
 
 keys = st.sampled_from([None, "", "key", "a b", " a  b ", "Aa", "BB", "\u00e9", "nul\0"])
@@ -26,7 +27,9 @@ def batches(draw: st.DrawFn) -> list[DispatchRequest]:
     for number in range(count):
         if not alike:
             topic, unique_key, words, flag = draw(st.sampled_from("TU")), draw(keys), draw(keys), draw(flags)
-        batch.append((topic, 0, number, 100 * number, 100, 1_000_000 + 700 * number, flag, 0, unique_key, words, b""))
+        time_ms = 1_000_000 + 700 * number
+        fields = (topic, 0, number, 100 * number, 100, time_ms, flag, 0, unique_key, words, b"")
+        batch.append(DispatchRequest(*fields))
     return batch
 
 

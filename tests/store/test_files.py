@@ -234,7 +234,7 @@ def test_a_queue_with_a_gap_is_filled(tmp_path: Path) -> None:
     assert again.units(0, 99)["size"].tolist() == [FILLER_SIZE] * 5 + [10] * 20
     assert [file.begin for file in again.files] == [400, 600, 800]
     assert again.unit(44) == (1019, 10, 19)
-    assert (again.first_at_or_behind(1007), again.max_physical_offset) == (32, 1029)
+    assert (again.first_at_or_after(1007), again.max_physical_offset) == (32, 1029)
     again.raise_min_offset(1012)
     assert again.min_offset == 37
     again.truncate(41)

@@ -315,7 +315,7 @@ def test_a_unit_that_points_elsewhere_is_skipped(
     page = store.get("T", 0, 2, 1)
     assert (page.status, bodies(page.records), page.next_begin_offset) == (GetMessageStatus.FOUND, [b"6"], 4)
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert told.startswith("T-0: the unit at 2 does not point at its message")
+    assert told.startswith("T-0: the unit at queue offset 2 does not point at its message")
     store.close()
     rebuild(tmp_path / "store", settings=store.config)
     with MessageStore(store.config) as again:
@@ -420,7 +420,7 @@ def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch
         patch.setattr(mapped_file, "sync_pages", broken)
         with pytest.raises(OSError, match="Input/output"):
             store.flush()
-    assert "Input/output" in str(store.refuses_writes)
+    assert "Input/output" in str(store.write_state.reason)
     assert store.flushed_physical_offset == 0
     assert store.put(inner(), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert store.put_batch(batch(inner()), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE

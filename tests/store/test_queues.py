@@ -15,7 +15,8 @@ from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
-from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, TopicArrivals
+from rucola.store.dispatch import ConsumeQueues, Dispatcher, TopicArrivals
+from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.tools.check import check
 from support.power import mapped_path
@@ -51,8 +52,8 @@ def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     assert (queue.min_offset, queue.max_offset) == (0, count)
     assert count == 0 or queue.unit(count - 1) == (100 * (count - 1), 100, 0)
     for physical_offset in (0, 100 * count // 2, 100 * count - 100, 100 * count):
-        first = queue.first_at_or_behind(physical_offset)
-        assert (first, count - first) == (max(-(-physical_offset // 100), 0), queue.count_at_or_behind(physical_offset))
+        first = queue.first_at_or_after(physical_offset)
+        assert (first, count - first) == (max(-(-physical_offset // 100), 0), queue.count_at_or_after(physical_offset))
     queue.files.close()
 
 
@@ -243,7 +244,7 @@ def test_arrivals_are_equal_for_one_queue_and_many(open_store: OpenStore) -> Non
 def test_a_recreated_queue_gets_its_units(tmp_path: Path) -> None:
     queues = ConsumeQueues(tmp_path, PER_FILE * UNIT_SIZE)
     dispatcher = Dispatcher(queues, None, ())
-    pending: list[DispatchRequest] = [("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
+    pending = [DispatchRequest("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
     for batch in (pending, pending[:1]):
         dispatcher.add_units(batch)
         for (_, queue_id), queue in list(queues.items()):

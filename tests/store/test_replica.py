@@ -108,7 +108,7 @@ def test_a_slave_refuses_puts(tmp_path: Path) -> None:
         assert slave.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert slave.put_batch(batch(inner()), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         slave.begin_retention_round(1, 4, [])
-        assert slave.refuses_writes == "the broker is a slave, whose log is its master's alone"
+        assert slave.write_state.reason == "the broker is a slave: its log takes only what the master sends"
 
 
 def test_an_empty_slave_starts_with_the_newest_file(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_full_disk_stops_the_copy_until_there_is_room(tmp_path: Path, monkeypa
             full.setattr(os, "posix_fallocate", no_room)
             with pytest.raises(OSError, match="No space left"):
                 copy(master, slave)
-        replica(slave).cut()
+        replica(slave).truncate()
         assert slave.max_physical_offset < master.max_physical_offset
         copy(master, slave)
         assert list(bytes_of(slave)) == list(bytes_of(master))
@@ -227,16 +227,16 @@ def test_bytes_that_are_no_record_are_not_kept(tmp_path: Path) -> None:
         assert record is not None
         assert end == slave.max_physical_offset
         for why, data in {
-            "is no record": bytes(100),
-            "says that it lies at 97": record[:28] + (97).to_bytes(8, "big") + record[36:],
-            "queueOffset 7 where T-0 goes on with 1": record[:20] + (7).to_bytes(8, "big") + record[28:],
-            "there can be no queue -1": record[:12] + b"\xff" * 4 + record[16:],
+            "the master sent no record at": bytes(100),
+            "belongs at 97": record[:28] + (97).to_bytes(8, "big") + record[36:],
+            "queueOffset is 7, but T-0 continues with 1": record[:20] + (7).to_bytes(8, "big") + record[28:],
+            "queue id -1: no queue can have this name": record[:12] + b"\xff" * 4 + record[16:],
             "a blank claims 12 bytes": bytes.fromhex("0000000ccbd43194") + bytes(4),
             "size 0": bytes(4) + record[4:],
         }.items():
             with pytest.raises(StoreError, match=why):
                 replica(slave).append(end, memoryview(data))
-            replica(slave).cut()
+            replica(slave).truncate()
             assert slave.max_physical_offset == end
         fill(master, 30)
         copy(master, slave)
@@ -251,9 +251,7 @@ def test_bytes_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> None:
         fill(master, 10)
         copy(master, slave)
         end = slave.max_physical_offset
-        with pytest.raises(
-            StoreError, match=f"this log ends at {end}, and the master sends it what begins at {end + 1}"
-        ):
+        with pytest.raises(StoreError, match=f"this log ends at {end}, but the master sends bytes from {end + 1} on"):
             replica(slave).append(end + 1, memoryview(b"x"))
         replica(slave).append(end, memoryview(b""))
 

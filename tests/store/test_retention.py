@@ -21,7 +21,7 @@ from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from rucola.store.retention import MAX_FILES_A_ROUND, ROUNDS_BY_HAND, DiskUsage
+from rucola.store.retention import MAX_FILES_A_ROUND, MANUAL_ROUNDS, DiskUsage
 from rucola.store.tools.check import check
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
@@ -102,7 +102,7 @@ def test_expired_files_are_deleted_at_the_configured_hour(
 def test_an_hour_outside_the_day_means_never(tmp_path: Path) -> None:
     """Apache's brokers are configured so where files shall go only by hand or when the disk is full."""
     with MessageStore(config(tmp_path / "store", delete_when="99")) as store:
-        assert store.refuses_writes is None
+        assert store.write_state.is_writable
 
 
 @pytest.mark.parametrize("when", ["", "four", "04:00", "-1"])
@@ -141,7 +141,7 @@ def test_disk_usage_decides_what_is_deleted_and_refused(
     store = open_store(config(tmp_path / "store", **settings))
     last_ms = fill(store, 6)
     assert run_round(store, last_ms + age_hours * HOUR_MS, percent=percent) == gone
-    assert (store.refuses_writes is not None) == refuses
+    assert (not store.write_state.is_writable) == refuses
 
 
 def test_the_fullest_disk_counts(open_store: OpenStore) -> None:
@@ -149,7 +149,7 @@ def test_the_fullest_disk_counts(open_store: OpenStore) -> None:
     store.begin_retention_round(
         1, 12, [DiskUsage(Path("a"), 1, 100), DiskUsage(Path("b"), 95, 100), DiskUsage(DISK, 0, 0)]
     )
-    assert "the disk of b is 95 % full" in str(store.refuses_writes)
+    assert "the disk of b is 95 % full" in str(store.write_state.reason)
 
 
 def test_on_command_expired_files_are_deleted_at_any_hour(open_store: OpenStore) -> None:
@@ -157,7 +157,7 @@ def test_on_command_expired_files_are_deleted_at_any_hour(open_store: OpenStore)
     fill(store, 6)
     store.request_manual_deletion()
     assert run_round(store, 75 * HOUR_MS) == 2
-    for _ in range(ROUNDS_BY_HAND - 1):
+    for _ in range(MANUAL_ROUNDS - 1):
         assert run_round(store, 75 * HOUR_MS) == 0
     assert run_round(store, 999 * HOUR_MS) == 0
     store.request_manual_deletion()
@@ -304,7 +304,7 @@ def test_a_file_in_use_is_deleted_after_the_forced_interval(
         assert run_round(store, now_ms + 120_000, hour=DAY) == 5
 
     first_file(store, monkeypatch, held)
-    assert store.refuses_writes is None
+    assert store.write_state.is_writable
     store.flush()
     assert store.flushed_physical_offset == store.max_physical_offset
 
@@ -399,13 +399,13 @@ def test_a_full_disk_refuses_messages_until_there_is_space(open_store: OpenStore
     refused = store.put(inner(), 1)
     assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert store.put_batch(batch(inner(), inner()), 1).status is refused.status
-    why = str(store.refuses_writes)
+    why = str(store.write_state.reason)
     assert "the disk of /data is 95 % full: 95.00 of 100.00 GiB" in why
     assert "above 90 % (diskSpaceWarningLevelRatio)" in why
-    assert store.failure is None
+    assert store.write_state.failure is None
     assert store.get("T", 0, 0, 1).status is GetMessageStatus.FOUND
     store.begin_retention_round(1, 12, disk(90))
-    assert store.refuses_writes is None
+    assert store.write_state.is_writable
     assert store.put(inner(body=b"after"), 1).queue_offset == put.queue_offset + 1
 
 
@@ -423,7 +423,7 @@ def test_free_space_does_not_end_another_failure(open_store: OpenStore, monkeypa
     monkeypatch.undo()
     for percent in (50, 99, 50):
         store.begin_retention_round(1, 12, disk(percent))
-        assert "did not take what was stored" in str(store.refuses_writes)
+        assert "the disk failed during a flush" in str(store.write_state.reason)
         assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     store.close()
     root = Path(store.config.store_path_root_dir)
@@ -438,7 +438,7 @@ def test_a_store_that_is_closed_with_a_full_disk_is_closed_in_order(open_store: 
     store.close()
     assert not (Path(store.config.store_path_root_dir) / "abort").exists()
     store = open_store(store.config)
-    assert store.refuses_writes is None
+    assert store.write_state.is_writable
     assert store.max_offset("T", 0) == 1
 
 
@@ -541,7 +541,7 @@ def test_a_disk_full_of_unarchived_files_is_reported(open_store: OpenStore, tmp_
     fill(store, 6)
     archive_up_to(store, 5000)
     run_round(store, 1, percent=95)
-    assert f"The log from 0 to {store.max_physical_offset} is archived up to 5000" in str(store.refuses_writes)
+    assert f"The log from 0 to {store.max_physical_offset} is archived up to 5000" in str(store.write_state.reason)
 
 
 def test_archived_first_requires_an_archive_path(tmp_path: Path) -> None:
@@ -576,7 +576,7 @@ def test_everything_that_retention_leaves_can_be_read(
             if result.status is PutMessageStatus.PUT_OK:
                 told[n % 3, result.queue_offset] = result.physical_offset, now_ms
             else:
-                assert store.refuses_writes is not None
+                assert not store.write_state.is_writable
         begin = store.min_physical_offset
         run_round(store, now_ms, hour=hour, percent=percent)
         if hour != DAY and percent <= 75:

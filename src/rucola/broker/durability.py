@@ -63,7 +63,7 @@ class Durability:
         if is_flushed:
             return None
         timeout_ms = self._store.config.sync_flush_timeout
-        why = self._store.refuses_writes or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
+        why = self._store.write_state.reason or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
         return ResponseCode.FLUSH_DISK_TIMEOUT, why
 
     def _replicated(self, status: PutMessageStatus) -> tuple[ResponseCode, str] | None:

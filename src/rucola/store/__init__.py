@@ -1,19 +1,19 @@
-"""The engine: a log of records, queues that point into it, an index over their keys.
+"""The storage engine: a log of records, queues that point into it, and an index over their keys.
 
-A pure machine over files: no event loop, no socket, no clock of its own. A broker winds it (`message_store`);
-whoever only reads a directory comes in through `reader`, which takes no lock and writes nothing.
+The engine works on files only: it has no event loop, no socket and no clock. A broker drives `message_store`; a
+program that only reads a directory uses `reader`, which takes no lock and writes nothing.
 
-    message_store   put, get, query: the whole engine            reader   the read-only door
-    commit_log      records in order of arrival                  check    every invariant of a directory
-    consume_queue   where the messages of one queue lie          dump     a directory as JSON lines
-    index           where the messages with one key lie          config_files   config/*.json
-    scan            reading a log that nobody vouches for        mapped_file    files in memory
-    dispatch        from a record to its queue and keys          recovery       opening after a stop or a crash
-    checkpoint      what is known to be on disk                      retention      which files go, and when
-    archived        how far an archive has the log
-    rebuild         queues and index anew from the log           stat     a directory in numbers
-    repair          a sound copy of a damaged store              grep     a search for messages
-    salvage         what of a damaged log can be kept            places   which places in queues are lost
+    message_store     put, get, query: the whole engine       recovery           opening after a stop or a crash
+    commit_log        the records in order of arrival         checkpoint         the times up to which all is on disk
+    consume_queue     per queue, where its records are        flusher            fsync, in the order that recovery needs
+    index             per key, where its records are          write_state        whether puts are taken, and why not
+    mapped_file       the files that these consist of         replica            the log of a slave
+    dispatch          from a record to its units and entries  retention          which files are deleted, and when
+    dispatch_request  the fields that dispatch needs          archive_progress   the part of the log that is archived
+    read_batch        the records of a get                    config             settings, and results of operations
+    scan              reading a log without trusting it       config_files       config/*.json
+    reader            read-only access to a directory         lock               one broker per directory
 
-Nothing is imported here, so that the reading side stays light in Spark's workers.
+`tools/` has the offline tools of `rucola store`. Nothing is imported here, so that Spark workers load only what they
+use.
 """

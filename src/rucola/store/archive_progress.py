@@ -1,24 +1,23 @@
-"""How far an archive has this store's log: what is asked before a file goes that must not be lost.
+"""Archive progress: the physical offset up to which an archive has this store's log, for deleteOnlyArchived.
 
-The archive keeps one file for everyone who reads it, replaced as a whole after each run; for the Spark archive that is
-`<lake>/_rucola/progress.json`, and archiveProgressPath says where it lies:
+An archive keeps one file, which it replaces atomically after each run. The Spark archive's is
+`<lake>/_rucola/progress.json`; archiveProgressPath names it:
 
     {"<archiveName>": {"physical_offset":      every record before this physical offset is archived,
-                       "last_physical_offset": where the last archived record lies, null for none,
+                       "last_physical_offset": that of the last archived record, null if there is none,
                        "last_msg_id":          its msgId, ...}}
 
-archiveName is by default the path of the store directory, as the archive job names a store that it is not given a name
-for. An entry is believed only where it can be about this log: it does not reach beyond its end, and the last archived
-record, while the log still has it, is the one that it names. Otherwise nothing counts as archived. A file that is
-missing or cannot be read says nothing either, and is no reason to stop.
+archiveName is by default the path of the store directory, which is the archive job's default, too. An entry is used
+only if it can be about this log: it does not exceed the log's end, and the last archived record, if the log still has
+it, has that msgId. Otherwise nothing counts as archived. A missing or unreadable file means the same and is no error.
 
-The Spark archive also has `<lake>/_rucola/snapshot.json`, which lists its files of messages:
+The Spark archive also has `<lake>/_rucola/snapshot.json`, the list of its files of messages:
 
     {"rows": [{"path": relative to the lake, "size": bytes, "least", "most": physical offsets}, ...], ...}
 
-Deletion cannot be undone, so an entry of the Spark archive is believed only while the lake still has what it claims:
-the snapshot can be read, and every file with messages of this part of the log is there in its size. This takes a `stat`
-for each of these files.
+Deletion cannot be undone, so an entry of the Spark archive is used only if the lake still has what it claims: the
+snapshot can be read, and every file with messages of this part of the log exists in its size. That takes one `stat`
+per such file.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class _RowFile(msgspec.Struct):
-    """A file of messages in a lake."""
+    """A file of messages in the lake."""
 
     path: str
     size: int
@@ -49,28 +48,28 @@ class _RowFile(msgspec.Struct):
 
 
 class _Snapshot(msgspec.Struct):
-    """The part of a lake's snapshot that matters here."""
+    """The part of the lake's snapshot that is needed here."""
 
     rows: list[_RowFile]
 
 
 def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
-    """Return the physical offset up to which this log is archived; 0 where nobody says so."""
+    """Return the physical offset up to which this log is archived; 0 if that is unknown, with a warning."""
     path = config.archive_progress_path
     assert path is not None, "deleteOnlyArchived was set without archiveProgressPath"
     name = config.archive_name or str(Path(config.store_path_root_dir).absolute())
     try:
         progress = read_config(Path(path))
     except (StoreCorrupt, OSError) as error:
-        log.warning("what is archived is not known: %s", error)
+        log.warning("the archive's progress cannot be read, so nothing counts as archived: %s", error)
         return 0
     entry = progress.get(name) if isinstance(progress, dict) else None
     if not isinstance(entry, dict):
-        log.warning("%s says nothing of %s; set archiveName to the name under which it is archived", path, name)
+        log.warning("%s has no entry %s; set archiveName to the name under which the store is archived", path, name)
         return 0
     end = entry.get("physical_offset")
     if type(end) is not int or end > commit_log.end or not _is_of_this_log(entry, commit_log):
-        log.warning("%s: the entry %s is about another store; nothing counts as archived", path, name)
+        log.warning("%s: the entry %s belongs to another store, so nothing counts as archived", path, name)
         return 0
     damage = _damage_of_lake(Path(path), commit_log.begin, end)
     if damage is not None:
@@ -80,7 +79,7 @@ def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
 
 
 def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
-    """Return why a lake cannot have this part of a log; None if it can, or if the archive is another than Spark's."""
+    """Return why the lake cannot have this part of the log; None if it can, or if it is no Spark archive."""
     own = progress_path.parent
     if (own.name, progress_path.name) != ("_rucola", "progress.json"):
         return None
@@ -99,7 +98,7 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
 
 
 def _is_of_this_log(entry: dict[str, Any], commit_log: CommitLog) -> bool:
-    """Tell whether the last archived record is what the log has there, as far as it still goes back."""
+    """Tell whether the log has the last archived record at its offset, or has deleted it."""
     last = entry.get("last_physical_offset")
     if type(last) is not int or last < commit_log.begin:
         return True

@@ -1,19 +1,19 @@
-"""The checkpoint: up to which store time everything is known to be on disk.
+"""The checkpoint: the store times up to which log, ConsumeQueues and index are on disk.
 
-A file of 4,096 bytes, of which three longs are used, all milliseconds:
+A file of 4,096 bytes, of which the first three longs are used, all in milliseconds:
 
     position  bytes  field
            0      8  physicMsgTimestamp: the CommitLog
            8      8  logicsMsgTimestamp: the ConsumeQueues
           16      8  indexMsgTimestamp: the end of the last full index file
 
-It may lag behind the truth and never runs ahead of it: a time is entered after the flush that it vouches for. A crash
-recovery begins with the log file in which the earlier of the first two lies, three seconds taken off. The times are
-those of the last messages, not the latest: where a clock is set back, so is the checkpoint, or it would vouch for
-everything until the clock is there again.
+It may be behind, never ahead: a time is entered after the flush that it covers. A crash recovery begins with the log
+file that holds the earlier of the first two times, minus three seconds. The times are those of the last messages, not
+the latest times: if the clock is set back, so is the checkpoint. Otherwise it would cover every new message until the
+clock catches up.
 
-Answers to org.apache.rocketmq.store.StoreCheckpoint. Apache advances logicsMsgTimestamp before the flush, and no time
-ever goes back.
+Corresponds to org.apache.rocketmq.store.StoreCheckpoint. Deliberate differences: Apache advances logicsMsgTimestamp
+before the flush, and never sets a time back.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from typing import Final
 
 CHECKPOINT_SIZE: Final = 4096
 MARGIN_MS: Final = 3000
+"""What a recovery subtracts, as Apache does: messages of one moment may be flushed in any order."""
 
 _FIELDS: Final = struct.Struct(">qqq")
 
 
 class Checkpoint:
-    """The three times. Assign to them, then `write`."""
+    """The three times of one store: assign to them, then call `write`."""
 
     __slots__ = ("_path", "index_timestamp", "logics_timestamp", "physic_timestamp")
 
@@ -39,7 +40,7 @@ class Checkpoint:
     index_timestamp: int
 
     def __init__(self, path: Path) -> None:
-        """Read the file; one that is missing or short vouches for nothing."""
+        """Read the file; if it is missing or short, all times are 0."""
         self._path = path
         data = path.read_bytes() if path.exists() else b""
         if len(data) < _FIELDS.size:
@@ -48,11 +49,11 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """Up to this store time log and queues are on disk."""
+        """The store time up to which log and queues are on disk, minus the margin."""
         return max(min(self.physic_timestamp, self.logics_timestamp) - MARGIN_MS, 0)
 
     def write(self) -> None:
-        """Bring the three times to disk. Raises OSError."""
+        """Write the three times; durable on return. Raises OSError."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if os.fstat(fd).st_size < CHECKPOINT_SIZE:

@@ -1,19 +1,24 @@
-"""The CommitLog: every record of a broker, one behind the other, in order of arrival.
+"""The CommitLog: the records of all messages of a broker, in order of arrival.
 
     commitlog/<20 digits>       1 GiB each by default; a file name is the physical offset of its first byte
 
-The log runs from the first byte of its first file to `end`, where the next record goes. A record never spans two
-files: where it and the 8 bytes of a blank do not fit, a blank takes what is left,
+The log runs from the first byte of its first file to `end`, where the next record begins. A record never spans two
+files: if a record and the 8 bytes of a blank do not fit into the file, a blank takes the rest,
 
     position  bytes  field
            0      4  size, of the rest of the file
            4      4  0xCBD43194
            8         anything
 
-and the record opens the next file. The layout of a record is told in `rucola.message.record`; that it lies at the
-address which it names is checked at every read.
+and the record begins the next file. For example, with files of 1,000 bytes and records of 300:
 
-Answers to org.apache.rocketmq.store.CommitLog.
+    0        300      600      900          1000     1300
+    record   record   record   blank(100)   record   ...
+
+The layout of a record is described in `rucola.message.record`. Every read checks that a record is at the physical
+offset that it states.
+
+Corresponds to org.apache.rocketmq.store.CommitLog.
 """
 
 from __future__ import annotations
@@ -30,47 +35,57 @@ from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, peek
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
+"""The bytes of a blank that are written. Each file keeps this much free after its last record."""
 _RESERVE_WINDOW: Final = 8 << 20
+"""Bytes of disk blocks that are requested at a time, so that nearly no put makes that system call."""
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
 _WRITE_FROM: Final = 4096
-"""What has at least so many bytes is written by a call, which costs less than to touch its pages."""
+"""From this size on records are written with pwrite, which costs less than the page faults of a mapped write."""
 
 
 class CommitLog:
-    """The log for writing and reading. One thread writes; `flush` and `warm` may run in another."""
+    """The log, for writing and reading.
 
-    __slots__ = ("_changing", "_cuts", "_file", "_touched", "end", "files", "flushed_end", "safe_end")
+    The store's owner thread appends and reads. `flush`, `warm` and `close` may run in other threads; `truncate` may,
+    while nothing is appended.
+    """
+
+    __slots__ = ("_file", "_files_lock", "_touched", "_truncations", "end", "files", "flushed_end", "safe_end")
 
     def __init__(self, files: MappedFileQueue, end: int) -> None:
         self.files = files
         self.end = end
-        """The physical offset at which the next record will lie, unless it opens a new file."""
+        """The physical offset of the next record, unless it begins a new file."""
         self.flushed_end = end
-        """Everything before this physical offset is on disk."""
+        """The physical offset up to which everything is on disk. Guarded by `_files_lock` in other threads."""
         self._file: MappedFile | None = files.find(end)
-        self._changing = threading.Lock()
-        self._cuts = 0
+        """The file that is appended to; None if it does not exist yet. Belongs to the owner thread."""
+        self._files_lock = threading.Lock()
+        """Guards the creation and truncation of files: `_following` by owner or warming thread, `truncate`, `flush`."""
+        self._truncations = 0
+        """The number of calls of `truncate`; a flush that one overtakes must not raise `flushed_end`."""
         self._touched = 1
-        """How many bytes were put into mapped pages since the last call of `warm`; the first may be about to come."""
+        """Bytes appended through mapped pages since the last `warm`; not 0 at first, so that the first call warms."""
         self.safe_end = 0
-        """Up to this physical offset records can be appended without `ensure_room`."""
+        """The physical offset up to which records can be appended without `ensure_room`."""
 
     @property
     def begin(self) -> int:
-        """The physical offset of the first record that is still there."""
+        """The physical offset of the first record that is not deleted."""
         return self.files.begin
 
     def ensure_room(self, size: int) -> int:
-        """Return the physical offset for a record of `size` bytes, after seeing to it that there is a place.
+        """Return the physical offset for a record of `size` bytes, which then has disk blocks.
 
-        Closes a file that is too full with a blank and opens the next. Raises OSError where the disk has no room;
-        then the log is as it was, except that a blank may have closed its file.
+        A file that is too full is closed with a blank. Raises OSError if the disk is full; then the log is unchanged,
+        except that a blank may have closed its file.
         """
         file = self._file
         if self.end + size > self.safe_end:
+            # 1. Go to the next file if the record does not fit into this one, or create the first.
             if file is not None and self.end + size + BLANK_SIZE > file.end:
-                # The next file first: a blank without one behind it would be an end that no put could get over.
+                # Create it before the blank is written: after a blank without a next file no put could succeed.
                 following = self._following(file)
                 file.reserve(self.end - file.begin + BLANK_SIZE, BLANK_SIZE)
                 FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
@@ -79,9 +94,11 @@ class CommitLog:
                 file = self._file = following
             elif file is None:
                 file = self._file = self.files.create_next(self.end, reads_ahead=False)
-                # Queues without a log look like a disk that is missing, so the log has its name before they have units.
+                # Its name must be on disk before the queues have units: queues without a log look like a lost disk.
                 file.sync_name()
+            # 2. Get disk blocks, so that no mapped write can fail (SIGBUS).
             file.reserve(self.end - file.begin + size + BLANK_SIZE, _RESERVE_WINDOW)
+            # 3. Records up to the end of these blocks need no further call; `put` compares one number.
             self.safe_end = self.end + size
             reserved_end = file.begin + file.reserved
             if reserved_end - BLANK_SIZE > self.safe_end:
@@ -89,7 +106,7 @@ class CommitLog:
         return self.end
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write what there is room for behind `end` in its file, as `ensure_room` sees to."""
+        """Write bytes at `end`; `ensure_room` must have made room for them."""
         file = self._file
         assert file is not None
         position = self.end - file.begin
@@ -102,12 +119,12 @@ class CommitLog:
         self.end += size
 
     def copy(self, data: memoryview) -> None:
-        """Append bytes of another log that lie there where this one ends; they need be no whole records.
+        """Append bytes that a master's log has at this log's end; they need not be whole records.
 
-        Raises OSError where the disk has no room, with what fitted appended.
+        Raises OSError if the disk is full; the bytes that fitted are appended.
         """
-        taken = 0
-        while taken < len(data):
+        copied = 0
+        while copied < len(data):
             file = self._file
             if file is None:
                 file = self._file = self.files.find(self.end) or self.files.create_next(self.end, reads_ahead=False)
@@ -116,20 +133,20 @@ class CommitLog:
                 file.seal()
                 file = self._file = self._following(file)
             position = self.end - file.begin
-            size = min(len(data) - taken, file.size - position)
+            size = min(len(data) - copied, file.size - position)
             file.reserve(position + size, _RESERVE_WINDOW)
-            self.append(data[taken : taken + size])
-            taken += size
+            self.append(data[copied : copied + size])
+            copied += size
 
     def start_at(self, physical_offset: int) -> None:
-        """Let a log without a byte begin there, where a file begins. Raises OSError."""
+        """Start an empty log at a physical offset, where a file begins. Raises OSError."""
         self.truncate(-1)
         self.end = self.flushed_end = physical_offset
 
     def truncate(self, physical_offset: int) -> None:
-        """Take everything back from a physical offset on. On disk when this returns; raises OSError."""
-        with self._changing:
-            self._cuts += 1
+        """Cut off the log at a physical offset; durable on return. Raises OSError."""
+        with self._files_lock:
+            self._truncations += 1
             self.files.truncate(physical_offset)
             self._file = self.files.find(physical_offset)
             self.end = physical_offset
@@ -137,9 +154,9 @@ class CommitLog:
             self.safe_end = 0
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
-        """Return up to `max_size` bytes from there on, in place, and their file, which is held: release both.
+        """Return up to `max_size` bytes of one file, without a copy, and the file, held; None outside the log.
 
-        They end with the file. None where the log has none.
+        The caller releases both: first the view, then the file.
         """
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end or not file.hold():
@@ -149,12 +166,12 @@ class CommitLog:
         return file, memoryview(file.map)[position:end]
 
     def _following(self, file: MappedFile) -> MappedFile:
-        """Return the file behind `file`, making it where it is not there. For any thread."""
-        with self._changing:
+        """Return the file after `file`, which is created if it does not exist. For any thread."""
+        with self._files_lock:
             return self.files.find(file.end) or self.files.create_next(reads_ahead=False)
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
-        """Return `size` bytes of the log, or None where they do not all lie in one file before `end`."""
+        """Return `size` bytes of the log, or None unless all of them are in one file and before `end`."""
         file = self.files.find(physical_offset)
         if file is None or size < 0 or physical_offset + size > min(self.end, file.end):
             return None
@@ -162,7 +179,7 @@ class CommitLog:
         return file.map[position : position + size]
 
     def record(self, physical_offset: int) -> bytes | None:
-        """Return the whole record that begins there, or None where none does."""
+        """Return the record that begins at a physical offset, or None if none does."""
         frame = self.read(physical_offset, HEAD_SIZE)
         if frame is None:
             return None
@@ -175,9 +192,9 @@ class CommitLog:
         return None
 
     def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
-        """Tell whether the properties of the record that begins there match, without reading its body.
+        """Tell whether the properties of the record at a physical offset match, without reading its body.
 
-        Where no record begins there, that is for whoever reads it to find out.
+        True if no record begins there: the read that follows detects that.
         """
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end:
@@ -189,7 +206,10 @@ class CommitLog:
         return matches(parse(file.map[outline.properties_begin : outline.properties_end]))
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """Return the store time of the record that begins there, or -1 where the log has none."""
+        """Return the store time of the record at a physical offset, or -1 if the log does not have it.
+
+        Reads two fields in place, because time queries ask for many records: the hosts' flag tells where the time is.
+        """
         head = self.read(physical_offset, HEAD_SIZE)
         if head is None:
             return -1
@@ -197,28 +217,28 @@ class CommitLog:
         return int.from_bytes(head[position : position + 8], "big", signed=True)
 
     def next_file_begin(self, physical_offset: int) -> int:
-        """Return where the file after that of `physical_offset` begins."""
+        """Return the begin of the file after the one that holds `physical_offset`."""
         return physical_offset + self.files.file_size - physical_offset % self.files.file_size
 
     def flush(self) -> None:
         """Wait until everything that was appended before this call is on disk. Raises OSError.
 
-        For any thread; appends may go on meanwhile.
+        For one thread at a time, beside the owner's, which may append meanwhile.
         """
-        end, begin, cuts = self.end, self.flushed_end, self._cuts
+        end, begin, truncations = self.end, self.flushed_end, self._truncations
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
                 file.flush(max(begin - file.begin, 0), min(end - file.begin, file.size))
-        with self._changing:
-            if cuts == self._cuts:  # else what lies there now need not be what was flushed
+        with self._files_lock:
+            if truncations == self._truncations:  # otherwise other bytes may have replaced those that were flushed
                 self.flushed_end = max(self.flushed_end, end)
 
     def warm(self) -> None:
-        """Touch the pages that the next records will take: some megabytes, or four times what came since the last call,
-        and none where all was written by calls. For a thread beside the writer's.
+        """Touch the pages of the next records ahead of the writes: 4 MiB, or four times the bytes since the last call.
 
-        In the last quarter of a file the next one is made, and its beginning touched, so that no put waits for that.
-        A disk that has no room for it is the writer's to meet.
+        For a thread beside the owner's. Touches nothing if all bytes were written with pwrite, which needs no pages.
+        In the last quarter of a file the next one is created and its begin touched, so that no put waits for that. A
+        full disk is ignored here; the put that needs the blocks gets the error.
         """
         file = self._file
         if file is not None:
@@ -228,7 +248,7 @@ class CommitLog:
             if touched:
                 file.warm(position, position + window)
             with suppress(OSError):
-                file.sync_name()  # without which no file may follow
+                file.sync_name()  # creating the next file requires it
                 if position > file.size - file.size // 4:
                     self._following(file).warm(0, window)
 

@@ -1,4 +1,4 @@
-"""What a broker says about its store, and what the store answers."""
+"""The configuration of a store, and the results of its operations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rucola.store.consume_queue import UNIT_SIZE
 
 
 class FlushDiskType(Enum):
-    """When a put is answered: at once, or after its bytes are on disk."""
+    """Whether a producer's put is acknowledged at once, or after its bytes are on disk."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
 class BrokerRole(Enum):
-    """Whether a broker takes messages, and whether an answer waits for a slave; or whether it copies a master's log."""
+    """Whether a broker is a slave; and if not, whether an acknowledgement waits for a slave (SYNC_MASTER)."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -35,9 +35,9 @@ class BrokerRole(Enum):
 class StoreConfig:
     """The settings of a store. Names and defaults are those of Apache's broker.conf, in snake_case.
 
-    `store_host` is the broker's address as it goes into every record, 8 or 20 bytes (`message.host.encode_host`); it
-    must be set before the store is opened. Times are in milliseconds, `file_reserved_time` alone is in hours; ratios
-    are per cent of the disk.
+    `store_host` is the broker's address as every record has it, 8 or 20 bytes (`message.host.encode_host`); it must be
+    set before the store is opened. Times are in milliseconds, except `file_reserved_time` in hours; ratios are
+    percentages of the disk.
     """
 
     store_path_root_dir: Path = Path("~/store")
@@ -76,47 +76,49 @@ class StoreConfig:
 
     @property
     def is_slave(self) -> bool:
-        """Whether the log is a copy of a master's."""
+        """Whether the broker is a slave, so that the log only takes what the master sends."""
         return self.broker_role is BrokerRole.SLAVE
 
     @property
     def commit_log_directory(self) -> Path:
-        """Where the CommitLog lies: storePathCommitLog, or `commitlog` under the root."""
+        """The directory of the CommitLog: storePathCommitLog, or `commitlog` under the root."""
         return Path(self.store_path_commit_log or Path(self.store_path_root_dir) / "commitlog")
 
     def transfer_limits(self, distance: int) -> tuple[int, int, bool]:
-        """How many messages and bytes are read at once from `distance` bytes before the end of the log, and whether
-        that `is_on_disk`.
+        """Return the limits of one get: (messages, bytes, whether they are read from disk; see `is_on_disk`).
 
-        Fewer where it must come from the disk, since everyone waits for it.
+        `distance` is that of the first record to the end of the log, in bytes. The limits are lower for reads from
+        disk, because the owner thread waits for them.
         """
         if self.is_on_disk(distance):
             return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk, True
         return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory, False
 
     def is_on_disk(self, distance: int) -> bool:
-        """Whether what lies `distance` bytes before the end of the log counts as no longer in memory: more than
-        accessMessageInMemoryMaxRatio per cent of that behind."""
+        """Tell whether a record counts as no longer in the page cache, given its distance to the end of the log.
+
+        It does beyond accessMessageInMemoryMaxRatio per cent of the machine's memory.
+        """
         return distance > _memory_size() * self.access_message_in_memory_max_ratio // 100
 
 
 @cache
 def _memory_size() -> int:
-    """The memory of this machine in bytes."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class PutMessageStatus(Enum):
-    """How a put went. The names are Apache's."""
+    """The outcome of a put. The names are Apache's."""
 
     PUT_OK = 0
     FLUSH_DISK_TIMEOUT = 1
     FLUSH_SLAVE_TIMEOUT = 2
     SLAVE_NOT_AVAILABLE = 3
     SERVICE_NOT_AVAILABLE = 4
-    """The store is closed or refuses writes; `MessageStore.refuses_writes` says why."""
+    """The store refuses puts; `MessageStore.write_state.reason` has the reason."""
     CREATE_MAPEDFILE_FAILED = 5
-    """The disk has no room for the record."""
+    """The disk has no space for the record."""
     MESSAGE_ILLEGAL = 6
     PROPERTIES_SIZE_EXCEEDED = 7
     OS_PAGECACHE_BUSY = 8
@@ -124,13 +126,13 @@ class PutMessageStatus(Enum):
 
 
 PUT_OK = PutMessageStatus.PUT_OK
-"""For where every message passes: a global is cheaper than a member that is taken from its class."""
+"""PutMessageStatus.PUT_OK as a global, for the hot path: it saves a lookup in the enum class per message."""
 
 
 class PutBatchResult(Struct, frozen=True):
-    """The outcome of a put of several messages, all or none. Only with PUT_OK does the rest mean anything.
+    """The outcome of a put of several messages, all or none. The other fields are set with PUT_OK only.
 
-    `physical_offsets` has one for each message, `queue_offset` is that of the first, `size` the bytes of all records.
+    `physical_offsets` has one per message, `queue_offset` is that of the first, `size` the bytes of all records.
     """
 
     status: PutMessageStatus
@@ -140,7 +142,7 @@ class PutBatchResult(Struct, frozen=True):
 
 
 class GetMessageStatus(Enum):
-    """What a get found. The names are Apache's."""
+    """The outcome of a get. The names are Apache's."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -154,7 +156,7 @@ class GetMessageStatus(Enum):
 
 
 class PutResult(Struct, frozen=True, gc=False):
-    """The outcome of one put. Only with PUT_OK do the numbers mean anything."""
+    """The outcome of one put. The other fields are set with PUT_OK only."""
 
     status: PutMessageStatus
     physical_offset: int = -1
@@ -163,9 +165,10 @@ class PutResult(Struct, frozen=True, gc=False):
 
 
 class GetResult(NamedTuple):
-    """The outcome of a get: whole records as bytes, in queue order, and where to go on.
+    """The records that a get found, in queue order, and the queue offset to continue from.
 
-    `suggests_slave` says that the reader is so far behind that a slave had better serve it (`StoreConfig.is_on_disk`).
+    `suggests_slave` tells the consumer to pull from a slave: it is so far behind that its messages come from disk
+    (`StoreConfig.is_on_disk`). Apache's suggestPullingFromSlave.
     """
 
     status: GetMessageStatus
@@ -178,10 +181,10 @@ class GetResult(NamedTuple):
 
 
 class QueryResult(NamedTuple):
-    """The outcome of a query by key: records whose key has the asked-for hash, oldest first.
+    """The outcome of a query by key: records that have a key with the same hash, oldest first.
 
-    The two index fields are those of the message that was indexed last, 0 where nothing was found. `index_range` has
-    the store times of the first and the last message in the index, 0 where it is empty; None without an index.
+    The two index fields are those of the message that was indexed last; 0 if nothing was found. `index_range` has the
+    store times of the first and the last message in the index, 0 if it is empty; None if the store has no index.
     """
 
     records: list[bytes]

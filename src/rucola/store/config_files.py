@@ -1,14 +1,14 @@
-"""The small JSON files of a broker under `config/`.
+"""Config files: the broker's small tables as JSON files under `config/`.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json  consumerFilter.json
 
-They are written by fastjson and read with its habits: integers as map keys without quotes, one tab a level. Beside
-each lies `<name>.bak`, its content before the last change.
+The JSON is fastjson's: integer map keys without quotes, one tab per level. `<name>.bak` next to each file has its
+content before the last change.
 
-They are replaced as `rucola.files` says, so a power cut leaves a whole file; reading falls back to .bak where the file
-is missing or no JSON, as Apache's broker may leave it.
+A file is replaced atomically (see `rucola.files`), so a power cut leaves a whole one. Reading falls back to the .bak if
+the file is missing or no JSON, as Apache's broker may leave it.
 
-Answers to org.apache.rocketmq.common.ConfigManager.
+Corresponds to org.apache.rocketmq.common.ConfigManager.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rucola.files import replace_file
 
 
 def config_path(store: Path, name: str) -> Path:
-    """Return where the config file `name`, such as "topics", lies in a store directory."""
+    """Return the path of the config file `name`, such as "topics", in a store directory."""
     return store / "config" / f"{name}.json"
 
 
 def read_config(path: Path) -> Any:
-    """Return the value in a config file or, where that is missing or broken, in its .bak; None where neither is.
+    """Return the value of a config file or, if it is missing or damaged, of its .bak; None if neither exists.
 
-    Raises StoreCorrupt when there is something and none of it can be read.
+    Raises StoreCorrupt if at least one exists and none can be read.
     """
     damage: StoreCorrupt | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
@@ -44,43 +44,45 @@ def read_config(path: Path) -> Any:
         except FileNotFoundError:
             continue
         except RemoteProtocolError as error:
-            damage = damage or StoreCorrupt(candidate, 0, f"no JSON as fastjson writes it: {error}")
+            damage = damage or StoreCorrupt(candidate, 0, f"not JSON as fastjson writes it: {error}")
     if damage is not None:
         raise damage
     return None
 
 
 def write_config(path: Path, value: Any) -> None:
-    """Replace the value in a config file, keeping the one before in .bak. Does nothing where it is the same.
+    """Replace the value of a config file and keep the previous one in .bak. Does nothing if it is the same.
 
-    When this returns, the new content is on disk. Raises OSError; then the old content is still there.
+    Durable on return. Raises OSError; then the old content is unchanged.
     """
     replace_file(path, fastjson.dumps_pretty(value).encode())
 
 
 class ConfigFile:
-    """A config file that a running broker writes again and again, from any thread: what was asked for last stays."""
+    """A config file that a broker writes repeatedly, from several threads: the last prepared write wins."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._numbers = itertools.count(1)
         self._written = 0
-        self._one_at_a_time = threading.Lock()
+        """The number of the last write that was done. Guarded by `_lock`."""
+        self._lock = threading.Lock()
+        """Held during a write, so that writes to the file do not overlap."""
 
     def read(self) -> Any:
-        """As `read_config`."""
+        """Return the value; see `read_config`."""
         return read_config(self.path)
 
     def prepare_write(self, value: Callable[[], Any]) -> Callable[[], None]:
-        """Return a call that does what `write_config` does, unless a value that was asked for later is there already.
+        """Return a function that writes a value, unless one that was prepared later is already written.
 
-        Make this call where values follow each other, and what it returns on any thread; `value`, which is called
-        there, must always give the same.
+        Call this method in the order of the values; call the returned function in any thread. `value` is called there
+        and must always return the same.
         """
         number = next(self._numbers)
 
         def write() -> None:
-            with self._one_at_a_time:
+            with self._lock:
                 if number > self._written:
                     write_config(self.path, value())
                     self._written = number
@@ -89,6 +91,6 @@ class ConfigFile:
 
 
 def remove_temporary_files(store: Path) -> None:
-    """Remove what a crash left of config files that were being written. Nobody else may be writing there."""
+    """Delete the temporary files that a crash left. The caller must hold the directory lock."""
     for path in (store / "config").glob("*.tmp"):
         path.unlink()

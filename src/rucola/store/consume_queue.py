@@ -1,4 +1,4 @@
-"""A ConsumeQueue: where in the CommitLog the messages of one queue lie, in their order.
+"""The ConsumeQueue: for each message of one queue, in order, where its record is in the CommitLog.
 
     consumequeue/<topic>/<queueId>/<20 digits>      a file name is 20 times the queue_offset of its first unit
 
@@ -10,12 +10,13 @@ A file is an array of units of 20 bytes, 300,000 of them by default; unit k is m
           12      8  tagsCode: String.hashCode of the tag, 0 without one; in SCHEDULE_TOPIC_XXXX the time at which
                      the message is due, in milliseconds
 
-Behind the last unit there are zeros. Where a queue goes on although its beginning is gone, the units of the first
-file before the first real one are filled with (0, 0x7fffffff, 0).
+After the last unit the file holds zeros; there is no other end mark, so opening a queue searches for the first zero.
+If a queue begins with a higher queue offset, because its first messages are deleted, the units of its first file
+before the first real one are fillers: (0, 0x7fffffff, 0).
 
-Units can be rebuilt from the log at any time, therefore a put is answered before its unit is written.
+Units can be rebuilt from the log at any time; therefore a put is answered before its unit is written.
 
-Answers to org.apache.rocketmq.store.ConsumeQueue. ConsumeQueueExt (bit maps for SQL filters) is not kept.
+Corresponds to org.apache.rocketmq.store.ConsumeQueue. ConsumeQueueExt (bit maps for SQL filters) is not kept.
 """
 
 from __future__ import annotations
@@ -38,25 +39,32 @@ from rucola.message.record import peek
 from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-"""One unit. Arrays of units that this room gives out have this type and own their bytes."""
+"""The numpy type of a unit. Functions of `store` that return arrays of units return copies of this type."""
 
 UNIT_SIZE: Final = UNIT.itemsize
 FILLER_SIZE: Final = 0x7FFFFFFF
+"""The size field of a filler; no record is that large."""
 
 _UNIT: Final = struct.Struct(">qiq")
 _pack_into: Final = _UNIT.pack_into
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
 _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
+"""A placeholder for the map of a queue without files; never written, because `_room_end` is 0 then."""
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
+"""Bytes of disk blocks that are requested at a time: 3,276 units, so most appends need no system call."""
 _TAIL_COUNT: Final = 16
-_AT_A_TIME: Final = 8
-_FLUSHED_IN_A_ROW: Final = 32
+"""Units that stay in memory after opening; enough for idle queues, whose files then need no mapping."""
+_THREADS: Final = 8
+"""Threads that open or flush many queues; a disk serves several requests in the time of one."""
+_MAX_SERIAL_FLUSHES: Final = 32
+"""Above this number of queues a flush that runs alone uses threads."""
 
 
 class ConsumeQueue:
-    """One queue. Its units run from `min_offset` to `max_offset`, half-open, both queue offsets.
+    """One queue. It belongs to the store's owner thread; `flush` may run in another, one at a time.
 
-    `min_offset` is the first unit whose record the log still has; units before it may still be in the file.
+    A recovery rewinds a queue (`rewind`), appends the units that the log has, and ends with `finish_rewind`. Between
+    the two, units after `max_offset` stay in the files, and an append writes only the ones that differ.
     """
 
     __slots__ = (
@@ -82,30 +90,40 @@ class ConsumeQueue:
         self._files = files
         self._per_file = files.file_size // UNIT_SIZE
         self._aside: dict[int, MappedFile] | None = None
+        """During a rewind: files after the new end, by logical offset. None if the queue is not being rewound."""
         self._last: MappedFile | None = None
+        """The file that the next unit is written to, if it exists."""
         self._map = _NO_MAP
-        self._map_begin = self._room_end = 0
-        """Of the file that is written: its bytes, its first queue offset, and the one behind what it has blocks for."""
-        self._grow_at_the_end()
+        """The bytes of `_last`; kept here because an attribute of this class is read faster than a cached property."""
+        self._map_begin = 0
+        """The queue offset of the first unit in `_map`."""
+        self._room_end = 0
+        """Below this queue offset `append_one` may write to `_map`: the file has disk blocks up to there."""
+        self._select_last_file()
         self._flushed_end = 0
+        """Bytes from the start of the logical file that this process has flushed."""
         self._log_begin = 0
+        """The begin of the log, as of the last `raise_min_offset`."""
         self._tail: tuple[int, bytes] = 0, b""
+        """(queue offset, the last units when the queue was opened), which `unit` reads without mapping a file."""
         self.max_offset = self._count_written()
-        self.min_offset = self._skip_filler()
+        """The queue offset of the next message."""
+        self.min_offset = self._skip_fillers()
+        """The queue offset of the first message that the log still has; earlier units may still be in the file."""
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """Return (physical offset, size, tags code) of a unit between the first file's and `max_offset`."""
+        """Return (physical offset, size, tags code) of a unit of the first file or later, below `max_offset`."""
         begin, tail = self._tail
         if begin <= queue_offset < begin + len(tail) // UNIT_SIZE:
             return _UNIT.unpack_from(tail, (queue_offset - begin) * UNIT_SIZE)
         file = self._files.find(queue_offset * UNIT_SIZE)
-        assert file is not None, "a unit was asked for that is not there"
+        assert file is not None, "no file has this unit"
         return _UNIT.unpack_from(file.map, queue_offset * UNIT_SIZE - file.begin)
 
     def units(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Return the units from `begin` to `end`, both cut to what is there: shape (n,), of type UNIT, a copy."""
+        """Return the units from `begin` to `end`, limited to those that exist: shape (n,), type UNIT, a copy."""
         begin, end = max(begin, self._files.begin // UNIT_SIZE), min(end, self.max_offset)
         parts = []
         while begin < end:
@@ -117,7 +135,7 @@ class ConsumeQueue:
         return np.frombuffer(b"".join(parts), UNIT)
 
     def units_in_file(self, queue_offset: int, max_count: int) -> bytes:
-        """Return up to `max_count` units from `queue_offset` on as bytes, none beyond the file in which it lies."""
+        """Return the bytes of up to `max_count` units from `queue_offset` on, up to the end of their file."""
         file = self._files.find(queue_offset * UNIT_SIZE)
         if file is None:
             return b""
@@ -126,7 +144,7 @@ class ConsumeQueue:
         return file.map[begin:end]
 
     def end_of_file(self, queue_offset: int) -> int:
-        """Return the queue offset with which the file after that of `queue_offset` begins."""
+        """Return the first queue offset of the file after the one that holds `queue_offset`."""
         return queue_offset + self._per_file - queue_offset % self._per_file
 
     @property
@@ -136,15 +154,15 @@ class ConsumeQueue:
 
     @property
     def max_physical_offset(self) -> int:
-        """The physical offset behind the record to which the last unit points; -1 without units."""
+        """The end of the last unit's record; -1 without units."""
         if self.max_offset <= self.min_offset:
             return -1
         physical_offset, size, _ = self.unit(self.max_offset - 1)
         return physical_offset + size
 
-    def first_at_or_behind(self, physical_offset: int, begin: int = 0) -> int:
-        """Return the first queue offset whose record lies at `physical_offset` or behind it, none below `min_offset` or
-        `begin`."""
+    def first_at_or_after(self, physical_offset: int, begin: int = 0) -> int:
+        """Return the first queue offset, from `min_offset` and `begin` on, whose record is at `physical_offset` or
+        after it. O(log n)."""
         low, high = max(self.min_offset, begin), self.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -155,21 +173,31 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def count_at_or_behind(self, physical_offset: int) -> int:
-        """Return how many units there are from `first_at_or_behind` on, looking from the end. Believes the last unit."""
+    def count_at_or_after(self, physical_offset: int) -> int:
+        """Return the number of units from `first_at_or_after` on.
+
+        Searches from the end in doubling steps, so a recovery touches only the last units of each queue. The last unit
+        must be valid.
+        """
         begin, step = self.max_offset, 1
         while begin > self.min_offset and self.unit(begin - 1)[0] >= physical_offset:
             begin, step = max(begin - step, self.min_offset), 2 * step
-        return self.max_offset - self.first_at_or_behind(physical_offset, begin)
+        return self.max_offset - self.first_at_or_after(physical_offset, begin)
 
     def nearest_offset(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
-        """Return the queue offset of the message that was stored nearest to that time; the queue must have some.
+        """Return the queue offset of the message stored nearest to a time. The queue must not be empty.
 
-        `time_at` tells the store time of the record at a physical offset, -1 where it is gone.
+        `time_at` returns the store time of the record at a physical offset, or -1 if the log does not have it. The
+        search visits the same units as Apache's, so that among equal times both return the same message:
+
+            times of units 0 to 5 are 10 20 20 20 30 40; for 20 it looks at unit 2 first, and returns 2
+            for 24 it looks at 2 (20, go right), 4 (30, go left), 3 (20): left is 3, right is 4, 20 is nearer: 3
         """
+        # 1. The first file whose last message is not older: all earlier files are out of the question.
         low, high = self._file_of_time(timestamp_ms, time_at)
         left = right = -1
         left_time = right_time = 0
+        # 2. Bisect, keeping the last message seen on each side.
         while high >= low:
             middle = (low + high) // 2
             time_ms = time_at(self.unit(middle)[0])
@@ -183,12 +211,13 @@ class ConsumeQueue:
             else:
                 low = middle + 1
                 left, left_time = middle, time_ms
+        # 3. Both neighbours known: the nearer one, the earlier one if both are equally near.
         if left < 0 or right < 0:
             return max(left, right)
         return right if timestamp_ms - left_time > right_time - timestamp_ms else left
 
     def _file_of_time(self, timestamp_ms: int, time_at: Callable[[int], int]) -> tuple[int, int]:
-        """Return the first and last queue offset of the first file that does not end before that time."""
+        """Return the first and last queue offset of the first file that does not end before a time."""
         for file in self._files:
             first = max(file.begin // UNIT_SIZE, self.min_offset)
             last = min(file.end // UNIT_SIZE, self.max_offset) - 1
@@ -197,7 +226,7 @@ class ConsumeQueue:
         return self.min_offset, self.max_offset - 1
 
     def is_valid_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
-        """Tell whether a unit points at a whole record of this queue and queue offset, or before the log's begin."""
+        """Tell whether a unit points at the record of its own queue offset, or before the log's begin."""
         physical_offset, size, _ = self.unit(queue_offset)
         if physical_offset < log.begin:
             return True
@@ -208,13 +237,13 @@ class ConsumeQueue:
             record = peek(file.map, physical_offset - file.begin)
         except InvalidMessage:
             return False
-        place = (record.size, record.physical_offset, record.topic, record.queue_id, record.queue_offset)
-        return place == (size, physical_offset, self.topic, self.queue_id, queue_offset)
+        found = (record.size, record.physical_offset, record.topic, record.queue_id, record.queue_offset)
+        return found == (size, physical_offset, self.topic, self.queue_id, queue_offset)
 
     def _count_written(self) -> int:
-        """Return the number of units before the zeros; a queue has no other mark.
+        """Return the queue offset after the last unit that was written.
 
-        Nothing is mapped for that: of thousands of queues most are never asked for more than their last units.
+        Reads with system calls and maps nothing: of thousands of queues, most are idle and never read further.
         """
         for file in reversed(self._files.files):
             count = self._count_written_in(file)
@@ -223,26 +252,37 @@ class ConsumeQueue:
         return self._files.begin // UNIT_SIZE
 
     def _count_written_in(self, file: MappedFile) -> int:
-        """Find the end by halving: first among the units before the first hole, which mostly follows them."""
+        """Return the number of units in a file: those before the first zeros.
+
+        A bisection over the whole file would read a page per step, most of them from disk. The pages after the last
+        unit were never written, so the end is nearly always in the page before the file's first hole. For example:
+
+            1,000 units take 20,000 bytes, so the first hole is at 20,480, after 5 pages of 4,096
+            one read of a page and two units from unit 819 (byte 16,380), then bisect units 819 to 1,025 in memory
+        """
         end = file.size // UNIT_SIZE
         if not end:
             return 0
         with file.opened() as fd:
+            # 1. Read the page before the first hole, from unit `first` on, and bisect in it.
             hole = os.lseek(fd, 0, os.SEEK_HOLE)
             first = max(hole - PAGE_SIZE, 0) // UNIT_SIZE
             near = os.pread(fd, PAGE_SIZE + 2 * UNIT_SIZE, first * UNIT_SIZE)
             there = min(len(near) // UNIT_SIZE, end - first)
-            count = _halve(0, there, lambda number: _UNIT.unpack_from(near, number * UNIT_SIZE)) + first
+            count = _bisect_end(0, there, lambda number: _UNIT.unpack_from(near, number * UNIT_SIZE)) + first
+            # 2. If it holds no end (only zeros or only units), bisect the rest of the file on that side.
             if count == first > 0 or count == first + there < end:
                 low, high = (0, first) if count == first else (count, end)
-                count = _halve(low, high, lambda number: _UNIT.unpack(os.pread(fd, UNIT_SIZE, number * UNIT_SIZE)))
+                count = _bisect_end(low, high, lambda number: _UNIT.unpack(os.pread(fd, UNIT_SIZE, number * UNIT_SIZE)))
+            # 3. Keep the last units in memory.
             if count:
                 begin = max(count - _TAIL_COUNT, 0)
                 tail = os.pread(fd, (count - begin) * UNIT_SIZE, begin * UNIT_SIZE)
                 self._tail = file.begin // UNIT_SIZE + begin, tail
         return count
 
-    def _skip_filler(self) -> int:
+    def _skip_fillers(self) -> int:
+        """Return the queue offset of the first unit that is no filler."""
         begin = self._files.begin // UNIT_SIZE
         if begin < self.max_offset:
             with self._files.files[0].opened() as fd:
@@ -255,12 +295,12 @@ class ConsumeQueue:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, queue_offset: int, units: bytes) -> None:
-        """Write the units from `queue_offset` on, which must be `max_offset` unless the queue is empty.
+        """Write consecutive units, the first at `queue_offset`, which is `max_offset` unless the queue is empty.
 
-        Raises OSError where the disk has no room.
+        Raises OSError if the disk is full.
         """
         if queue_offset != self.max_offset:
-            self._begin_at(queue_offset)
+            self._start_at(queue_offset)
         position, end = 0, len(units)
         while position < end:
             file = self._last
@@ -268,7 +308,7 @@ class ConsumeQueue:
             if file is None or not file.begin <= at < file.end:
                 if file is not None:
                     file.seal()
-                # Behind the last unit there may be a file already, made before a crash that took the units.
+                # The file may exist already: created before a crash that lost its units.
                 file = self._last = self._files.find(at) or self._next_file(at)
             at -= file.begin
             size = min(end - position, file.size - at)
@@ -280,15 +320,19 @@ class ConsumeQueue:
             self._room_end = self._map_begin + self._last.reserved // UNIT_SIZE
 
     def append_one(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
-        """Write one unit; otherwise as `append`. What most units need is here, and nothing else."""
+        """Write one unit; otherwise like `append`.
+
+        The fast path packs straight into the mapped file: no slice, no bytes object, no lookup of the file. It serves
+        all units but the first of each file and of each window of disk blocks.
+        """
         if queue_offset == self.max_offset and queue_offset < self._room_end:
             _pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
             self.max_offset = queue_offset + 1
         else:
             self.append(queue_offset, _UNIT.pack(physical_offset, size, tags_code))
 
-    def _begin_at(self, queue_offset: int) -> None:
-        """Let an empty queue begin in the middle: fillers from its file's beginning to the first unit."""
+    def _start_at(self, queue_offset: int) -> None:
+        """Start an empty queue at a queue offset, with fillers from the begin of its file to there."""
         assert not self._files.files, "a queue has no gaps"
         begin = queue_offset * UNIT_SIZE
         file = self._last = self._next_file(begin - begin % self._files.file_size)
@@ -296,28 +340,28 @@ class ConsumeQueue:
         self.min_offset = self.max_offset = queue_offset
 
     def _next_file(self, begin: int) -> MappedFile:
-        """Return the file behind the last one, or the first one, which has `begin` in it: the one that a rewind put
-        aside, or a new one."""
+        """Return the file after the last, or the first file, which holds `begin`: set aside by a rewind, or new."""
         begin -= begin % self._files.file_size
         if self._aside:
             if (file := self._aside.pop(begin, None)) is not None:
                 file.reads_ahead = False
                 self._files.files.append(file)
                 return file
-            self._let_go_of_aside()  # or there would be a gap between them and the new one
+            self._delete_set_aside()  # otherwise there would be a gap between the new file and them
         return self._files.create_next(begin, reads_ahead=False)
 
     def _write(self, file: MappedFile, position: int, data: bytes) -> None:
+        """Write units, or nothing during a rewind if the file holds the same units already: no page gets dirty."""
         end = position + len(data)
         if self._aside is None or file.map[position:end] != data:
             file.reserve(end, _RESERVE_WINDOW)
             file.map[position:end] = data
 
     def rewind(self, queue_offset: int) -> None:
-        """Count no unit from `queue_offset` on as written. Without any unit left the queue is as if it was never there.
+        """Set `max_offset` back to a queue offset; a queue that has no unit left starts at 0 again.
 
-        The bytes stay: `append` writes where it does not find the same units again, and `finish_rewind` ends that. So a
-        recovery of thousands of queues leaves most of their files as they are.
+        The bytes stay until `finish_rewind`, and `append` leaves units that it would write again as they are. So a
+        recovery of thousands of queues does not write to most of their files.
         """
         self._flushed_end = min(self._flushed_end, queue_offset * UNIT_SIZE)
         self._tail = 0, b""
@@ -326,7 +370,7 @@ class ConsumeQueue:
         files = self._files.files
         end = queue_offset * UNIT_SIZE if queue_offset > self.min_offset else -1
         for file in files:
-            if file.begin >= end:  # nothing in it was ever vouched for
+            if file.begin >= end:  # no checkpoint covers this file
                 file.mark_name_unsynced()
         while files and files[-1].begin > end:
             file = files.pop()
@@ -335,33 +379,33 @@ class ConsumeQueue:
             self.min_offset = self.max_offset = 0
         else:
             self.max_offset = min(self.max_offset, queue_offset)
-        self._grow_at_the_end()
+        self._select_last_file()
 
     def rewind_to_physical_offset(self, physical_offset: int) -> None:
-        """Rewind to the first unit whose record lies at a physical offset or behind it, if there is one."""
+        """Rewind to the first unit whose record ends after a physical offset, if there is one."""
         if self.max_physical_offset > physical_offset:
-            self.rewind(self.first_at_or_behind(physical_offset))
+            self.rewind(self.first_at_or_after(physical_offset))
 
     def finish_rewind(self) -> None:
-        """End what `rewind` began: what stands behind the last unit becomes zeros, and files that are not needed go.
+        """End a rewind: erase everything after the last unit and delete files that are not needed.
 
-        There may be something even where no unit was dropped. After a power cut pages are there or not in any order, so
-        units can be there whose predecessors are not.
+        There may be bytes to erase even if the rewind dropped no unit: a power cut loses pages in any order, so a unit
+        can be on disk although its predecessor is not.
 
-        The zeros are brought to disk by `flush`, as units are. Until then no checkpoint vouches for more than the one
-        by which the queue was rewound, so after another crash the same is done again.
+        `flush` makes the zeros durable. Until then the checkpoint does not advance, so another crash rewinds the queue
+        to the same unit again.
         """
         if self._aside is not None:
-            if not self._files.files and 0 in self._aside:  # Removing files takes longer than all else.
+            if not self._files.files and 0 in self._aside:  # Erasing one file is cheaper than deleting it.
                 self._files.files.append(self._aside.pop(0))
-                self._grow_at_the_end()
-            self._let_go_of_aside()
+                self._select_last_file()
+            self._delete_set_aside()
             self._aside = None
             if self._last is not None:
                 self._last.erase(max(self.max_offset * UNIT_SIZE - self._last.begin, 0))
 
-    def _let_go_of_aside(self) -> None:
-        """Remove the files that were put aside, so that whatever a crash leaves of it has no gap."""
+    def _delete_set_aside(self) -> None:
+        """Delete the files that a rewind set aside, from the outside in, so that a crash never leaves a gap."""
         assert self._aside is not None
         begin = self._files.begin
         before = sorted(number for number in self._aside if number < begin)
@@ -372,36 +416,36 @@ class ConsumeQueue:
             sync_directory(self._files.directory)
 
     def truncate(self, queue_offset: int) -> None:
-        """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there."""
+        """Delete all units from `queue_offset` on; a queue that has no unit left starts at 0 again."""
         self.rewind(queue_offset)
         self.finish_rewind()
 
-    def _grow_at_the_end(self) -> None:
-        """Write to the last file from now on. What follows its units are holes, which nobody shall read ahead."""
+    def _select_last_file(self) -> None:
+        """Make the last file the one to write to. It ends in holes, so the kernel must not read ahead in it."""
         self._room_end = 0
         self._last = self._files.files[-1] if self._files.files else None
         if self._last is not None:
             self._last.reads_ahead = not self._last.writable
 
     def raise_min_offset(self, min_physical_offset: int) -> None:
-        """Let the queue begin with the first unit whose record the log still has."""
+        """Raise `min_offset` to the first unit whose record the log still has, given where the log begins."""
         if self._log_begin < min_physical_offset:
             self._log_begin = min_physical_offset
             if self.min_offset < self.max_offset and self.unit(self.min_offset)[0] < min_physical_offset:
-                self.min_offset = self.first_at_or_behind(min_physical_offset)
+                self.min_offset = self.first_at_or_after(min_physical_offset)
 
     def detach_expired(self) -> list[MappedFile]:
-        """Give up the files that end before `min_offset`, but the last; they are to be deleted."""
-        taken = []
+        """Remove and return the files that end before `min_offset`, except the last; the caller deletes them."""
+        detached = []
         while len(self._files.files) > 1 and self._files.files[0].end <= self.min_offset * UNIT_SIZE:
-            taken.append(self._files.detach_first())
-        return taken
+            detached.append(self._files.detach_first())
+        return detached
 
     def delete(self) -> None:
-        """Remove the queue's files and directory, and that of its topic with the last queue. Raises OSError."""
+        """Delete the queue's files and directory, and the topic's directory after its last queue. Raises OSError."""
         self._files.truncate(-1)
         self._tail, self.min_offset, self.max_offset = (0, b""), 0, 0
-        self._grow_at_the_end()
+        self._select_last_file()
         for directory in (self._files.directory, self._files.directory.parent):
             try:
                 directory.rmdir()
@@ -418,9 +462,8 @@ class ConsumeQueue:
         """Wait until all units that were written before this call are on disk. For any thread, one at a time."""
         end, begin = self.max_offset * UNIT_SIZE, self._flushed_end
         for file in list(self._files.files):
-            if (
-                file.begin <= end and begin < file.end
-            ):  # with the file of the next unit, of which `finish_rewind` made zeros
+            # Including the file of the next unit, which `finish_rewind` may have erased.
+            if file.begin <= end and begin < file.end:
                 file.flush()
         self._flushed_end = end
 
@@ -434,8 +477,19 @@ def iter_units(data: bytes) -> Iterator[tuple[int, int, int]]:
     return _UNIT.iter_unpack(data)
 
 
-def _halve(low: int, high: int, unit: Callable[[int], tuple[int, int, int]]) -> int:
-    """Return the number from `low` to `high` at which units that were written give way to zeros."""
+def check_queue_name(topic: str, queue_id: int) -> None:
+    """Raise InvalidMessage unless the queue can have a directory."""
+    if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
+        raise InvalidMessage(f"topic {topic!r}, queue id {queue_id}: no queue can have this name")
+
+
+def queue_offset_mismatch(topic: str, queue_id: int, queue_offset: int, expected: int) -> str:
+    """Return the description of a record that is not the next of its queue."""
+    return f"queueOffset is {queue_offset}, but {topic}-{queue_id} continues with {expected}"
+
+
+def _bisect_end(low: int, high: int, unit: Callable[[int], tuple[int, int, int]]) -> int:
+    """Return the number from `low` to `high` of the first unit that was not written."""
     while low < high:
         middle = (low + high) // 2
         physical_offset, size, _ = unit(middle)
@@ -449,9 +503,10 @@ def _halve(low: int, high: int, unit: Callable[[int], tuple[int, int, int]]) -> 
 def open_queues(
     directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
 ) -> dict[tuple[str, int], ConsumeQueue]:
-    """Return every queue under `consumequeue` by (topic, queue id). The arguments are those of `MappedFileQueue.open`.
+    """Open every queue under `consumequeue`; return them by (topic, queue id).
 
-    Several are opened at a time, since a disk that has to be asked for each answers many questions as fast as one.
+    The other arguments are those of `MappedFileQueue.open`. Several topics are opened at a time, because a cold disk
+    answers parallel reads faster: ten thousand queues open in a second or two.
     """
 
     def of_topic(topic: str) -> list[ConsumeQueue]:
@@ -464,30 +519,32 @@ def open_queues(
             for queue_id, path in _queues_of(directory / topic)
         ]
 
-    with ThreadPoolExecutor(_AT_A_TIME, "open-queues") as threads:
+    with ThreadPoolExecutor(_THREADS, "open-queues") as threads:
         topics = threads.map(of_topic, _directories(directory))
         return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
 
 
 def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None:
-    """Flush all these queues: one after the other beside other work, else, if they are many, several at a time, for
-    which the disk makes one write of what each would wait for. Raises OSError."""
+    """Flush queues: one after the other if puts run at the same time (`beside_others`), otherwise with threads.
+
+    Parallel flushes let the disk combine the writes that each of them waits for. Raises OSError.
+    """
 
     def flush(some: Sequence[ConsumeQueue]) -> None:
         for queue in some:
             queue.flush()
 
-    if beside_others or len(queues) <= _FLUSHED_IN_A_ROW:
+    if beside_others or len(queues) <= _MAX_SERIAL_FLUSHES:
         flush(queues)
     else:
-        with ThreadPoolExecutor(_AT_A_TIME, "flush-queues") as threads:
-            list(threads.map(flush, [queues[number::_AT_A_TIME] for number in range(_AT_A_TIME)]))
+        with ThreadPoolExecutor(_THREADS, "flush-queues") as threads:
+            list(threads.map(flush, [queues[number::_THREADS] for number in range(_THREADS)]))
 
 
 def sync_names(directory: Path) -> None:
-    """Wait until the names of all queues under `consumequeue` are on disk, but not those of their files."""
+    """Wait until the directory entries of all topics and queues under `consumequeue` are on disk, not their files'."""
     directories = [directory / topic for topic in _directories(directory)]
-    with ThreadPoolExecutor(_AT_A_TIME, "sync-names") as threads:
+    with ThreadPoolExecutor(_THREADS, "sync-names") as threads:
         list(threads.map(sync_directory, directories))
     if directories:
         sync_directory(directory)
@@ -506,7 +563,7 @@ def _queues_of(topic: Path) -> list[tuple[int, Path]]:
 
 
 def _directories(directory: Path) -> list[str]:
-    """Return the names of the directories in a directory, in order; none where there is no such one."""
+    """Return the sorted names of the directories in a directory; an empty list if it does not exist."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())

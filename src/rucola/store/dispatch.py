@@ -1,16 +1,19 @@
-"""From a record to the units and entries that lead to it.
+"""Dispatch: build the ConsumeQueue units and the index entries of new records.
 
-A record is on its way to consumers when it has its unit in the ConsumeQueue of its topic and queue id; it is found by
-key when its keys are in the index: its unique key first, then each word of KEYS. Prepared and rolled-back
-transaction messages get no unit, rolled-back ones no entries either.
+A consumer can read a record once its unit is in the ConsumeQueue of its topic and queue id. A query by key finds it
+once its keys are in the index: first its unique key, then each word of KEYS. Prepared and rolled-back transaction
+messages get no unit; rolled-back messages get no index entries either.
 
-Records are dispatched in the order of the log and in batches. The keys of a large batch are hashed and chained by
-numpy, all at once; those of a few messages one by one, which is faster for them.
+Records are dispatched in batches, in the order of the log. Each half has two code paths with equal results:
 
-The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer, where it is the
-time at which the message is due: as its delay level has it there, as its property TIMER_OUT_MS says here.
+    units       one by one, if the last batch went to many queues or there is one record;
+                otherwise grouped by queue, with one write per queue
+    entries     one by one below 8 records; otherwise hashed and chained with numpy, all at once
 
-Answers to DefaultMessageStore.{CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex} and
+The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer. There it is the
+time of delivery in milliseconds: computed from the delay level in the first, the property TIMER_OUT_MS in the second.
+
+Corresponds to DefaultMessageStore.{CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex} and
 CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
 """
 
@@ -25,51 +28,52 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
 from rucola.message.delay import due_time_ms
-from rucola.message.hashing import index_hash, index_hashes, string_hash, tags_code
-from rucola.message.record import Buffer, peek
+from rucola.message.hashing import index_hash, index_hashes, string_hash
 from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
-from rucola.store.consume_queue import ConsumeQueue, pack_unit
+from rucola.store.consume_queue import ConsumeQueue, check_queue_name, pack_unit
+from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.index import Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
 
-DispatchRequest = tuple[str, int, int, int, int, int, int, int, str | None, str | None, bytes]
-"""What leads to a message that was put: (topic, queue id, queue offset, physical offset, size, store timestamp,
-sysFlag, tags code, unique key, KEYS, properties)."""
-
 QueueUnits = tuple[int, list[bytes], list[int], list[int]]
-"""Units that follow each other: (queue offset of the first, units, their tags codes, bytes of their records)."""
+"""Consecutive units of one queue: (queue offset of the first, packed units, their tags codes, sizes of the records)."""
 
 Entries = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Of an index: (hashes, physical offsets, store timestamps), all of shape (n,)."""
+"""Index entries in columns of shape (n,): (hashes, physical offsets, store timestamps in milliseconds)."""
 
 TopicArrivals = tuple[list[ConsumeQueue], list[int], list[int]]
-"""What came to a topic: (queues that got something, where one may be twice; tags codes of the units, those of a queue
-in their order; bytes of their records). It is told by topic: where each message has a queue of its own, to tell of each
-takes longer than to write its unit."""
+"""The new units of one topic: (queues, possibly repeated; tags codes; sizes of the records in bytes).
+
+The tags codes of one queue are in queue order. Arrivals are reported per topic, because a callback per message costs
+more than writing its unit if every message goes to another queue."""
 
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
-"""Is told of everything that came, by topic, when it can be read."""
+"""A callback that gets all new units of a batch, by topic, once they can be read."""
 
 MAX_TAGS_CODE: Final = (1 << 63) - 1
 
-_BATCH_FROM: Final = 8
-_NOTHING: Final[TopicArrivals] = ([], [], [])
+_VECTORIZE_FROM: Final = 8
+"""Batches of at least this many records compute their index entries with numpy; below it the calls cost more."""
+
+_NO_ARRIVALS: Final[TopicArrivals] = ([], [], [])
 
 
 class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
-    """All ConsumeQueues by (topic, queue id). Asking for one that is not there makes it, without a file yet."""
+    """All ConsumeQueues by (topic, queue id). A lookup creates a missing queue, without a file yet."""
 
     def __init__(self, directory: Path, file_size: int) -> None:
         super().__init__()
         self.directory = directory
+        """The directory `consumequeue`."""
         self.file_size = file_size
+        """Bytes of each file of a queue."""
         self._topics: dict[str, TopicQueues] = {}
+        """A cache of `of_topic`; deleting any queue of a topic drops the topic's entry."""
 
     def of_topic(self, topic: str) -> TopicQueues:
-        """Return the queues of a topic by their ids."""
+        """Return the queues of a topic by queue id."""
         queues = self._topics.get(topic)
         if queues is None:
             queues = self._topics[topic] = TopicQueues(self, topic)
@@ -86,22 +90,22 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
         queue = self[name] = ConsumeQueue(topic, queue_id, files)
         return queue
 
-    def count_within_new_queues(self, batch: Sequence[DispatchRequest], count: int) -> int:
-        """Return how many messages of `batch` come before the one for which more than `count` queues would be new."""
+    def count_within_new_queues(self, batch: Sequence[DispatchRequest], max_new: int) -> int:
+        """Return the length of the longest prefix of `batch` that creates at most `max_new` queues."""
         new: set[tuple[str, int]] = set()
-        for number, item in enumerate(batch):
-            name = item[:2]
-            if name not in self and not item[6] & sysflag.TRANSACTION_PREPARED:
+        for number, request in enumerate(batch):
+            name = (request.topic, request.queue_id)
+            if name not in self and not request.sys_flag & sysflag.TRANSACTION_PREPARED:
                 new.add(name)
-                if len(new) > count:
+                if len(new) > max_new:
                     return number
         return len(batch)
 
 
 class TopicQueues(dict[int, ConsumeQueue]):
-    """Those of one topic, by queue id: to find one by a number takes a third of the time that it takes by a pair.
+    """The queues of one topic by queue id: a lookup by int takes a third of the time of one by (topic, queue id).
 
-    One that was not asked for before is taken from `ConsumeQueues`.
+    A missing queue is taken from, or created in, `ConsumeQueues`.
     """
 
     def __init__(self, queues: ConsumeQueues, topic: str) -> None:
@@ -114,28 +118,24 @@ class TopicQueues(dict[int, ConsumeQueue]):
         return queue
 
 
-def check_queue_name(topic: str, queue_id: int) -> None:
-    """Raise InvalidMessage unless a queue of this name can have a directory."""
-    if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
-        raise InvalidMessage(f"there can be no queue {queue_id} of topic {topic!r}")
-
-
 class Dispatcher:
-    """Writes units and entries. `index` is None where the store keeps none."""
+    """Writes the units and index entries of records. Belongs to the store's owner thread."""
 
     def __init__(self, queues: ConsumeQueues, index: Index | None, delay_levels: Sequence[int]) -> None:
         self.queues = queues
         self.index = index
+        """None if the store has no index (messageIndexEnable=false)."""
         self.delay_levels = delay_levels
+        """The delay of each level in milliseconds, level 1 first (messageDelayLevel)."""
         self._is_spread = False
-        """Whether most messages of the last batch were for different queues, as those of the next will be."""
+        """Whether most records of the last batch went to different queues; predicts the next batch."""
 
     def dispatch(
         self, batch: Sequence[DispatchRequest], on_arrival: ArrivalListener | None = None
     ) -> set[ConsumeQueue]:
-        """Write what leads to the records of `batch`, in order, and return the queues that got units.
+        """Write the units and entries of `batch`, in order, and return the queues that got units.
 
-        Raises OSError where the disk has no room; then a part may be written, which only `recovery` sets right.
+        Raises OSError if the disk is full; then a part may be written, which the next recovery completes or drops.
         """
         touched = self.add_units(batch, on_arrival)
         if self.index is not None:
@@ -145,118 +145,141 @@ class Dispatcher:
     def add_units(
         self, batch: Sequence[DispatchRequest], on_arrival: ArrivalListener | None = None
     ) -> set[ConsumeQueue]:
-        """Write the ConsumeQueue units of `batch`; see `dispatch`."""
-        if self._is_spread or len(batch) == 1:
-            arrived = self._add_each(batch)
-        else:
-            arrived = {}
-            for (topic, queue_id), (queue_offset, units, codes, sizes) in self.units_by_queue(batch).items():
-                queue = self.queues[topic, queue_id]
-                queue.append(queue_offset, b"".join(units))
-                came = arrived.setdefault(topic, ([], [], []))
-                came[0].append(queue)
-                came[1].extend(codes)
-                came[2].extend(sizes)
+        """Write the ConsumeQueue units of `batch`; otherwise like `dispatch`."""
+        one_by_one = self._is_spread or len(batch) == 1
+        arrivals = self._add_each(batch) if one_by_one else self._add_by_queue(batch)
         touched: set[ConsumeQueue] = set()
-        for queues, _, _ in arrived.values():
+        for queues, _, _ in arrivals.values():
             touched.update(queues)
         self._is_spread = 2 * len(touched) > len(batch)
-        if on_arrival is not None and arrived:
-            on_arrival(arrived)
+        if on_arrival is not None and arrivals:
+            on_arrival(arrivals)
         return touched
 
+    def _add_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[str, TopicArrivals]:
+        """Group the units by queue and write each queue once: fastest if many records share a queue."""
+        arrivals: dict[str, TopicArrivals] = {}
+        for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
+            queue = self.queues[topic, queue_id]
+            queue.append(queue_offset, b"".join(units))
+            of_topic = arrivals.setdefault(topic, ([], [], []))
+            of_topic[0].append(queue)
+            of_topic[1].extend(tags_codes)
+            of_topic[2].extend(sizes)
+        return arrivals
+
     def _add_each(self, batch: Iterable[DispatchRequest]) -> dict[str, TopicArrivals]:
-        """Write units one by one: where most are for different queues, sorting them by queue first takes longer."""
-        arrived: dict[str, TopicArrivals] = {}
-        last_topic, is_due, came = "", False, _NOTHING
+        """Write the units one by one: fastest if most records go to different queues, where grouping gains nothing."""
+        arrivals: dict[str, TopicArrivals] = {}
+        # Topic-dependent values are looked up again only when the topic changes; most batches have one topic.
+        last_topic, has_due_time, of_topic = "", False, _NO_ARRIVALS
         queues: dict[int, ConsumeQueue] = {}
-        for topic, queue_id, queue_offset, physical_offset, size, stored_ms, sys_flag, code, _, _, pairs in batch:
-            if sys_flag & sysflag.TRANSACTION_PREPARED:
+        for request in batch:
+            if request.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
+            topic = request.topic
             if topic != last_topic:
                 last_topic = topic
-                is_due, queues = topic in DUE_TIME_TOPICS, self.queues.of_topic(topic)
-                came = arrived.setdefault(topic, ([], [], []))
-            if is_due:
-                code = self._due_time(topic, pairs, stored_ms, code)
-            queue = queues[queue_id]
-            queue.append_one(queue_offset, physical_offset, size, code)
-            came[0].append(queue)
-            came[1].append(code)
-            came[2].append(size)
-        return arrived
+                has_due_time, queues = topic in DUE_TIME_TOPICS, self.queues.of_topic(topic)
+                of_topic = arrivals.setdefault(topic, ([], [], []))
+            tags_code = self._due_time(request) if has_due_time else request.tags_code
+            size = request.size
+            queue = queues[request.queue_id]
+            queue.append_one(request.queue_offset, request.physical_offset, size, tags_code)
+            of_topic[0].append(queue)
+            of_topic[1].append(tags_code)
+            of_topic[2].append(size)
+        return arrivals
 
     def units_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[tuple[str, int], QueueUnits]:
-        """Return the units of `batch`, by queue; of one queue the messages must follow each other."""
+        """Return the units of `batch` by queue; the records of each queue must have consecutive queue offsets."""
         groups: dict[tuple[str, int], QueueUnits] = {}
         group: QueueUnits | None = None
-        last_topic, last_id, is_due = "", -1, False
-        for topic, queue_id, queue_offset, physical_offset, size, stored_ms, sys_flag, code, _, _, pairs in batch:
-            if sys_flag & sysflag.TRANSACTION_PREPARED:
+        last_topic, last_id, has_due_time = "", -1, False
+        for request in batch:
+            if request.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
+            topic, queue_id = request.topic, request.queue_id
+            # The group stays the same through a run of records of one queue. Comparing the topic by identity is
+            # enough: an equal string that is another object only costs one more lookup.
             if group is None or topic is not last_topic or queue_id != last_id:
                 last_topic, last_id = name = (topic, queue_id)
-                is_due = topic in DUE_TIME_TOPICS
+                has_due_time = topic in DUE_TIME_TOPICS
                 group = groups.get(name)
                 if group is None:
-                    group = groups[name] = (queue_offset, [], [], [])
-            if is_due:
-                code = self._due_time(topic, pairs, stored_ms, code)
-            group[1].append(pack_unit(physical_offset, size, code))
-            group[2].append(code)
+                    group = groups[name] = (request.queue_offset, [], [], [])
+            tags_code = self._due_time(request) if has_due_time else request.tags_code
+            size = request.size
+            group[1].append(pack_unit(request.physical_offset, size, tags_code))
+            group[2].append(tags_code)
             group[3].append(size)
         return groups
 
     def add_entries(self, batch: Sequence[DispatchRequest], skip: int = 0) -> None:
-        """Write the index entries of `batch`, except the first `skip`, which are there already."""
+        """Write the index entries of `batch`, except the first `skip`, which the index has already."""
         assert self.index is not None
-        if len(batch) < _BATCH_FROM:
-            for item in batch:
-                keys = _keys_of(item)
-                self.index.put([index_hash(index_key(item[0], key)) for key in keys[skip:]], item[3], item[5])
+        if len(batch) < _VECTORIZE_FROM:
+            for request in batch:
+                keys, topic = _index_keys_of_one(request), request.topic
+                hashes = [index_hash(index_key(topic, key)) for key in keys[skip:]]
+                self.index.put(hashes, request.physical_offset, request.store_timestamp)
                 skip = max(skip - len(keys), 0)
         else:
-            hashes, physical_offsets, store_timestamps = index_entries_of(batch)
-            self.index.put_many(hashes[skip:], physical_offsets[skip:], store_timestamps[skip:])
+            columns = index_entries_of(batch)
+            self.index.put_many(columns[0][skip:], columns[1][skip:], columns[2][skip:])
 
-    def _due_time(self, topic: str, stored_properties: bytes, store_timestamp: int, tags_code: int) -> int:
-        """When a message of a topic that is ordered by that is due; its tags code for one without a delay level."""
-        pairs = properties.parse(stored_properties)
-        if topic == TIMER_TOPIC:
+    def _due_time(self, request: DispatchRequest) -> int:
+        """Return the delivery time of a record, for its unit; its tags code if it has no delay level."""
+        pairs = properties.parse(request.properties)
+        if request.topic == TIMER_TOPIC:
             return min(_number(pairs.get(properties.TIMER_OUT_MS, "")), MAX_TAGS_CODE)
         level = _number(pairs.get(properties.DELAY, ""))
-        return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else tags_code
+        if level <= 0:
+            return request.tags_code
+        return due_time_ms(self.delay_levels, level, request.store_timestamp)
 
 
 def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
-    """Return the index entries of `batch`, in order."""
+    """Return the index entries of `batch`, in order.
+
+    For example, two records of topic T at 0 and 300, the first with unique key U and KEYS "a b", the second with U2:
+
+        keys          U    a    b    U2        counts [3, 1]
+        hashed        T#U  T#a  T#b  T#U2      the hash of "T#" is computed once per topic
+        offsets       0    0    0    300       each record's offset, repeated by its count
+    """
     keys, counts = index_keys_of(batch)
-    topics, _, _, physical_offsets, _, stored_ms, *_ = zip(*batch, strict=False)
+    # 1. The hash of "topic#": one value for a batch of one topic, the usual case.
+    topics = [request.topic for request in batch]
     if topics.count(topics[0]) == len(batch):
-        before = np.full(len(keys), _hash_before_key(topics[0]), np.int32)
+        prefixes = np.full(len(keys), _prefix_hash(topics[0]), np.int32)
     else:
-        before = np.array(list(map(_hash_before_key, topics)), np.int32).repeat(counts)
-    places, times = (np.array(column, np.int64).repeat(counts) for column in (physical_offsets, stored_ms))
-    return index_hashes(keys, before), places, times
+        prefixes = np.array(list(map(_prefix_hash, topics)), np.int32).repeat(counts)
+    # 2. Each record's physical offset and store time, once per key.
+    physical_offsets = np.array([request.physical_offset for request in batch], np.int64).repeat(counts)
+    timestamps = np.array([request.store_timestamp for request in batch], np.int64).repeat(counts)
+    # 3. The hashes of all keys go on from those of their prefixes, in one call.
+    return index_hashes(keys, prefixes), physical_offsets, timestamps
 
 
 def index_keys_of(batch: Sequence[DispatchRequest]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the keys of `batch`, in order, and how many each message has."""
-    _, _, _, _, _, _, sys_flags, _, unique_keys, words, _ = zip(*batch, strict=False)
-    both = list(chain.from_iterable(zip(unique_keys, words, strict=False)))
-    keys = list(filter(None, both))
-    if " " in "".join(keys) or any(map(_is_rolled_back, set(sys_flags))):
-        lists = list(map(_keys_of, batch))
+    """Return the index keys of `batch`, in order, and the number of keys of each record, shape (n,)."""
+    both = [key for request in batch for key in (request.unique_key, request.keys)]
+    keys = [key for key in both if key]
+    # A blank anywhere means that some KEYS has several words; then, or after a rollback, each record is split alone.
+    if " " in "".join(keys) or any(map(_is_rolled_back, {request.sys_flag for request in batch})):
+        lists = list(map(_index_keys_of_one, batch))
         return list(chain.from_iterable(lists)), np.array(list(map(len, lists)))
     if len(keys) == len(both):
         return keys, np.full(len(batch), 2)
     return keys, np.array(list(map(bool, both))).reshape(-1, 2).sum(1)
 
 
-def _keys_of(item: DispatchRequest) -> list[str]:
-    _, _, _, _, _, _, sys_flag, _, unique_key, words, _ = item
-    if _is_rolled_back(sys_flag):
+def _index_keys_of_one(request: DispatchRequest) -> list[str]:
+    """Return the index keys of one record: its unique key, then the words of KEYS."""
+    if _is_rolled_back(request.sys_flag):
         return []
+    unique_key, words = request.unique_key, request.keys
     keys = [unique_key] if unique_key else []
     if words:
         keys += [word for word in words.split(" ") if word]
@@ -268,34 +291,10 @@ def _is_rolled_back(sys_flag: int) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def _hash_before_key(topic: str) -> int:
-    """Return the hash of what an index hashes before a key of this topic."""
+def _prefix_hash(topic: str) -> int:
+    """Return the hash of "topic#", which the index puts before each key of the topic."""
     return string_hash(index_key(topic, ""))
 
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-
-
-def read_dispatch_request(buffer: Buffer, position: int) -> DispatchRequest:
-    """Return what was noted of a record when it was put.
-
-    Raises InvalidMessage for what is no record, or a record that no queue can hold.
-    """
-    outline = peek(buffer, position)
-    check_queue_name(outline.topic, outline.queue_id)
-    stored = bytes(buffer[outline.properties_begin : outline.properties_end])
-    pairs = properties.parse(stored)
-    return (
-        outline.topic,
-        outline.queue_id,
-        outline.queue_offset,
-        outline.physical_offset,
-        outline.size,
-        outline.store_timestamp,
-        outline.sys_flag,
-        tags_code(pairs.get(properties.TAGS)),
-        pairs.get(properties.UNIQ_KEY),
-        pairs.get(properties.KEYS),
-        stored,
-    )

@@ -1,8 +1,8 @@
-"""The index: where the messages with one key lie.
+"""The index: from a key to the physical offsets of the messages that have it.
 
     index/<yyyyMMddHHmmssSSS>      named by the local time of its creation
 
-A file is a hash table that never grows. With s slots (5,000,000) and room for n entries (20,000,000), 420 MB, sparse:
+A file is a hash table of fixed size. With s slots (5,000,000) and n entries (20,000,000) it has 420 MB, sparse:
 
     position      bytes  field
            0          8  beginTimestamp, store time of the first entry's message
@@ -11,24 +11,28 @@ A file is a hash table that never grows. With s slots (5,000,000) and room for n
           24          8  endPhyOffset, of the last entry's
           32          4  hashSlotCount, how many slots are in use
           36          4  indexCount, the number of the next entry; starts at 1, so that n - 1 entries fit
-          40        4 s  slots: the number of the last entry whose hash falls here, 0 for none
-    40 + 4 s       20 n  entries, entry 0 stays empty:
+          40        4 s  slots: the number of the last entry whose hash maps to this slot, 0 for none
+    40 + 4 s       20 n  entries; entry 0 is never used:
                            0  4  hash of "topic#key", not negative (see `hashing.index_hash`)
                            4  8  physicalOffset
                           12  4  seconds from the file's beginTimestamp to the message's store time, never negative
                           16  4  the number of the entry before this one in the same slot, 0 for none
 
-A key is found by going from its slot (hash modulo s) back along the chain. Hashes collide, so whoever asks compares
-the keys of the messages. Times are whole seconds, so a window exact to the millisecond can miss its own message.
+A lookup starts at the slot of the key (hash modulo s) and follows the chain back. For example, with 5 slots and the
+entries 7, 9 and 10 of slot 1:
 
-The first file has no beginTimestamp while its first entry is made, and that entry's difference is 0. A later file
-takes over endTimestamp and endPhyOffset of the one before as its beginning until its first entry replaces them.
+    slot 1 = 10    entry 10: previous 9    entry 9: previous 7    entry 7: previous 0
 
-An index can be rebuilt from the log. Only a file that is full counts as safe after a crash, and only when the
-checkpoint says that it was flushed.
+Hashes collide, so the caller compares the keys of the messages. Times are whole seconds, so a window exact to the
+millisecond can miss its own message.
 
-Answers to org.apache.rocketmq.store.index.{IndexFile, IndexHeader, IndexService}. The chain may only lead to smaller
-numbers here, so that a damaged file cannot send a query round in circles.
+The first file has no beginTimestamp when its first entry is written, so that entry's difference is 0. A later file
+inherits endTimestamp and endPhyOffset of the one before as its begin, until its first entry replaces them.
+
+An index can be rebuilt from the log. After a crash only full files that the checkpoint covers are kept.
+
+Corresponds to org.apache.rocketmq.store.index.{IndexFile, IndexHeader, IndexService}. Deliberate difference: a chain
+may only lead to smaller numbers, so that a damaged file cannot trap a query in a cycle.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ MAX_LONG: Final = (1 << 63) - 1
 
 
 class IndexFile:
-    """One file of the index."""
+    """One index file. The owner thread writes; `flush_full_files` reads `is_full` and sets `is_flushed`."""
 
     __slots__ = (
         "_entries_at",
@@ -103,39 +107,39 @@ class IndexFile:
         ) = _HEADER.unpack_from(file.map, 0)
         self.count = max(self.count, 1)
         self.is_flushed = False
-        """Whether the file was brought to disk after it was full."""
+        """Whether the file was flushed since it became full."""
 
     @classmethod
     def open(cls, path: Path, slot_count: int = 0, *, writable: bool = False) -> IndexFile:
-        """Map an existing file. With `slot_count` 0 the file is taken to have four entries per slot, as by default.
+        """Map an existing file. With `slot_count` 0 it is assumed to have four entries per slot, as by default.
 
-        Raises StoreCorrupt for a file whose size cannot be right.
+        Raises StoreCorrupt if the size of the file does not fit that.
         """
         size = path.stat().st_size
         if not slot_count:
             slot_count, odd = divmod(size - HEADER_SIZE, SLOT_SIZE + DEFAULT_ENTRIES_PER_SLOT * ENTRY_SIZE)
             if odd or slot_count < 1:
-                raise StoreCorrupt(path, size, f"an index file of {size} bytes; say how many slots it has")
+                raise StoreCorrupt(path, size, f"an index file of {size} bytes; the number of its slots is needed")
         room = size - HEADER_SIZE - slot_count * SLOT_SIZE
         if room < 0 or room % ENTRY_SIZE:
             raise StoreCorrupt(
                 path,
                 size,
                 f"an index file of {size} bytes cannot have {slot_count} slots; set maxHashSlotNum and maxIndexNum to "
-                "what they were when it was made",
+                "their values when it was created",
             )
-        # Lookups jump; reading ahead around each jump makes a cold one cost a hundred times as much.
+        # Lookups are random; with read-ahead a cold one costs a hundred times as much.
         file = MappedFile.open(path, writable=writable)
         file.reads_ahead = False
         return cls(file, slot_count)
 
     @classmethod
     def create(cls, path: Path, slot_count: int, max_count: int) -> IndexFile:
-        """Make a new file. Raises OSError where the disk has no room for its slots; then there is none."""
+        """Create a file. Raises OSError if the disk has no space for its slots; then no file is left."""
         size = HEADER_SIZE + slot_count * SLOT_SIZE + max_count * ENTRY_SIZE
         file = MappedFile.create(path, size, reads_ahead=False)
         try:
-            # Slots are written all over, so their blocks are taken at once; a hole could end the process later.
+            # Slots are written at random, so all their blocks are requested now: a mapped write to a hole can be fatal.
             file.reserve(HEADER_SIZE + slot_count * SLOT_SIZE, HEADER_SIZE)
         except OSError:
             file.delete()
@@ -144,17 +148,17 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether no entry fits any more."""
+        """Whether no more entry fits."""
         return self.count >= self.max_count
 
     def has_valid_end(self) -> bool:
-        """Tell whether the entry that the header calls the last one is that, and leads where the header says."""
+        """Tell whether the header's last entry is the last one in the file and has the header's physical offset."""
         if not 1 <= self.count <= self.max_count or any(self.entries(self.count, self.count + 1).tobytes()):
             return False
         return self.count == 1 or int(self.entries(self.count - 1)["physical_offset"][0]) == self.end_physical_offset
 
     def entries(self, begin: int = 1, end: int | None = None) -> npt.NDArray[np.void]:
-        """Return the entries from number `begin` to `end`, or all that were made: shape (n,), of type ENTRY, a copy."""
+        """Return the entries from number `begin` to `end`, by default all: shape (n,), type ENTRY, a copy."""
         end = self.count if end is None else end
         at = self._entries_at
         return np.frombuffer(self.file.map[at + begin * ENTRY_SIZE : at + end * ENTRY_SIZE], ENTRY)
@@ -164,16 +168,16 @@ class IndexFile:
         return np.frombuffer(self.file.map[HEADER_SIZE : self._entries_at], ">i4")
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        """Tell whether the time window meets that of this file, as Apache decides it."""
+        """Tell whether a time window overlaps the file's, by Apache's comparison."""
         first, last = self.begin_timestamp, self.end_timestamp
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
     def select(
         self, key_hash: int, max_count: int, begin_ms: int, end_ms: int, before_physical_offset: int = MAX_LONG
     ) -> list[int]:
-        """Return up to `max_count` physical offsets whose hash and whole-second time match, latest first.
+        """Return up to `max_count` physical offsets below a bound whose hash and time match, latest first.
 
-        Only offsets below `before_physical_offset` count.
+        O(length of the chain); the chain ends at an entry before the window, since store times rise along the log.
         """
         mapped, at = self.file.map, self._entries_at
         found: list[int] = []
@@ -194,7 +198,7 @@ class IndexFile:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def put(self, key_hash: int, physical_offset: int, store_timestamp: int) -> None:
-        """Add one entry. The file must not be full. Raises OSError where the disk has no room."""
+        """Add one entry. The file must not be full. Raises OSError if the disk is full."""
         mapped, number = self.file.map, self.count
         slot_at = HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE
         entry_at = self._entries_at + number * ENTRY_SIZE
@@ -205,7 +209,8 @@ class IndexFile:
         seconds = (store_timestamp - self.begin_timestamp) // 1000 if self.begin_timestamp > 0 else 0
         _ENTRY.pack_into(mapped, entry_at, key_hash, physical_offset, min(max(seconds, 0), _MAX_SECONDS), previous)
         _SLOT.pack_into(mapped, slot_at, number)
-        self._advance(1, not previous, physical_offset, store_timestamp, physical_offset, store_timestamp)
+        own = (physical_offset, store_timestamp)
+        self._advance(1, not previous, own, own)
 
     def put_many(
         self,
@@ -213,14 +218,14 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> int:
-        """Add entries in order, as many as fit, and return how many. The three arrays have the same shape (n,).
+        """Add entries in order, as many as fit, and return their number. The three arrays have the same shape (n,).
 
-        The result is the same as that of as many calls of `put`.
+        The file is the same as after that many calls of `put`.
         """
         if not len(key_hashes) or self.is_full:
             return 0
         done = 0
-        if self.count == 1:  # The first entry gives the file its beginning, from which the others count.
+        if self.count == 1:  # The first entry sets beginTimestamp, on which the seconds of the others depend.
             self.put(int(key_hashes[0]), int(physical_offsets[0]), int(store_timestamps[0]))
             done = 1
         end = min(len(key_hashes), done + self.max_count - self.count)
@@ -234,6 +239,20 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
+        """Add entries that all fit, to a file that has its beginning; the arrays have the same shape (n,).
+
+        The chains must be those of n calls of `put`: each entry points to the one before it in its slot. Example with
+        5 slots, four entries numbered from 7 on, and slots that hold 0 3 0 6 0 before:
+
+            numbers             7  8  9 10
+            slot_of             1  3  1  1      hash modulo 5
+            order               0  2  3  1      a stable sort by slot: 7 9 10 of slot 1, then 8 of slot 3
+            is_first            1  0  0  1      entries 7 and 8 are the first of their slots
+            previous            3  7  9  6      in this order: what the slot held, or the entry before
+            slots               0 10  0  8  0   each slot gets its last entry
+
+        1,000 entries take 70 microseconds, a sixteenth of 1,000 calls of `put`.
+        """
         count, number = len(key_hashes), self.count
         begin = self._entries_at + number * ENTRY_SIZE
         end = begin + count * ENTRY_SIZE
@@ -241,20 +260,23 @@ class IndexFile:
         slots = np.frombuffer(self.file.map, ">i4", self.slot_count, HEADER_SIZE)
         slot_of = key_hashes % self.slot_count
         numbers = np.arange(number, number + count, dtype=np.int32)
-        # Entries that share a slot follow each other in `order`, earliest first: each points to the one before it,
-        # the first of them to what the slot holds, and the slot to the last.
+        # 1. Sort by slot; the sort is stable, so the entries of a slot stay in order.
         order = slot_of.argsort(kind="stable")
         sorted_slots, sorted_numbers = slot_of[order], numbers[order]
+        # 2. Find the first entry of each slot.
         is_first = np.empty(count, bool)
         is_first[0] = True
         np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_first[1:])
         firsts = is_first.nonzero()[0]
+        # 3. Chain: the first entry of a slot to what the slot holds (0 if that is no earlier entry), the others to the
+        # entry before them.
         touched = sorted_slots[firsts]
         held = slots[touched].astype(np.int32)
         held[(held < 0) | (held >= number)] = 0
         sorted_previous = np.empty(count, np.int32)
         sorted_previous[1:] = sorted_numbers[:-1]
         sorted_previous[firsts] = held
+        # 4. Write the entries in their own order, with one copy.
         entries = np.empty(count, ENTRY)
         entries["hash"] = key_hashes
         entries["physical_offset"] = physical_offsets
@@ -264,6 +286,7 @@ class IndexFile:
             entries["seconds"] = 0
         entries["previous"][order] = sorted_previous
         self.file.map[begin:end] = entries.tobytes()
+        # 5. Point each slot to its last entry, then count: a reader never follows a slot to an entry not yet written.
         lasts = np.empty_like(firsts)
         lasts[:-1] = firsts[1:] - 1
         lasts[-1] = count - 1
@@ -271,24 +294,21 @@ class IndexFile:
         self._advance(
             count,
             int((held == 0).sum()),
-            int(physical_offsets[0]),
-            int(store_timestamps[0]),
-            int(physical_offsets[-1]),
-            int(store_timestamps[-1]),
+            (int(physical_offsets[0]), int(store_timestamps[0])),
+            (int(physical_offsets[-1]), int(store_timestamps[-1])),
         )
 
-    def _advance(
-        self, count: int, new_slots: int, first_offset: int, first_time: int, last_offset: int, last_time: int
-    ) -> None:
+    def _advance(self, count: int, new_slots: int, first: tuple[int, int], last: tuple[int, int]) -> None:
+        """Count new entries in the header; `first` and `last` are (physical offset, store time) of their ends."""
         if self.count <= 1:
-            self.begin_physical_offset, self.begin_timestamp = first_offset, first_time
-        self.end_physical_offset, self.end_timestamp = last_offset, last_time
+            self.begin_physical_offset, self.begin_timestamp = first
+        self.end_physical_offset, self.end_timestamp = last
         self.slots_used += new_slots
         self.count += count
         self._write_header()
 
     def begin_after(self, end_timestamp: int, end_physical_offset: int) -> None:
-        """Take over where the file before ended, until the first entry comes."""
+        """Inherit the end of the file before, until the first entry replaces it."""
         if end_physical_offset > 0:
             self.begin_physical_offset = self.end_physical_offset = end_physical_offset
         if end_timestamp > 0:
@@ -309,7 +329,7 @@ class IndexFile:
 
 
 class Index:
-    """All files of an index, oldest first."""
+    """The files of an index, oldest first. The owner thread queries and writes."""
 
     def __init__(self, directory: Path, slot_count: int, max_count: int, files: list[IndexFile]) -> None:
         self.directory = directory
@@ -319,13 +339,13 @@ class Index:
 
     @classmethod
     def open(cls, directory: Path, slot_count: int = 0, max_count: int = 0, *, writable: bool = False) -> Index:
-        """Map all files. `slot_count` and `max_count` say how new ones are made and what the old ones must be."""
+        """Map all files. `slot_count` and `max_count` are those of new files; existing files must fit them."""
         files = []
         for path in index_paths(directory):
             if path.stat().st_size:
                 files.append(IndexFile.open(path, slot_count, writable=writable))
             elif writable:
-                path.unlink()  # a crash in the moment of its making
+                path.unlink()  # left by a crash during its creation
         return cls(directory, slot_count, max_count, files)
 
     def query(
@@ -337,10 +357,9 @@ class Index:
         end_ms: int = MAX_LONG,
         before_physical_offset: int = MAX_LONG,
     ) -> list[int]:
-        """Return up to `max_count` physical offsets of messages with this key, ascending.
+        """Return the latest `max_count` physical offsets below a bound for this key, ascending.
 
-        Those with a colliding hash are among them; the latest below `before_physical_offset` win where there are more,
-        so the first of an answer bounds the next.
+        They include keys with the same hash. The first offset of one result is the bound of the next query.
         """
         key_hash = index_hash(index_key(topic, key))
         found: list[int] = []
@@ -353,21 +372,21 @@ class Index:
 
     @property
     def begin_timestamp(self) -> int:
-        """The store time of the first message that is in the index; 0 without any."""
+        """The store time of the first message in the index; 0 if it is empty."""
         return self.files[0].begin_timestamp if self.files else 0
 
     @property
     def end_timestamp(self) -> int:
-        """The store time of the message that was indexed last; 0 without any."""
+        """The store time of the message that was indexed last; 0 if the index is empty."""
         return self.files[-1].end_timestamp if self.files else 0
 
     @property
     def end_physical_offset(self) -> int:
-        """The physical offset of the message that was indexed last; 0 without any."""
+        """The physical offset of the message that was indexed last; 0 if the index is empty."""
         return self.files[-1].end_physical_offset if self.files else 0
 
     def put(self, key_hashes: Sequence[int], physical_offset: int, store_timestamp: int) -> None:
-        """Add the keys of one message in order. Raises OSError where the disk has no room."""
+        """Add the keys of one message in order. Raises OSError if the disk is full."""
         for key_hash in key_hashes:
             self._last(store_timestamp).put(key_hash, physical_offset, store_timestamp)
 
@@ -377,14 +396,14 @@ class Index:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add many keys in order; the three arrays have the same shape (n,). As as many calls of `put`."""
+        """Add many keys in order; the three arrays have the same shape (n,). Equal to that many calls of `put`."""
         done = 0
         while done < len(key_hashes):
             file = self._last(int(store_timestamps[done]))
             done += file.put_many(key_hashes[done:], physical_offsets[done:], store_timestamps[done:])
 
     def _last(self, now_ms: int) -> IndexFile:
-        """Return the file that takes the next entry, made at `now_ms` where there is none with room."""
+        """Return the file of the next entry; if the last one is full, a new one that is named after `now_ms`."""
         last = self.files[-1] if self.files else None
         if last is not None and not last.is_full:
             return last
@@ -399,7 +418,7 @@ class Index:
 
     @property
     def flushed_timestamp(self) -> int:
-        """Up to this store time everything is in full files that `flush_full_files` brought to disk; 0 without any."""
+        """The store time up to which all entries are in full files that are flushed; 0 if there is none."""
         return max([file.end_timestamp for file in list(self.files) if file.is_flushed], default=0)
 
     def flush_full_files(self) -> None:
@@ -421,7 +440,8 @@ class Index:
     def delete_from(self, first: int) -> None:
         """Delete the files from number `first` on; their messages must be indexed again.
 
-        Nobody waits for their blocks: to give back those of a large file can take a disk seconds.
+        Freeing the blocks of a large file can take seconds. The kernel does that when the last mapping is closed, so a
+        thread closes it.
         """
         if len(self.files) > first:
             while len(self.files) > first:
@@ -432,13 +452,16 @@ class Index:
             sync_directory(self.directory)
 
     def detach_before(self, physical_offset: int) -> list[MappedFile]:
-        """Give up the files whose messages all lie before a physical offset, but the last; they are to be deleted."""
-        taken = []
+        """Remove and return the files whose messages are all before a physical offset, except the last file.
+
+        The caller deletes them.
+        """
+        detached = []
         while len(self.files) > 1 and self.files[0].end_physical_offset < physical_offset:
             file = self.files.pop(0).file
             file.detach()
-            taken.append(file)
-        return taken
+            detached.append(file)
+        return detached
 
     def close(self) -> None:
         """Close all files."""
@@ -447,12 +470,12 @@ class Index:
 
 
 def index_key(topic: str, key: str) -> str:
-    """Return what an index hashes for a key of a message in this topic."""
+    """Return the string that the index hashes for a key of this topic."""
     return f"{topic}#{key}"
 
 
 def index_paths(directory: Path) -> list[Path]:
-    """Return the paths in `directory` that are named as index files are, oldest first."""
+    """Return the paths in `directory` that have names of index files, oldest first."""
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if is_index_name(path.name))
@@ -464,17 +487,19 @@ def is_index_name(name: str) -> bool:
 
 
 def index_file_name(now_ms: int) -> str:
-    """Return the name of a file that is made at `now_ms`: local time down to the millisecond, 17 digits.
+    """Return the name of a file created at `now_ms`: local time with milliseconds, 17 digits.
 
-    A time for which these are too few, which only a damaged record names, is taken for the last that has a name.
+    Later times than 17 digits can express, which only a damaged record has, get the latest name.
     """
     seconds, ms = divmod(min(max(now_ms, 0), _LAST_NAMED_MS), 1000)
     return f"{datetime.fromtimestamp(seconds):%Y%m%d%H%M%S}{ms:03d}"
 
 
 def later_name(name: str, before: str) -> str:
-    """Return the name of a file behind another one: not the same where two are made in one millisecond, nor an earlier
-    one where a clock was set back."""
+    """Return `name`, or the next name after `before` if it is not later.
+
+    Two files may be created in one millisecond, or the clock may have been set back.
+    """
     if name > before:
         return name
     moment = datetime.strptime(before[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(before[14:]) + 1)

@@ -1,9 +1,9 @@
-"""The lock that keeps a second broker out of a store directory.
+"""The directory lock: at most one broker serves a store directory.
 
-`<store>/lock` holds the four letters "lock". Whoever serves the directory holds an exclusive POSIX lock on its first
-byte, which is what Apache's broker takes too, so that neither starts where the other runs. Such a lock belongs to a
-process, not to a file descriptor, and goes with the first descriptor that the process closes; therefore the locks of
-this process are remembered here, and a second store in the same process is turned away before it opens the file.
+`<store>/lock` contains the four letters "lock". The broker holds an exclusive POSIX lock on its first byte. Apache's
+broker takes the same lock, so neither starts on a directory that the other serves. A POSIX lock belongs to the process
+and is lost when the process closes any descriptor of the file. Therefore the locks of this process are recorded here,
+and a second store in the same process is refused before it opens the file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pathlib import Path
 from rucola.errors import StoreLocked
 
 _held: set[tuple[int, int]] = set()
+"""(device, inode) of each lock file that this process has locked."""
 
 
 class DirectoryLock:
-    """The lock, held from construction to `release`. Raises StoreLocked where somebody has it."""
+    """A lock that is held from construction to `release`. Raises StoreLocked if another store has it."""
 
     def __init__(self, store: Path) -> None:
         path = store / "lock"
@@ -40,6 +41,6 @@ class DirectoryLock:
         _held.add(self._identity)
 
     def release(self) -> None:
-        """Let the directory go. The file stays, as Apache leaves it."""
+        """Release the lock. The file stays, as Apache leaves it."""
         _held.discard(self._identity)
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Files of one size, mapped into memory, that make up one long logical file.
+"""Mapped files: fixed-size files, mapped into memory, that form one long logical file.
 
 A CommitLog and a ConsumeQueue are each a directory of such files. A file's name is the logical offset of its first
 byte in 20 decimal digits, and each begins where the one before ends:
@@ -8,25 +8,25 @@ byte in 20 decimal digits, and each begins where the one before ends:
 
 When the oldest files are deleted, the logical file begins later; offsets never change.
 
-A file has its whole size from the start and is sparse: blocks come as the file fills. A mapped write to a block
-that the disk cannot give kills the process (SIGBUS), therefore `reserve` asks for blocks ahead of the writes, in
-windows, and turns a full disk into an OSError. `warm` takes the page faults of a window off the writer's path.
+How a file is written:
 
-A file that is opened is mapped when its bytes are first asked for: a broker has thousands of queues, most of them idle,
-and a process has a limit of descriptors and one of mappings. A mapping keeps a descriptor of its own.
+1. It is created with its full size, sparse: the file system adds blocks as the file fills.
+2. `reserve` requests blocks ahead of the writes, in windows. A mapped write to a hole that the full disk cannot fill
+   would kill the process (SIGBUS); `reserve` turns that into an OSError.
+3. `warm` touches the pages of the next window in another thread, so that the writer gets no page faults.
+4. `flush` syncs only the pages that it is asked for. Warmed pages would otherwise be written to disk twice, and fault
+   again at their first write.
+5. The first flush also makes the file's name durable (`sync_name`): only callers that wait for the bytes wait for it.
+   The next file is not created before that, because a gap between files could not be repaired.
 
-A flush brings those pages to disk that it is asked for, and not what was touched ahead of the writes: that would go
-there twice, and fault once more when it is written.
+An opened file is mapped at the first access: a broker has thousands of queues, most of them idle, and a process has
+limits of descriptors and mappings. A mapping keeps a descriptor of its own. It cannot be closed while a memoryview of
+it exists; then the garbage collector closes it.
 
-A mapping cannot be closed while a memoryview into it lives; such a file is left to the garbage collector.
+A file may be removed from its queue while other threads use it. They hold it (`hold`, `release`); a detached file can
+no longer be held, and after its deletion the last holder closes it.
 
-A new file's name is brought to disk by its first flush, not when it is made: whoever waits for the bytes waits for
-that, and nobody else has to. Only the next file of a queue is not made before, since a gap could not be mended.
-
-A file that goes away may be in another thread's hands. Whoever works on it there holds it meanwhile (`hold`); a file
-that has left its queue cannot be held any more, and is closed by the last who does.
-
-Answers to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
+Corresponds to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ PAGE_SIZE: Final = mmap.PAGESIZE
 _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
+"""Bytes per madvise call; short calls keep the kernel's lock on the mappings only briefly."""
 _MS_SYNC: Final = 4
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -59,33 +60,36 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _msync: Final = _LIBC.msync
 _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
-_lock: Final = threading.Lock()
-"""Guards who holds which file; never kept while the disk works."""
+_holders_lock: Final = threading.Lock()
+"""Guards `_holders` and `_is_detached` of all files; never held while the disk works."""
 
 
 def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
-    """Wait until the pages from position `begin` to `end` are on disk, and what leads to them. Raises OSError."""
+    """Wait until the pages from position `begin` to `end`, and the metadata to read them, are on disk.
+
+    Raises OSError.
+    """
     _ask_for_pages(_msync, mapped, begin - begin % PAGE_SIZE, end, _MS_SYNC)
 
 
 def _ask_for_pages(call: Callable[..., int], mapped: mmap.mmap, begin: int, end: int, flag: int) -> None:
-    """Ask the kernel for something with the pages from `begin`, where one begins, to `end`. Raises OSError.
+    """Call msync or madvise for the pages from `begin`, a page boundary, to `end`. Raises OSError.
 
-    `mmap.flush` and `mmap.madvise` keep the interpreter lock for as long as that takes, and the writer waiting for it;
-    this goes past them.
+    `mmap.flush` and `mmap.madvise` hold the interpreter lock during the system call, so the writer would wait for the
+    disk. A ctypes call releases it.
     """
     if begin < end:
-        first = ctypes.c_char.from_buffer(mapped, begin)  # while this is there the file stays mapped
+        first = ctypes.c_char.from_buffer(mapped, begin)  # keeps the file mapped during the call
         if call(ctypes.addressof(first), end - begin, flag):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
 
 class MappedFile:
-    """One file in memory, `map[position]` being its bytes.
+    """One mapped file.
 
-    `begin` is the logical offset of its first byte. A file that was opened read-only is as long as it was then; an
-    empty one is an empty buffer.
+    One thread writes; `flush`, `warm`, `hold`, `release` and `sync_name` are for any thread. A file that was opened
+    read-only keeps the size that it had then; an empty one has an empty buffer.
     """
 
     def __init__(self, path: Path, size: int, *, writable: bool, begin: int, reads_ahead: bool = True) -> None:
@@ -93,36 +97,42 @@ class MappedFile:
         self.size = size
         self.writable = writable
         self.begin = begin
+        """The logical offset of the first byte."""
         self.reads_ahead = reads_ahead
-        """Whether the kernel may read more than is asked for; to be set before the file is mapped. It reads holes, too,
-        and fills the memory with their zeros, with megabytes of them for one page where a machine is set to that."""
+        """Whether the kernel may read ahead; to be set before the file is mapped. In a file that ends in holes it would
+        fill the page cache with zeros: megabytes for one page if the machine is configured for large read-ahead."""
         self.is_changed = False
-        """Whether this process may have written to the file: it asked for blocks, made the file or erased."""
+        """Whether this process may have written to the file: it created it, reserved blocks, or erased."""
         self.reserved = 0
-        """Up to this position the file is known to have blocks."""
+        """The position up to which the file is known to have blocks. Owner and warming thread only ever raise it."""
         self._fd = -1
+        """The descriptor of `write`; -1 until the first call."""
         self._warmed = 0
-        self._populates = True
+        """The position up to which pages were touched. Belongs to the warming thread."""
+        self._can_populate = True
+        """False after `warm` failed: the kernel is too old, or the disk is full."""
         self._unsynced: list[Path] = []
-        self._lost_name: OSError | None = None
+        """Directories whose entry for this file, or for each other, may not be on disk yet; innermost first."""
+        self._sync_error: OSError | None = None
+        """The error of a failed `sync_name`, which all later calls raise."""
         self._holders = 0
-        self._is_leaving = self._is_deleted = self._is_closed = False
+        self._is_detached = self._is_deleted = self._is_closed = False
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False, begin: int = 0) -> MappedFile:
-        """Take an existing file. Raises OSError where there is none."""
+        """Open an existing file, without mapping it yet. Raises OSError if it does not exist."""
         return cls(path, path.stat().st_size, writable=writable, begin=begin)
 
     @classmethod
     def create(cls, path: Path, size: int, *, begin: int = 0, reads_ahead: bool = True) -> MappedFile:
-        """Make a new file of `size` zeros, and missing directories, and map it.
+        """Create a file of `size` zeros, with missing directories, and map it.
 
-        Raises FileExistsError where one is, and OSError; then there is none.
+        Raises FileExistsError if it exists, and OSError; then no file is left.
         """
         unsynced = [path.parent]
         while not os.path.isdir(unsynced[-1]):
             unsynced.append(unsynced[-1].parent)
-        os.makedirs(path.parent, exist_ok=True)  # Another task of a rebuild may be making the same topic's.
+        os.makedirs(path.parent, exist_ok=True)  # another task of a rebuild may create the same topic's directory
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, size)
@@ -139,10 +149,10 @@ class MappedFile:
 
     @cached_property
     def map(self) -> mmap.mmap:
-        """The file in memory. Raises OSError where it cannot be opened."""
+        """The bytes of the file. Raises OSError if it cannot be opened."""
         if self._is_closed:
             raise ValueError(f"{self.path} is closed")
-        if not self.size:  # Only the read-only side meets such files, and an anonymous page says as little as they do.
+        if not self.size:  # an empty file cannot be mapped; only readers meet one, and a page of zeros is equivalent
             return mmap.mmap(-1, PAGE_SIZE)
         with self.opened() as fd:
             return self._mapped(fd)
@@ -154,7 +164,7 @@ class MappedFile:
         return mapped
 
     def seal(self) -> None:
-        """Let the kernel read ahead in a file that is full, and give up the descriptor of its writes."""
+        """End the writing of a full file: close the descriptor of `write`, and let the kernel read ahead."""
         self._close_fd()
         if not self.reads_ahead:
             self.reads_ahead = True
@@ -167,7 +177,7 @@ class MappedFile:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the file for as long as the block runs. Raises OSError where it cannot be opened."""
+        """Open a descriptor of the file for the duration of the block. Raises OSError."""
         fd = os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             yield fd
@@ -176,17 +186,17 @@ class MappedFile:
 
     @property
     def end(self) -> int:
-        """The logical offset behind the file's last byte."""
+        """The logical offset after the file's last byte."""
         return self.begin + self.size
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Write much to a position that has blocks.
+        """Write many bytes with pwrite, to a position that has blocks.
 
-        By a call, which takes it page by page: mapped pages cost a fault when they are first touched, another one after
-        each flush, and each flush an interrupt for each of them. What the call does not take goes to the mapped pages.
+        Mapped pages cost a fault at their first write, another one after each flush, and each flush an interrupt per
+        page; pwrite costs none of these. Bytes that pwrite does not accept are written through the mapping.
         """
         written = 0
-        with suppress(OSError):  # there may be no descriptor to spare
+        with suppress(OSError):  # the process may be out of descriptors
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             written = os.pwrite(self._fd, data, position)
@@ -194,29 +204,29 @@ class MappedFile:
             self.map[position + written : position + len(data)] = data[written:]
 
     def reserve(self, end: int, window: int) -> None:
-        """See to it that the file has blocks up to position `end`, asking for `window` bytes at a time.
+        """Ensure that the file has blocks up to position `end`, requesting `window` bytes at a time.
 
-        Raises OSError (ENOSPC, EDQUOT) where the disk has no room; then nothing was written and nothing is lost.
+        Raises OSError (ENOSPC, EDQUOT) if the disk is full; nothing was written then.
         """
-        begin = self.reserved  # which the thread that warms may raise at any moment
+        begin = self.reserved  # read once: the warming thread may raise it at any moment
         if end > begin:
             upto = min(max(end, end + window - end % window), self.size)
-            # In a file that was opened again this asks from its beginning on, where it may have holes too.
+            # After a restart `reserved` is 0, so this starts at the begin of the file, which may have holes as well.
             with self.opened() as fd:
                 os.posix_fallocate(fd, begin, upto - begin)
             self.reserved = max(self.reserved, upto)
             self.is_changed = True
 
     def warm(self, begin: int, end: int) -> None:
-        """Touch the pages from position `begin` to `end` for writing, so that writes there do not fault.
+        """Touch the pages from position `begin` to `end` for writing, so that writes there cause no page fault.
 
-        Takes blocks for them first. For a thread beside the writer's. Pages that were warmed before are passed over. A
-        full disk and an old kernel end it early; both are the writer's to meet.
+        For a thread beside the writer's. Requests their blocks first; skips pages that were warmed before. A full disk
+        or an old kernel ends the warming of this file without an error.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
         try:
-            if begin < end and self._populates:
+            if begin < end and self._can_populate:
                 with self.opened() as fd:
                     os.posix_fallocate(fd, begin, end - begin)
                 self.is_changed = True
@@ -226,13 +236,13 @@ class MappedFile:
                     _ask_for_pages(_madvise, self.map, step, min(step + _WARM_STEP, end), _MADV_POPULATE_WRITE)
                     self._warmed = min(step + _WARM_STEP, end)
         except OSError:
-            self._populates = False
+            self._can_populate = False
 
     def erase(self, position: int) -> bool:
-        """Turn everything from `position` to the end of the file into zeros, give its blocks back, and tell whether
-        there was anything. The zeros are not on disk yet.
+        """Overwrite the file from `position` to its end with zeros, and tell whether it held anything else.
 
-        The file keeps its size all the while: a file cut short in a crash would contradict the configuration.
+        Whole pages give back their blocks. The zeros are not on disk yet. The file keeps its size at every moment: a
+        shorter one, left by a crash, would contradict the configuration.
         """
         is_anything = not self.is_zero_from(position)
         if is_anything:
@@ -245,14 +255,14 @@ class MappedFile:
         return is_anything
 
     def is_zero_from(self, position: int) -> bool:
-        """Tell whether there are only zeros from `position` to the end of the file. Holes are not read."""
+        """Tell whether the file has only zeros from `position` on. Skips holes without reading them."""
         with self.opened() as fd:
             while position < self.size:
                 try:
                     position = os.lseek(fd, position, os.SEEK_DATA)
                     hole = os.lseek(fd, position, os.SEEK_HOLE)
                 except OSError as error:
-                    if error.errno == errno.ENXIO:  # there is nothing but a hole
+                    if error.errno == errno.ENXIO:  # only a hole is left
                         return True
                     raise
                 while position < hole:
@@ -263,69 +273,69 @@ class MappedFile:
             return True
 
     def flush(self, begin: int = 0, end: int | None = None) -> None:
-        """Wait until the bytes from position `begin` to `end`, or all, and the file's name are on disk.
+        """Wait until the bytes from position `begin` to `end`, by default all, and the file's name are on disk.
 
-        Lets other threads run; they may write meanwhile. Does nothing for a file that has left its queue.
+        Other threads may write meanwhile. Does nothing for a detached file. Raises OSError.
         """
         if self.hold():
             try:
                 if "map" in self.__dict__:
                     sync_pages(self.map, begin, self.size if end is None else end)
-                else:  # not written to by this process, but perhaps by one before it
+                else:  # this process has not written to it, but an earlier one may have
                     with self.opened() as fd:
                         os.fdatasync(fd)
                 self.sync_name()
             except FileNotFoundError:
-                if not self._is_leaving:
+                if not self._is_detached:
                     raise
             finally:
                 self.release()
 
     def sync_name(self) -> None:
-        """Wait until the name of a file that was made here is on disk, and those of its directories. For any thread.
+        """Wait until the names of a new file and of its new directories are on disk. For any thread.
 
-        An error is for all who ask: the kernel tells one alone of it, and who asks next would believe that all is well.
+        fsync reports an error once, so the error is kept and raised by every later call.
         """
-        if self._lost_name is not None:
-            raise self._lost_name
+        if self._sync_error is not None:
+            raise self._sync_error
         try:
             for directory in reversed(self._unsynced):
                 sync_directory(directory)
         except OSError as error:
-            self._lost_name = error
+            self._sync_error = error
             raise
         self._unsynced = []
 
     def mark_name_unsynced(self) -> None:
-        """Let the next flush bring the file's name to disk: a process that was killed may not have come to that."""
+        """Let the next flush sync the file's name: a killed process may not have done it."""
         self._unsynced = [self.path.parent]
 
     def hold(self) -> bool:
-        """Keep the file open until `release`. False where it has left its queue. For any thread."""
-        with _lock:
-            if not self._is_leaving:
+        """Keep the file open until `release`; False if it is detached. For any thread."""
+        with _holders_lock:
+            if not self._is_detached:
                 self._holders += 1
-            return not self._is_leaving
+            return not self._is_detached
 
     def release(self) -> None:
-        """End what `hold` began."""
-        with _lock:
+        """End a `hold`; the last holder of a deleted file closes it. For any thread."""
+        with _holders_lock:
             self._holders -= 1
         if self._is_deleted and not self._holders:
             self.close()
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody holds the file."""
+        """Whether a thread holds the file."""
         return self._holders > 0
 
     def detach(self) -> None:
-        """Let nobody hold the file from now on."""
-        with _lock:
-            self._is_leaving = True
+        """Make every later `hold` fail: the file is about to be deleted."""
+        with _holders_lock:
+            self._is_detached = True
 
     def close(self) -> None:
-        """Unmap and close the file. Bytes that were not flushed are left to the kernel."""
+        """Unmap and close the file. The kernel writes back the bytes that were not flushed."""
         self._is_closed = True
         self._close_fd()
         try:
@@ -335,9 +345,9 @@ class MappedFile:
             pass
 
     def delete(self) -> None:
-        """Remove the file from its directory and close it; while somebody holds it, its blocks stay taken.
+        """Delete the file and close it, or let its last holder close it, which frees its blocks.
 
-        May be called again when it raised OSError.
+        Raises OSError; may be called again then.
         """
         self.detach()
         self.path.unlink(missing_ok=True)
@@ -347,10 +357,9 @@ class MappedFile:
 
 
 class MappedFileQueue:
-    """The files of one directory in order: a logical file from `begin` to `end`.
+    """The files of one directory, which form a logical file from `begin` to `end`.
 
-    `files` holds them, oldest first; it is empty in a new directory, whose next file then begins at 0 or where
-    `create_next` is told.
+    `files` has them oldest first; empty if the directory is new.
     """
 
     __slots__ = ("directory", "file_size", "files")
@@ -364,12 +373,12 @@ class MappedFileQueue:
     def open(
         cls, directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
     ) -> MappedFileQueue:
-        """Take all files of a directory. A missing directory is an empty one.
+        """Open all files of a directory; a missing directory counts as empty.
 
-        With `file_size` 0 the size is that of the first file. A last file that is empty, or shorter than those before
-        it, as a crash in the moment of its making leaves it, gets its size when `writable`; so does any empty one
-        `after_crash`, since several files may have been made of which nothing was flushed. Raises StoreCorrupt for
-        a file of another size and for a gap between two files. Names that are no 20 digits are not looked at.
+        With `file_size` 0 the size is that of the first file. A crash during the creation of a file leaves it empty or
+        short. If `writable`, the last file then gets its full size; `after_crash` every empty one does, since several
+        may have been created of which nothing was flushed. Raises StoreCorrupt for a file of another size and for a
+        gap between two files. Ignores names other than 20 digits.
         """
         paths = file_paths(directory)
         sizes = [path.stat().st_size for path in paths]
@@ -395,28 +404,28 @@ class MappedFileQueue:
 
     @property
     def begin(self) -> int:
-        """The logical offset of the first byte that is still there."""
+        """The logical offset of the first byte that is not deleted; 0 without files."""
         return self.files[0].begin if self.files else 0
 
     @property
     def end(self) -> int:
-        """The logical offset behind the last file, written or not."""
+        """The logical offset after the last file, written or not; 0 without files."""
         return self.files[-1].end if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file in which the logical offset lies, or None where there is no such file."""
+        """Return the file that has a logical offset, or None. O(1), because all files have one size."""
         files = self.files
         if not files or not files[0].begin <= offset < files[-1].begin + self.file_size:
             return None
         return files[(offset - files[0].begin) // self.file_size]
 
     def map_all(self) -> None:
-        """Map all files now: they can be read then even when others delete them. Raises OSError."""
+        """Map all files now, so that they can be read even after another process deletes them. Raises OSError."""
         for file in self.files:
             _ = file.map
 
     def create_next(self, begin: int | None = None, *, reads_ahead: bool = True) -> MappedFile:
-        """Add a file behind the last one; in an empty queue it starts at `begin`, a multiple of the file size."""
+        """Add a file after the last one; if there is none, one that begins at `begin`, a multiple of the file size."""
         if begin is None or self.files:
             begin = self.end
         if self.files:
@@ -428,16 +437,16 @@ class MappedFileQueue:
         return file
 
     def detach_first(self) -> MappedFile:
-        """Let the logical file begin with the second file and return the first, which is then to be deleted."""
+        """Remove and return the first file; the caller deletes it."""
         file = self.files[0]
         file.detach()
         del self.files[0]
         return file
 
     def truncate(self, offset: int) -> None:
-        """Erase everything from the logical offset on: zeros to the end of its file, and no file after that.
+        """Erase everything from a logical offset on: zeros up to the end of its file, and no file after that.
 
-        The zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.
+        The zeros are durable on return, so that a later record, if it is torn, cannot be completed by an old one.
         """
         if self.files and self.files[-1].begin > offset:
             while self.files and self.files[-1].begin > offset:

@@ -1,37 +1,42 @@
-"""The engine: a directory that takes messages and gives them back.
+"""The message store: a directory of messages that can be put, read, and queried by key.
 
-    <store>/commitlog/      the messages                                    commit_log
-           /consumequeue/   where the messages of each queue lie            consume_queue
-           /index/          where the messages with a key lie               index
-           /config/         the broker's small tables                       config_files
-           /checkpoint      up to when everything is on disk                checkpoint
-           /abort           there while the store is open, and after a crash
-           /lock            held by whoever serves the store                lock
+    <store>/commitlog/      the records of all messages                                    commit_log
+           /consumequeue/   for each queue, where its records are                          consume_queue
+           /index/          for each key, where the records with it are                    index
+           /config/         the broker's small tables                                      config_files
+           /checkpoint      the store times up to which log, queues and index are on disk  checkpoint
+           /abort           exists while the store is open, and after a crash
+           /lock            locked by the broker that serves the store                     lock
 
-`put` writes a record into the mapped log and notes it as pending; `reput` writes the units and entries that lead to
-what is pending, many at once. Every read winds `reput` first, so that whoever was told of a message can read it.
-Nothing here waits for the disk but `flush` and `checkpoint`, which any thread may call while the owner's thread puts
-and reads; all other methods belong to one thread.
+The life of a message:
 
-A store that could not bring its bytes to disk cannot know what is there. After an error from fsync, or from a disk
-that fills up in the middle of a dispatch, it refuses writes until it is opened again, and leaves `abort` behind so
-that opening recovers. Reads go on.
+    put        encodes the record into the mapped log and adds a dispatch request to the pending ones
+    reput      writes the ConsumeQueue units and index entries of the pending requests, in one batch
+    flush      makes the log durable; `checkpoint` also the queues and the index (see `flusher`)
+    get        reads records by queue offset
 
-Answers to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differences: no record counts as being "in disk",
-so a get is limited by the limits for memory alone; an fsync error is never swallowed (apache/rocketmq#2706).
+Every read calls `reput` first, so a message can be read as soon as its put has returned.
+
+Threads: `flush`, `checkpoint`, `warm` and `delete_expired` may be called by any thread while the owner's thread puts
+and reads. All other methods belong to the owner's thread. Only `flush` and `checkpoint` wait for the disk.
+
+A store that is not sure what is on disk, after an fsync error or a disk that filled up during a dispatch, refuses puts
+until it is opened again (`write_state`), and leaves `abort` behind so that opening recovers. It keeps serving reads.
+
+Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate difference: an fsync error is never swallowed
+(apache/rocketmq#2706).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, repeat
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy.typing as npt
 
@@ -54,26 +59,31 @@ from rucola.store.config import (
     StoreConfig,
 )
 from rucola.store.config_files import remove_temporary_files
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, flush_queues, iter_units, open_queues
-from rucola.store.dispatch import ArrivalListener, ConsumeQueues, Dispatcher, DispatchRequest, check_queue_name
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name, iter_units, open_queues
+from rucola.store.dispatch import ArrivalListener, ConsumeQueues, Dispatcher
+from rucola.store.dispatch_request import DispatchRequest
+from rucola.store.flusher import Flusher
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
-from rucola.store.read_batch import report_damaged_unit, take
+from rucola.store.read_batch import read_batch, report_damaged_unit
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
+from rucola.store.write_state import WriteState
 
 log = logging.getLogger(__name__)
 
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Transient: this put fails, the store stays writable. Any other error makes it refuse writes."""
+_TRANSIENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors after which the next put may succeed: this put fails, the store stays writable. Any other error makes it
+FAILED."""
 
-_MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
+_MIN_UNITS_PER_GET: Final = 16_000 // UNIT_SIZE
+"""A get looks at this many units at least, so that a filter that rejects most messages makes progress (Apache's)."""
 
 
 class MessageStore:
-    """A store, to be opened once and closed once; also a context manager, which opens at time 0.
+    """A message store, opened once and closed once; as a context manager it is opened at time 0.
 
     A put before which nothing was pending calls `on_pending`, so that `reput` is called soon. `reput` calls
     `on_arrival` with the topics that got messages; see `dispatch.ArrivalListener`. It may read.
@@ -86,44 +96,45 @@ class MessageStore:
         on_pending: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
-        self.refuses_writes: str | None = "the store is not open"
-        """Why puts are turned away; None while they are taken."""
-        self.failure: str | None = self.refuses_writes
-        """Why they are turned away for good, until the store is opened again; a full disk is no such reason."""
-        self._refusing = threading.Lock()
-        self._refusal = "the broker is a slave, whose log is its master's alone" if config.is_slave else None
-        self.replica: Replica | None = None  # of a slave, while the store is open
+        self.write_state = WriteState(is_slave=config.is_slave)
+        """Whether the store takes puts, and why not."""
+        self.replica: Replica | None = None
+        """Appends what the master sends; None unless this is an open store of a slave."""
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
+        """The encoded address that goes into each record."""
         self._on_arrival = on_arrival
         self._on_pending = on_pending
         self._pending: list[DispatchRequest] = []
+        """Requests of messages that were put and not dispatched, in the order of the log."""
         self._next_offsets: dict[tuple[str, int], int] = {}
+        """The queue offset of the next message by (topic, queue id), ahead of the ConsumeQueues by the pending ones."""
         self._damaged: set[ConsumeQueue] = set()
-        self._lost_bytes: OSError | None = None
-        self._put_timestamp = self._dispatched_timestamp = self._flushing_timestamp = 0
-        self._dirty: set[ConsumeQueue] = set()
-        self._flushing: set[ConsumeQueue] = set()
-        self._dirty_lock = threading.Lock()
-        self._one_flush = threading.Lock()
-        self._is_full = self._is_open = False
+        """Queues with a damaged unit that was logged already."""
+        self._put_timestamp = 0
+        """The store time of the last put, in milliseconds. The flusher's thread reads it."""
+        self._is_full = False
+        """Whether the last put found no space; keeps a full disk from being logged by every put."""
+        self._is_open = False
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
     def open(self, now_ms: int = 0) -> None:
-        """Take the directory, recover what a crash left and be ready for puts.
+        """Lock the directory, recover from a crash if there was one, and take puts.
 
-        Raises StoreLocked where another broker has it, StoreCorrupt where the files contradict each other or the
-        configuration, and StoreError where the system does not let it work there.
+        Raises StoreLocked if another broker serves the directory, StoreCorrupt if the files contradict each other or
+        the configuration, and StoreError if the operating system refuses something.
         """
         config, root = self.config, self._root
-        with _said_clearly(root), ExitStack() as resources:
+        with _with_store_path(root), ExitStack() as resources:
+            # 1. Lock the directory and find out how the last broker stopped.
             make_directory(root)
             resources.callback(DirectoryLock(root).release)
             remove_temporary_files(root)
             abort = root / "abort"
-            self._checkpoint = Checkpoint(root / "checkpoint")
             after_crash = abort.exists()
+            checkpoint = Checkpoint(root / "checkpoint")
+            # 2. Open log, queues and index as they are.
             files = MappedFileQueue.open(
                 config.commit_log_directory,
                 writable=True,
@@ -131,53 +142,64 @@ class MessageStore:
                 after_crash=after_crash,
             )
             resources.callback(files.close)
-            self._queues = ConsumeQueues(root / "consumequeue", config.mapped_file_size_consume_queue)
+            self._open_queues(after_crash)
             resources.callback(self._close_queues)
-            place, size = self._queues.directory, self._queues.file_size
-            self._queues.update(open_queues(place, writable=True, file_size=size, after_crash=after_crash))
             index = None
             if config.message_index_enable:
                 slots, entries = config.max_hash_slot_num, config.max_index_num
                 index = Index.open(root / "index", slots, entries, writable=True)
                 resources.callback(index.close)
+            # 3. Recover. `abort` exists from here on: a crash during the recovery starts it again.
             self._dispatcher = Dispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
-            recovery = Recovery(files, self._dispatcher, self._checkpoint, after_crash=after_crash)
+            recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
             abort.touch()
             sync_directory(root)
             self._log = CommitLog(files, recovery.run())
             self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
+        # 4. Start behind the last message. After a crash nothing counts as flushed.
         self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
-        for name, queue in self._queues.items():
-            self._next_offsets[name] = queue.max_offset
-            if after_crash or queue.is_changed:
-                self._dirty.add(queue)
-            last_ms = self.store_time(*name, queue.max_offset - 1)
-            self._put_timestamp = self._dispatched_timestamp = max(self._put_timestamp, last_ms)
-        if self._refusal is not None:
-            self.replica = Replica(self._log, self._queues.values(), self._next_offsets, self._note, self._forget)
+        self._flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
+        self._restore_queue_state(after_crash)
+        if config.is_slave:
+            self.replica = Replica(self._log, self._queues.values(), self._next_offsets, self._enqueue, self._restart)
         self._is_open = True
-        self.failure, self.refuses_writes = None, self._refusal
+        self.write_state.open()
+
+    def _open_queues(self, after_crash: bool) -> None:
+        self._queues = ConsumeQueues(self._root / "consumequeue", self.config.mapped_file_size_consume_queue)
+        directory, file_size = self._queues.directory, self._queues.file_size
+        self._queues.update(open_queues(directory, writable=True, file_size=file_size, after_crash=after_crash))
 
     def _close_queues(self) -> None:
         for queue in self._queues.values():
             queue.files.close()
 
-    def close(self) -> None:
-        """Bring everything to disk and give the directory up. A store that refuses writes leaves `abort` behind.
+    def _restore_queue_state(self, after_crash: bool) -> None:
+        """Take next offsets, store time and dirty queues from the opened queues."""
+        dirty = []
+        for name, queue in self._queues.items():
+            self._next_offsets[name] = queue.max_offset
+            if after_crash or queue.is_changed:
+                dirty.append(queue)
+            self._put_timestamp = max(self._put_timestamp, self.store_time(*name, queue.max_offset - 1))
+        self._flusher.mark_dirty(dirty, self._put_timestamp)
 
-        Raises OSError where the last flush fails; the directory is given up all the same.
+    def close(self) -> None:
+        """Make everything durable and unlock the directory. A store that has failed leaves `abort` behind.
+
+        Raises OSError if the last flush fails; the directory is unlocked all the same.
         """
         if not self._is_open:
             return
         self._is_open = False
         try:
-            if self.failure is None:
+            if self.write_state.failure is None:
                 self.reput()
                 if self.replica is not None:
                     self.replica.truncate()
-            if self.failure is None:
-                self.refuses_writes = "the store is closed"
+            if self.write_state.failure is None:
+                self.write_state.close()
                 self.checkpoint()
                 self._retention.delete()
                 if self._dispatcher.index is not None:
@@ -185,7 +207,7 @@ class MessageStore:
                 (self._root / "abort").unlink(missing_ok=True)
                 sync_directory(self._root)
         finally:
-            self.failure = self.refuses_writes = self.failure or "the store is closed"
+            self.write_state.close()
             self._resources.close()
 
     def __enter__(self) -> Self:
@@ -202,15 +224,17 @@ class MessageStore:
     def put(self, message: MessageInner, now_ms: int) -> PutResult:
         """Append one message, stored at `now_ms`, to its queue.
 
-        With PUT_OK the message is in the log and readable, not yet on disk (see `flush`). Never raises for the contents
-        of a message. Every one that fits a record and a file is accepted: maxMessageSize is for a broker's admissions.
+        With PUT_OK the message can be read; it is not on disk yet (see `flush`). Never raises for the contents of a
+        message. Accepts every message that fits a record and a file: maxMessageSize is a limit of the broker.
         """
-        if self.refuses_writes is not None:
+        if not self.write_state.is_writable:
             return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
+        # 1. Take the next queue offset. A prepared message is in no queue and has queue offset 0.
         commit_log = self._log
         topic, queue_id = name = (message.topic, message.queue_id)
-        takes_place = not message.sys_flag & sysflag.TRANSACTION_PREPARED
-        queue_offset = self._next_offsets.get(name, 0) if takes_place else 0
+        is_queued = not message.sys_flag & sysflag.TRANSACTION_PREPARED
+        queue_offset = self._next_offsets.get(name, 0) if is_queued else 0
+        # 2. Encode for the current end. If the record opens a new file, encode again for its physical offset there.
         physical_offset = commit_log.end
         try:
             if not queue_offset:
@@ -220,23 +244,24 @@ class MessageStore:
             if physical_offset + size > commit_log.safe_end:
                 if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                     return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
-                place = commit_log.ensure_room(size)
+                begin = commit_log.ensure_room(size)
                 self._is_full = False
-                if place != physical_offset:
-                    physical_offset = place
+                if begin != physical_offset:
+                    physical_offset = begin
                     record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
             commit_log.append(record)
         except InvalidMessage as error:
             return PutResult(self._illegal(topic, queue_id, [message.properties], error))
         except OSError as error:
             return PutResult(self._no_room(error))
+        # 3. From here on the put has succeeded.
         self._put_timestamp = now_ms
-        if takes_place:
+        if is_queued:
             self._next_offsets[name] = queue_offset + 1
         if not self._pending and self._on_pending is not None:
             self._on_pending()
         self._pending.append(
-            (
+            DispatchRequest(
                 topic, queue_id, queue_offset, physical_offset, size, now_ms,
                 message.sys_flag, message.tags_code, message.unique_key, message.keys, message.properties,
             )
@@ -246,9 +271,9 @@ class MessageStore:
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
         """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
 
-        Transaction messages cannot travel in a batch (MESSAGE_ILLEGAL), nor can nothing. Otherwise as `put`.
+        An empty batch and transaction messages are refused (MESSAGE_ILLEGAL). Otherwise like `put`.
         """
-        if self.refuses_writes is not None:
+        if not self.write_state.is_writable:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         count = len(batch.bodies)
         if not count or batch.sys_flag & sysflag.TRANSACTION_MASK:
@@ -263,10 +288,10 @@ class MessageStore:
             size = len(records)
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                 return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
-            place = commit_log.ensure_room(size)
+            begin = commit_log.ensure_room(size)
             self._is_full = False
-            if place != physical_offset:
-                physical_offset = place
+            if begin != physical_offset:
+                physical_offset = begin
                 records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
             commit_log.append(records)
         except InvalidMessage as error:
@@ -276,7 +301,9 @@ class MessageStore:
         physical_offsets = list(accumulate(sizes[:-1], initial=physical_offset))
         if not self._pending and self._on_pending is not None:
             self._on_pending()
-        self._pending += zip(
+        # `map` creates the requests without a Python-level loop.
+        self._pending += map(
+            DispatchRequest,
             repeat(topic), repeat(queue_id), range(queue_offset, queue_offset + count), physical_offsets, sizes,
             repeat(now_ms), repeat(batch.sys_flag), batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
         )  # fmt: skip
@@ -285,24 +312,26 @@ class MessageStore:
         return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
 
     def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:
-        log.debug("a message for %s-%d was refused: %s", topic, queue_id, error)
+        """Return the status of a message that cannot be encoded; `strings` are the properties of the put."""
+        log.debug("%s-%d: message refused: %s", topic, queue_id, error)
         if max(map(len, strings)) > MAX_PROPERTIES_SIZE:
             return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
         return PutMessageStatus.MESSAGE_ILLEGAL
 
     def _no_room(self, error: OSError) -> PutMessageStatus:
+        """Return the status of a put for which the log got no disk space, and log the first in a row."""
         if not self._is_full:
-            log.error("no place for a record at %d: %s", self._log.end, error)
-        self._is_full = True  # logged once, not by every sender
-        if error.errno not in _PASSING:
-            self._fail(f"the disk gave no place for a message: {error}")
+            log.error("no space for a record at %d: %s", self._log.end, error)
+        self._is_full = True
+        if error.errno not in _TRANSIENT:
+            self._fail(f"the disk gave no space for a message: {error}")
         return PutMessageStatus.CREATE_MAPEDFILE_FAILED
 
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
-        """Write the units and entries of what is pending, tell `on_arrival`, and return how many there were.
+        """Dispatch the pending requests, call `on_arrival`, and return their number.
 
-        What is above `max_count`, or needs more than `max_new_queues` new files, stays pending. An error from the disk
-        makes the store refuse writes and is raised.
+        Requests beyond `max_count` stay pending, and so do those from the first that would need more than
+        `max_new_queues` new ConsumeQueues. An OSError makes the store FAILED and is raised.
         """
         pending = self._pending
         if not pending:
@@ -316,35 +345,34 @@ class MessageStore:
             touched = self._dispatcher.dispatch(pending, self._on_arrival)
         except OSError as error:
             rest = []
-            self._fail(f"a message could not be dispatched: {error}")
+            self._fail(f"dispatch failed: {error}")
             raise
-        finally:  # not before: who is told of arrivals may read, and reading dispatches
+        finally:  # only now: `on_arrival` may read, and a read calls `reput`
             self._pending = rest + self._pending
-        with self._dirty_lock:
-            self._dirty.update(touched)
-            self._dispatched_timestamp = pending[-1][5]
+        self._flusher.mark_dirty(touched, pending[-1].store_timestamp)
         return len(pending)
 
-    def _note(self, item: DispatchRequest) -> None:
-        self._pending.append(item)
-        self._put_timestamp = item[5]
+    def _enqueue(self, request: DispatchRequest) -> None:
+        """Add the request of a record that the replica appended."""
+        self._pending.append(request)
+        self._put_timestamp = request.store_timestamp
 
-    def _forget(self, topic: str, queue_id: int) -> None:
-        """Drop a queue that begins anew."""
+    def _restart(self, topic: str, queue_id: int) -> None:
+        """Delete a queue that starts at 0 again on the master."""
         self.reput()
         self._queues[topic, queue_id].delete()
         del self._queues[topic, queue_id]
 
     @property
     def has_pending(self) -> bool:
-        """Whether something was put that `reput` has not dispatched yet."""
+        """Whether some put is not dispatched yet."""
         return bool(self._pending)
 
-    # -- to disk ------------------------------------------------------------------------------------------------------
+    # -- durability ---------------------------------------------------------------------------------------------------
 
     @property
     def last_store_timestamp(self) -> int:
-        """When the last message was put, milliseconds; 0 for a store that never had one in a queue."""
+        """The store time of the last put, in milliseconds; 0 if no queue ever had a message."""
         return self._put_timestamp
 
     @property
@@ -354,92 +382,54 @@ class MessageStore:
 
     @property
     def min_physical_offset(self) -> int:
-        """The beginning of the log."""
+        """The begin of the log."""
         return self._log.begin
 
     @property
     def flushed_physical_offset(self) -> int:
-        """Every record that ends at or before this physical offset is on disk."""
+        """The physical offset up to which all records are on disk."""
         return self._log.flushed_end
 
     def flush(self) -> None:
-        """Wait until every put that was answered before this call is on disk. For any thread.
-
-        An error from fsync makes the store refuse writes from then on and is raised: the kernel may have dropped the
-        pages that it could not write, so asking again proves nothing.
-        """
-        with self._one_flush:  # the kernel tells one caller alone that it failed; the next shall hear of it from him
-            timestamp = self._put_timestamp
-            self._sync(self._log.flush)
-            self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
+        """Wait until every put that returned before this call is on disk. For any thread; see `Flusher.flush`."""
+        self._flusher.flush()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
-        """Bring log, queues and full index files to disk, and then the checkpoint that vouches for them.
-
-        With `max_queues` a call flushes no more queues than that: the checkpoint vouches for what was in them when all
-        that had something new have had their turn. For any thread, one at a time. Errors as in `flush`.
-        """
-        self.flush()
-        with self._dirty_lock:
-            if max_queues is None or not self._flushing:
-                self._flushing, self._dirty = self._flushing | self._dirty, set()
-                self._flushing_timestamp = self._dispatched_timestamp
-        queues = list(self._flushing)[:max_queues]
-        self._sync(lambda: flush_queues(queues, beside_others=max_queues is not None))
-        self._flushing.difference_update(queues)
-        point, index = self._checkpoint, self._dispatcher.index
-        if not self._flushing:
-            point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
-        if index is not None:
-            self._sync(index.flush_full_files)
-            point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
-        self._sync(point.write)
+        """Make log, queues and index durable, and then the checkpoint. For one thread; see `Flusher.checkpoint`."""
+        self._flusher.checkpoint(max_queues)
 
     def warm(self) -> None:
-        """Touch the next few megabytes of the log, so that puts do not wait for pages. For any thread."""
+        """Touch the next few megabytes of the log, so that puts cause no page faults. For any thread."""
         self._log.warm()
 
-    def _sync(self, flush: Callable[[], object]) -> None:
-        if self._lost_bytes is not None:
-            raise self._lost_bytes
-        try:
-            flush()
-        except OSError as error:
-            self._lost_bytes = error
-            self._fail(f"the disk did not take what was stored: {error}")
-            raise
-
-    def _fail(self, why: str) -> None:
-        log.error("%s refuses writes: %s", self._root, why)
-        with self._refusing:
-            self.failure = self.refuses_writes = why
+    def _fail(self, reason: str) -> None:
+        log.error("%s takes no more messages: %s", self._root, reason)
+        self.write_state.fail(reason)
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def begin_retention_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
-        """Begin a round of retention, and refuse or take puts as full as the disks are.
+        """Begin a round of retention, and refuse or take puts according to the free disk space.
 
-        `hour` is the local one, `disks` has the figures of every file system on which the store lies.
+        `hour` is the local hour; `disks` are the file systems that hold the store.
         """
         self._retention.begin_round(now_ms, hour, disks)
-        with self._refusing:
-            if self.failure is None:
-                self.refuses_writes = self._refusal or self._retention.refusal
+        self.write_state.set_disk_full(self._retention.refusal)
 
     def expire(self, now_ms: int) -> bool:
-        """Let the log begin after its oldest file, if the round lets that go. With True, call `delete_expired`."""
+        """Remove the oldest file from the log if the round permits. If True, call `delete_expired`."""
         return self._retention.expire(now_ms)
 
     def delete_expired(self) -> None:
-        """Remove from the disk what `expire` took out. For any thread. Raises OSError; may be called again then."""
+        """Delete the files that `expire` removed. For any thread. Raises OSError; may be called again then."""
         self._retention.delete()
 
     def request_manual_deletion(self) -> None:
-        """Let files that are old enough go in the next rounds, whatever the hour."""
+        """Let the next rounds expire files that are old enough at any hour."""
         self._retention.request_manual_deletion()
 
     def delete_queue(self, topic: str, queue_id: int) -> bool:
-        """Forget a queue all of whose messages have left the log; False where it has some. It would begin at 0 again.
+        """Delete a queue that has no message left; False if it has any. The queue would start at 0 again.
 
         Raises OSError.
         """
@@ -466,10 +456,11 @@ class MessageStore:
     ) -> GetResult:
         """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
 
-        `accepts` is asked with the tags code of each, then `matches` with the properties; what they refuse is passed
-        over, and so is a unit that does not point at its record. Wherever that ends, `next_begin_offset` is where to go
-        on; for an offset outside, the nearest inside.
+        `accepts` gets the tags code of each message, then `matches` its properties; rejected messages are skipped, and
+        so are damaged units. The result's `next_begin_offset` is where the next get continues; for an offset outside
+        the queue it is the nearest one inside.
         """
+        # 1. An offset outside the queue gets no records, but the offset to continue from.
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0)
@@ -483,28 +474,30 @@ class MessageStore:
             status, correction = GetMessageStatus.OFFSET_OVERFLOW_BADLY, end
         if correction >= 0:
             return GetResult(status, correction, begin, end, [], 0)
-        units = queue.units_in_file(queue_offset, max(_MIN_UNITS_LOOKED_AT, max_count))
+        # 2. The units to look at, up to the end of their file; none if the file is gone.
+        units = queue.units_in_file(queue_offset, max(_MIN_UNITS_PER_GET, max_count))
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
-        most, room, suggests_slave = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
-        max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
-        status, looked_at, records, total = take(
+        # 3. The limits depend on the distance of the first record, whose offset is in 8 bytes, to the end of the log.
+        distance = self._log.end - int.from_bytes(units[:8], "big")
+        count_limit, bytes_limit, suggests_slave = self.config.transfer_limits(distance)
+        status, following, records, total = read_batch(
             self._log,
             units,
             queue_offset,
-            max_count,
-            max_bytes,
+            min(max_count, count_limit),
+            bytes_limit if max_bytes is None else max_bytes,
             accepts,
             matches,
             lambda at: report_damaged_unit(queue, at, self._damaged),
         )
-        return GetResult(status, queue_offset + looked_at, begin, end, records, total, suggests_slave)
+        return GetResult(status, following, begin, end, records, total, suggests_slave)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
 
-        They end at the end of a file of the queue, so fewer may come while more are there; none where there is none.
+        The list ends at the end of a queue file, even if the queue has more units; it is empty outside the queue.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
@@ -512,24 +505,25 @@ class MessageStore:
         return list(iter_units(queue.units_in_file(queue_offset, max_count)))
 
     def unit_array(self, topic: str, queue_id: int, begin: int, end: int) -> npt.NDArray[Any]:
-        """Return the units from `begin` to `end` as far as they are there: shape (n,), of type consume_queue.UNIT."""
+        """Return the units from `begin` to `end`, limited to those that exist: shape (n,), type consume_queue.UNIT."""
         self.reput()
         return self._queues[topic, queue_id].units(begin, end)
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
-        """Return bytes of the log in place; see `CommitLog.hold_bytes`."""
+        """Return bytes of the log without a copy; see `CommitLog.hold_bytes`."""
         return self._log.hold_bytes(physical_offset, max_size)
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """Return the whole record that begins there, or None where none does."""
+        """Return the record that begins at a physical offset, or None if none does."""
         return self._log.record(physical_offset)
 
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:
-        """Return records whose key has the hash of `key`, at most maxMsgsNumBatch (64), the latest where more do.
+        """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch (64).
 
-        The caller compares the keys. The window is in whole seconds, see `index`. Physical offsets are below `before`.
+        The caller compares the keys. Times are compared in whole seconds (see `index`). All physical offsets are below
+        `before`, so the first offset of one result continues the query.
         """
         self.reput()
         index = self._dispatcher.index
@@ -545,38 +539,38 @@ class MessageStore:
         return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue, half-open."""
+        """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue; ranges are half-open."""
         self.reput()
         for queue in self._queues.values():
             queue.raise_min_offset(self._log.begin)
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the first queue offset that can be read; 0 for a queue without messages."""
+        """Return the queue offset of the first message that can be read; 0 for a queue that never had one."""
         queue = self._queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset that the next message will get; 0 for a queue without messages."""
+        """Return the queue offset of the next message; 0 for a queue that never had one."""
         queue = self._queue(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the store time of a message; -1 where the queue does not have it."""
+        """Return the store time of a message in milliseconds; -1 if the queue does not have it."""
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
         return self._log.store_timestamp(queue.unit(queue_offset)[0])
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Return the store time of the first message of a queue that can be read; -1 without one."""
+        """Return the store time of the first message that can be read; -1 for an empty queue."""
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the message that was stored nearest to that time.
+        """Return the queue offset of the message stored nearest to a time; 0 for an empty queue.
 
-        Before the first that is the first, after the last the last; of two as near the earlier. Among messages of
-        the same millisecond it is the one that Apache's halving meets first. An empty queue answers 0.
+        If two are equally near it is the earlier one. Among messages of one millisecond it is the one that Apache's
+        bisection visits first (see `ConsumeQueue.nearest_offset`).
         """
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == queue.min_offset:
@@ -584,7 +578,7 @@ class MessageStore:
         return queue.nearest_offset(timestamp_ms, self._log.store_timestamp)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue with everything that was put and is still there; None if nothing ever was."""
+        """Dispatch what is pending and return a queue, its `min_offset` up to date; None if it never had a message."""
         if self._pending:
             self.reput()
         queue = self._queues.get((topic, queue_id))
@@ -594,8 +588,8 @@ class MessageStore:
 
 
 @contextmanager
-def _said_clearly(root: Path) -> Iterator[None]:
-    """Turn an error of the system into one that names the store."""
+def _with_store_path(root: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that names the store."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,11 @@
-"""What a get takes from a queue: the records to which its units point, one after the other.
+"""Reading a batch: the records that consecutive units of a queue point at, filtered and limited.
 
-A unit of which a filter does not like the tags code, or the properties of its record, is passed over, and so is one
-whose record has gone with its file of the log. A unit whose record does not say that it lies there, has that size and
-that place in its queue is damaged; it is passed over too, since any other bytes would be worse than none.
+A unit is skipped if a filter rejects its tags code or its record's properties, if the log no longer has its record, or
+if it is damaged. A unit is damaged if its record does not state the same size, queue offset and physical offset; other
+bytes would be worse for a consumer than a missing message.
 
-Answers to the loop in DefaultMessageStore.getMessage of org.apache.rocketmq.store, which returns whatever a unit points
-at.
+Corresponds to the loop in DefaultMessageStore.getMessage of org.apache.rocketmq.store, which returns whatever a unit
+points at.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rucola.store.consume_queue import ConsumeQueue, iter_units
 
 logger = logging.getLogger(__name__)
 
-_ANYWHERE: Final = -1 << 63
-"""Before every physical offset that a unit can have."""
+_NO_OFFSET: Final = -1 << 63
+"""Less than every physical offset that a unit can have."""
 
 
-def take(
+def read_batch(
     log: CommitLog,
     units: bytes,
     queue_offset: int,
@@ -36,54 +36,70 @@ def take(
     matches: Callable[[Mapping[str, str]], bool] | None,
     on_damage: Callable[[int], None],
 ) -> tuple[GetMessageStatus, int, list[bytes], int]:
-    """Return (status, how many units were looked at, records, their bytes), given units from `queue_offset` on.
+    """Return (status, queue offset to continue from, records, their bytes).
 
-    Takes up to `max_count` records, and up to `max_bytes` after the first. `on_damage` is told the queue offsets of
-    damaged units.
+    `units` are the units from `queue_offset` on. At most `max_count` records are returned, and after the first at most
+    `max_bytes`. `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue
+    offset of each damaged unit.
+
+    The loop runs for every message that consumers read, so its variables are locals, the log file of the last record
+    is kept, and a record is checked by one comparison of three fields in place (`place_of`) and copied once.
     """
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     records: list[bytes] = []
-    total = looked_at = 0
-    goes_on_at = _ANYWHERE
+    total = 0
+    following = queue_offset
+    skip_before = _NO_OFFSET
+    # The log file of the last record: its bytes, its physical offset, and how many of them the log has written.
     mapped: mmap | bytes = b""
-    begin = size_there = 0
-    for physical_offset, size, code in iter_units(units):
-        if physical_offset >= goes_on_at:
-            if records and (len(records) >= max_count or total + size > max_bytes):
-                break
-            if (accepts is None or accepts(code)) and (matches is None or log.matches(physical_offset, matches)):
-                position = physical_offset - begin
-                if not 0 <= position <= size_there - size and (file := log.files.find(physical_offset)) is not None:
-                    mapped, begin, size_there = file.map, file.begin, min(log.end, file.end) - file.begin
-                    position = physical_offset - begin
-                if (
-                    0 <= position <= size_there - size
-                    and size >= MIN_RECORD_SIZE
-                    and place_of(mapped, position) == (size, queue_offset + looked_at, physical_offset)
-                ):
-                    records.append(mapped[position : position + size])
-                    total += size
-                    status = GetMessageStatus.FOUND
-                    goes_on_at = _ANYWHERE
-                elif 0 <= physical_offset < log.begin:
-                    if not records:
-                        status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                    goes_on_at = log.next_file_begin(physical_offset)
-                else:
-                    on_damage(queue_offset + looked_at)
-            elif not records:
+    begin = written = 0
+    for physical_offset, size, tags_code in iter_units(units):
+        at, following = following, following + 1
+        # 1. Skip the rest of a deleted log file, once a unit pointed into it.
+        if physical_offset < skip_before:
+            continue
+        # 2. Stop before the record that exceeds a limit. The first is always returned: a consumer must get past it.
+        if records and (len(records) >= max_count or total + size > max_bytes):
+            return status, at, records, total
+        # 3. Filter by tags code, which the unit has, and only then by properties, which are in the record.
+        if (accepts is not None and not accepts(tags_code)) or (
+            matches is not None and not log.matches(physical_offset, matches)
+        ):
+            if not records:
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
-        looked_at += 1
-    return status, looked_at, records, total
+            continue
+        # 4. Find the log file, unless the record is in the same file as the last one.
+        position = physical_offset - begin
+        if not 0 <= position <= written - size and (file := log.files.find(physical_offset)) is not None:
+            mapped, begin, written = file.map, file.begin, min(log.end, file.end) - file.begin
+            position = physical_offset - begin
+        # 5. Copy the record, if it is the one that the unit claims.
+        if (
+            0 <= position <= written - size
+            and size >= MIN_RECORD_SIZE
+            and place_of(mapped, position) == (size, at, physical_offset)
+        ):
+            records.append(mapped[position : position + size])
+            total += size
+            status = GetMessageStatus.FOUND
+            skip_before = _NO_OFFSET
+        # 6. Otherwise its file is deleted, or the unit is damaged.
+        elif 0 <= physical_offset < log.begin:
+            if not records:
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+            skip_before = log.next_file_begin(physical_offset)
+        else:
+            on_damage(at)
+    return status, following, records, total
 
 
-def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, said: set[ConsumeQueue]) -> None:
-    """Say that a queue is damaged, once: unless it is in `said`, where it is then."""
-    if queue not in said:
-        said.add(queue)
+def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:
+    """Log that a queue has a damaged unit, once per queue: unless it is in `reported`, to which it is added."""
+    if queue not in reported:
+        reported.add(queue)
         logger.error(
-            "%s-%d: the unit at %d does not point at its message, which is passed over; `rucola store check` names "
-            "all such units, and `rucola store rebuild`, with the broker stopped, makes them anew",
+            "%s-%d: the unit at queue offset %d does not point at its message, which is skipped; `rucola store check` "
+            "lists all such units, and `rucola store rebuild`, with the broker stopped, repairs them",
             queue.topic,
             queue.queue_id,
             queue_offset,

@@ -1,15 +1,13 @@
-"""The read-only door into a store directory: for Spark, for `rucola store`, for anyone with a question.
+"""The store reader: read-only access to a store directory, for Spark and `rucola store`.
 
-A StoreReader writes nothing, takes no lock and leaves no `abort`, so it may look at the directory of a broker that
-is running, at a copy, and at a file system that is mounted read-only. It is a picture of the moment in which it was
-opened: open another one to see what has come since. It holds every file of the store open; close it, or use it in a
-`with`.
+A StoreReader writes nothing, takes no lock and leaves no `abort`. So it can read the directory of a running broker, a
+copy, or a file system that is mounted read-only. It is a snapshot of the moment at which it was opened; open another
+one to see newer messages. It keeps every file of the store open until `close`, or the end of its `with` block.
 
-What belongs to the store is decided from the outside: a log ends at the first thing that is no sound record, and a
-ConsumeQueue ends with the last unit that points at its own record, since Apache's broker leaves what a recovery cut
-off lying behind.
+It does not rely on a clean stop: the log ends at the first invalid record, and a ConsumeQueue ends with its last unit
+that points at its own record, since Apache's broker leaves on disk what a recovery has cut off.
 
-Answers to nothing in Apache RocketMQ, where reading a store takes a broker.
+No counterpart in Apache RocketMQ, where reading a store takes a broker.
 """
 
 from __future__ import annotations
@@ -44,11 +42,13 @@ class LogFile(NamedTuple):
 class StoreReader:
     """A store directory, read-only.
 
-    `index_slots` is maxHashSlotNum of the broker that wrote the index; 0 takes it that a file has four entries per
-    slot, which holds for the default and wherever both numbers were changed together. `commit_log` is where the log
-    lies when that is not `<path>/commitlog` (storePathCommitLog).
+    Args:
+        path: the directory that holds `commitlog/`.
+        index_slots: maxHashSlotNum of the broker that wrote the index; 0 assumes four entries per slot, which is the
+            default and holds if both numbers were changed together.
+        commit_log: the directory of the log if it is not `<path>/commitlog` (storePathCommitLog).
 
-    Raises StoreError when `path` is no directory, and StoreCorrupt when its files do not fit each other.
+    Raises StoreError if `path` is no directory, and StoreCorrupt if its files contradict each other.
     """
 
     def __init__(self, path: str | Path, *, index_slots: int = 0, commit_log: str | Path | None = None) -> None:
@@ -65,7 +65,7 @@ class StoreReader:
             queue.raise_min_offset(self._log.begin)
 
     def close(self) -> None:
-        """Close all files. Records and units that were given out stay valid; buffers do not."""
+        """Close all files. Records and units that were returned stay valid; buffers do not."""
         self._log.close()
         for queue in self._queues.values():
             queue.files.close()
@@ -89,12 +89,12 @@ class StoreReader:
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the log begins: the physical offset of its first record."""
+        """The begin of the log: the physical offset of its first record."""
         return self._log.begin
 
     @cached_property
     def max_physical_offset(self) -> int:
-        """Where the log ends. The first time this is asked the last file is scanned, CRC and all."""
+        """The end of the log. The first access scans the last file, including its CRCs."""
         end = self._log.begin
         for file in reversed(self._log.files):
             stop = list(scan(self._log, file.begin))[-1]
@@ -105,16 +105,17 @@ class StoreReader:
         return end
 
     def buffer(self, file: LogFile) -> memoryview:
-        """Return the bytes of a log file, mapped read-only: `buffer[position]`, position counted in this file.
+        """Return the bytes of a log file, mapped read-only; positions are counted from the begin of the file.
 
-        The view is valid until the reader is closed; release it before, or the file stays mapped until it is gone.
+        The view is valid until the reader is closed. Release it before that, or the file stays mapped as long as the
+        view exists.
         """
         return memoryview(self._mapped(file.begin).map)[: file.size]
 
     def record(self, physical_offset: int, *, decompress: bool = True) -> MessageExt:
-        """Return the message whose record begins there, with its body as stored when `decompress` is False.
+        """Return the message at a physical offset, its body as stored if `decompress` is False.
 
-        Raises StoreError for an offset outside the log and StoreCorrupt where no sound record begins.
+        Raises StoreError for an offset outside the log, and StoreCorrupt if no valid record begins there.
         """
         file = self._mapped(physical_offset)
         position = physical_offset - file.begin
@@ -123,18 +124,17 @@ class StoreReader:
         except InvalidMessage as error:
             raise StoreCorrupt(file.path, position, str(error)) from error
         if message.physical_offset != physical_offset:
-            raise StoreCorrupt(file.path, position, f"the record says that it lies at {message.physical_offset}")
+            raise StoreCorrupt(file.path, position, f"the record states physical offset {message.physical_offset}")
         return message
 
     def runs(self, begin: int | None = None) -> Iterator[RecordRun | ScanEnd]:
-        """Yield the sound records from physical offset `begin` as runs of columns, and at last a ScanEnd (see `scan`)."""
+        """Yield the valid records from physical offset `begin` as runs of columns, and finally a ScanEnd."""
         return scan(self._log, self._log.begin if begin is None else begin)
 
     def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
-        """Yield the messages whose records begin from physical offset `begin` up to `end`, in order.
+        """Yield the messages from physical offset `begin`, where a record begins, up to `end`, in order.
 
-        A record must begin at `begin`. Without `end` the walk goes on to the end of the log. Raises StoreCorrupt
-        where it meets anything that is no sound record before that.
+        By default up to the end of the log. Raises StoreCorrupt at an invalid record before that.
         """
         for item in self.runs(begin):
             if isinstance(item, ScanEnd):
@@ -154,7 +154,7 @@ class StoreReader:
         file = self._log.find(physical_offset)
         if file is None or physical_offset >= file.end:
             raise StoreError(
-                f"physical offset {physical_offset} lies outside {self._log.directory}, "
+                f"physical offset {physical_offset} is outside {self._log.directory}, "
                 f"which holds {self._log.begin} to {self._log.end}"
             )
         return file
@@ -162,13 +162,13 @@ class StoreReader:
     # -- queues and keys ----------------------------------------------------------------------------------------------
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return {(topic, queue id): (min queue offset, max queue offset)} of every ConsumeQueue, half-open."""
+        """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue; ranges are half-open."""
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
     def units(self, topic: str, queue_id: int, begin: int = 0, end: int | None = None) -> npt.NDArray[Any]:
-        """Return the units of queue offsets `begin` to `end`, cut to what the queue holds.
+        """Return the units of queue offsets `begin` to `end`, limited to those that exist.
 
-        Shape (n,), of type `consume_queue.UNIT`: physical_offset, size, tags_code. An unknown queue has none.
+        Shape (n,), type `consume_queue.UNIT`: physical_offset, size, tags_code. An unknown queue has none.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -187,8 +187,8 @@ class StoreReader:
     ) -> list[MessageExt]:
         """Return up to `max_count` messages with this key, oldest first.
 
-        The index knows hashes only, so the keys are compared here. Of more than `max_count` index entries the latest
-        are looked at. The time window is compared in whole seconds, as the index keeps it.
+        Reads the latest `max_count` index entries with the hash of the key, and compares the keys of their messages.
+        Times are compared in whole seconds, as the index has them.
         """
         messages = []
         for physical_offset in self.index.query(topic, key, max_count, begin_ms, end_ms):
@@ -204,11 +204,11 @@ class StoreReader:
         return Index.open(self.path / "index", self._index_slots)
 
     def config(self, name: str) -> Any:
-        """Return the value of `config/<name>.json`, or None where there is no such file."""
+        """Return the value of `config/<name>.json`, or None if there is no such file."""
         return read_config(config_path(self.path, name))
 
     def _drop_stale_units(self, queue: ConsumeQueue) -> None:
-        """Let the queue end with the last unit that points at its own record."""
+        """End a queue with its last unit that points at its own record."""
         end = queue.max_offset
         while end > queue.min_offset and not queue.is_valid_at(end - 1, self._log):
             end -= 1

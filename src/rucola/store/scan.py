@@ -1,18 +1,19 @@
-"""Reading a CommitLog from front to back, believing nothing.
+"""Scan: read a CommitLog from front to back without trusting any byte.
 
-Records follow each other without gap, so the only way through a log is from size to size. A file ends with a blank
-that says how much of it is unused (its first 8 bytes count, the rest may be anything), and the log goes on in the
-next file. Zeros stand where nothing was written yet.
+Records follow each other without gaps, so the size of each leads to the next; there is no other way through a log. A
+file ends with a blank, whose first 8 bytes say how much of the file is unused; then the log continues in the next file.
+Bytes that were never written are zeros.
 
-A record is sound when its magic and its sizes agree (see `rucola.message.record`), its physicalOffset is the address
-at which it lies, and its body has its CRC. The CRC says nothing about the other fields; that queueOffset counts
-without gap in every queue is for the caller to compare (see `recovery` and `check`).
+A record is valid if its magic and its sizes are consistent (see `rucola.message.record`), its physicalOffset is its
+position in the log, and its body matches its CRC. The CRC does not cover the other fields; callers check that the
+queueOffsets of each queue are consecutive (`recovery`, `tools.check`).
 
-The walk from size to size is Python, all else is done for a megabyte of records at once: their fixed fields are
-gathered into one numpy array and compared as columns. Whoever needs columns finds them in `RecordRun`.
+Only the walk from size to size is a Python loop. All other checks are done for a megabyte of records at once: numpy
+gathers their fixed fields into one structured array and compares columns. `RecordRun` returns these columns.
 
-Answers to org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize. Apache allocates as many bytes as a record
-claims before it looks at them, and dies of a size of 0x7fffffff; here a size is first held against the file.
+Corresponds to org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize. Deliberate difference: Apache allocates as
+many bytes as a record claims before it checks them, and dies of a size of 0x7fffffff; here the size is first compared
+with the file.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ from rucola.message.topics import MAX_TOPIC_LENGTH
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 _RUN_SIZE: Final = 1 << 20
+"""Bytes of a run: enough for numpy to pay off, few enough to stay in the processor's cache."""
 
 
 @dataclass(slots=True)
 class RecordRun:
-    """Sound records that follow each other in one file.
+    """Consecutive valid records of one file, in columns of shape (n,).
 
-    `positions` are those of the records in `file`, shape (n,). `heads` are their fixed fields (`record.HEAD`), shape
-    (n,), a copy; for records with IPv6 hosts only the fields up to born_timestamp are what they are called, which
-    `store_timestamps` makes up for.
+    `positions` are the positions of the records in `file`, and `heads` a copy of their fixed fields (`record.HEAD`). In
+    the head of a record with IPv6 hosts, the fields after born_timestamp are shifted; `store_timestamps` is always
+    right.
     """
 
     file: MappedFile
@@ -51,15 +53,15 @@ class RecordRun:
 
     @property
     def end(self) -> int:
-        """The physical offset behind the last record."""
+        """The end of the last record, as a physical offset."""
         return int(self.file.begin + self.positions[-1] + self.heads["size"][-1])
 
 
 @dataclass(slots=True)
 class ScanEnd:
-    """Where a scan ended: the logical end of the log, or the first thing that is no sound record.
+    """The physical offset at which a scan ended: the end of the log, or its first invalid record.
 
-    `damage` says what is wrong there; it is None where the log simply ends, in zeros or behind its last file.
+    `damage` describes the invalid record; None if the log ends there, in zeros or after its last file.
     """
 
     physical_offset: int
@@ -67,9 +69,9 @@ class ScanEnd:
 
 
 def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
-    """Yield the sound records from physical offset `begin`, where one must begin, and at last one ScanEnd.
+    """Yield the valid records from physical offset `begin`, where a record begins, and finally one ScanEnd.
 
-    An offset at which no file lies is the end of the log.
+    The log ends at an offset that is in no file.
     """
     offset = begin
     while (file := log.find(offset)) is not None:
@@ -88,13 +90,14 @@ def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterato
 
 
 def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
-    """Yield the sound records of one file from `position` on, and at last one ScanEnd.
+    """Yield the valid records of one file from `position` on, and finally one ScanEnd.
 
-    The ScanEnd is the file's end where a blank takes the rest of it.
+    If a blank takes the rest of the file, the ScanEnd is the end of the file.
     """
     mapped, size = file.map, file.size
     unpack = FRAME.unpack_from
     while True:
+        # 1. Walk from size to size through a copy of the next megabyte, and collect where records begin.
         data = mapped[position : min(position + _RUN_SIZE, size)]
         begins, end, limit = [], 0, len(data) - MIN_RECORD_SIZE
         while end <= limit:
@@ -103,16 +106,18 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
                 break
             begins.append(end)
             end += record_size
-        if end > len(data):  # the last goes on behind what is there of it, and begins the next run
+        # 2. A record that exceeds the copy begins the next run. If it is the only one, copy all of it, but not before
+        # its head is checked: a damaged size must not allocate a gigabyte.
+        if end > len(data):
             end = begins.pop()
-            # So many bytes for one record are not copied before it looks like one.
-            if not begins and record_size <= size - position and _what_is_wrong(file, position) is None:
+            if not begins and record_size <= size - position and _damage_without_crc(file, position) is None:
                 data = mapped[position : position + record_size]
                 begins, end = [0], record_size
         if not begins:
-            yield _stop(file, position)
+            yield _scan_end(file, position)
             return
-        run, damage = _sound(file, position, begins, data, check_crc)
+        # 3. Check all of them at once. The first invalid one ends the scan.
+        run, damage = _valid_run(file, position, begins, data, check_crc)
         if len(run.positions):
             yield run
         if damage is not None:
@@ -121,8 +126,8 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
         position += end
 
 
-def _stop(file: MappedFile, position: int) -> ScanEnd:
-    """Say why there is no record at `position`."""
+def _scan_end(file: MappedFile, position: int) -> ScanEnd:
+    """Return the end of a scan at `position`, where no record begins: end of file, end of log, or damage."""
     left = file.size - position
     at = file.begin + position
     if left < FRAME.size:
@@ -131,73 +136,80 @@ def _stop(file: MappedFile, position: int) -> ScanEnd:
     size, magic = FRAME.unpack_from(file.map, position)
     if magic == BLANK_MAGIC:
         if size != left:
-            return ScanEnd(at, f"a blank claims {size} bytes where {left} are left in the file")
+            return ScanEnd(at, f"a blank claims {size} bytes, but the file has {left} left")
         return ScanEnd(file.end, None)
     if magic == 0 and size == 0:
         return ScanEnd(at, None)
     if magic != MESSAGE_MAGIC:
         return ScanEnd(at, f"magic is {magic:#010x}, neither record nor blank")
-    return ScanEnd(at, _what_is_wrong(file, position) or f"size is {size} where {left} bytes are left in the file")
+    return ScanEnd(at, _damage_without_crc(file, position) or f"size is {size}, but the file has {left} bytes left")
 
 
-def _sound(
+def _valid_run(
     file: MappedFile, first: int, begins: list[int], copy: bytes, check_crc: bool
 ) -> tuple[RecordRun, str | None]:
-    """Return the run of sound records that these begin with, and what is wrong with the first that is not.
+    """Return the valid records before the first invalid one, and the damage of that one, or None.
 
-    `copy` has the bytes of the file from position `first` on, and the records begin in it at `begins`.
+    `copy` has the bytes of the file from position `first` on; records begin in it at `begins`. A record:
+
+        relative       relative + 88 (HEAD_SIZE)   topic_at                     properties_at
+        fixed fields   body                        topic size (1), topic        properties size (2), properties
     """
     view = memoryview(copy)
     data = np.frombuffer(view, np.uint8)
     relative = np.array(begins, np.int64)
     at = relative + first
-    # Every byte of the data begins a head here, and those are taken that begin a record.
+    # 1. Gather the fixed fields: an array of overlapping heads, one from each byte, indexed by the records' begins.
     heads = np.ndarray((len(data) - HEAD_SIZE + 1,), HEAD, view, strides=(1,))[relative]
     sizes = heads["size"].astype(np.int64)
     body_sizes = heads["body_size"].astype(np.int64)
     store_timestamps = heads["store_timestamp"].astype(np.int64)
     crcs = heads["body_crc"]
     v6 = (heads["sys_flag"] & sysflag.HOSTS_V6) != 0
-    # A topic and properties of one byte each must at least be found where the body ends.
+    # 2. Check the sizes of all records at once. Where a size is wrong, its successors are read at position 0 of the
+    # copy (np.where), so that no index leaves the array; `valid` is False there already.
     topic_at = relative + HEAD_SIZE + body_sizes
-    sound = (body_sizes >= 0) & (topic_at + 3 <= relative + sizes) & ~v6
-    safe_topic = np.where(sound, topic_at, 0)
+    valid = (body_sizes >= 0) & (topic_at + 3 <= relative + sizes) & ~v6
+    safe_topic = np.where(valid, topic_at, 0)
     topic_sizes = data[safe_topic].astype(np.int64)
     properties_at = safe_topic + 1 + topic_sizes
-    sound &= (topic_sizes <= MAX_TOPIC_LENGTH) & (properties_at + 2 <= relative + sizes)
-    safe_properties = np.where(sound, properties_at, 0)
+    valid &= (topic_sizes <= MAX_TOPIC_LENGTH) & (properties_at + 2 <= relative + sizes)
+    safe_properties = np.where(valid, properties_at, 0)
     properties_sizes = (data[safe_properties].astype(np.int64) << 8) | data[
         np.minimum(safe_properties + 1, len(data) - 1)
     ]
-    sound &= (properties_sizes <= MAX_PROPERTIES_SIZE) & (properties_at + 2 + properties_sizes == relative + sizes)
+    valid &= (properties_sizes <= MAX_PROPERTIES_SIZE) & (properties_at + 2 + properties_sizes == relative + sizes)
+    # 3. Records with IPv6 hosts have longer heads; they are rare and checked one by one.
     body_begins, body_ends = relative + HEAD_SIZE, topic_at
     for k in np.flatnonzero(v6):
         try:
             outline = peek(copy, begins[k])
         except InvalidMessage:
             continue
-        sound[k] = True
+        valid[k] = True
         store_timestamps[k] = outline.store_timestamp
         body_begins[k], body_ends[k] = outline.body_begin, outline.body_end
-    sound &= heads["physical_offset"] == at + file.begin
-    count = len(begins) if sound.all() else int(np.argmin(sound))
-    why = None if count == len(begins) else _what_is_wrong(file, first + begins[count])
+    # 4. Find the first invalid record, and why it is.
+    valid &= heads["physical_offset"] == at + file.begin
+    count = len(begins) if valid.all() else int(np.argmin(valid))
+    damage = None if count == len(begins) else _damage_without_crc(file, first + begins[count])
+    # 5. Compare the CRCs of the bodies before it.
     if check_crc:
         bodies = map(view.__getitem__, map(slice, body_begins[:count].tolist(), body_ends[:count].tolist()))
         found = np.fromiter(map(crc32, bodies), np.int64, count) & 0x7FFFFFFF
         wrong = np.flatnonzero(found != crcs[:count])
         if wrong.size:
             count = int(wrong[0])
-            why = f"the body's CRC is {found[count]}, but the record says {crcs[count]}"
-    return RecordRun(file, at[:count], heads[:count], store_timestamps[:count]), why
+            damage = f"the body's CRC is {found[count]}, but the record states {crcs[count]}"
+    return RecordRun(file, at[:count], heads[:count], store_timestamps[:count]), damage
 
 
-def _what_is_wrong(file: MappedFile, position: int) -> str | None:
-    """Say why there is no record at `position`, as far as that shows without its body; None where it does not."""
+def _damage_without_crc(file: MappedFile, position: int) -> str | None:
+    """Return why no valid record is at `position`, without looking at its CRC; None if it is valid so far."""
     try:
         outline = peek(file.map, position)
     except InvalidMessage as error:
         return str(error)
     if outline.physical_offset != file.begin + position:
-        return f"the record says that it lies at {outline.physical_offset}"
+        return f"the record states physical offset {outline.physical_offset}"
     return None

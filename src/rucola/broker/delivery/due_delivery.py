@@ -21,7 +21,7 @@ from rucola.message import MessageExt, properties
 from rucola.message.record import decode
 from rucola.message.topics import MAX_TOPIC_LENGTH, TRANS_HALF_TOPIC
 from rucola.store.config import PutMessageStatus
-from rucola.store.dispatch import check_queue_name
+from rucola.store.consume_queue import check_queue_name
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)

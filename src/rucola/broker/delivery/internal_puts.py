@@ -108,7 +108,7 @@ class InternalPuts:
 
     def reason(self, result: PutResult) -> str:
         """Return why a put failed."""
-        return self._store.refuses_writes or _REASONS.get(result.status, result.status.name)
+        return self._store.write_state.reason or _REASONS.get(result.status, result.status.name)
 
     def put_or_buffer(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
         """Put a message, or keep it in memory until it can be put. Messages keep their order.

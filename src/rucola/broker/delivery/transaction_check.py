@@ -62,6 +62,6 @@ class TransactionCheckService:
         progress = self._transactions.offsets()
         timeout_ms = self._store.config.sync_flush_timeout
         flushed = await self._flush.wait_flushed(self._store.max_physical_offset, timeout_ms)
-        if flushed and self._store.failure is None:
+        if flushed and self._store.write_state.failure is None:
             self._transactions.commit_offsets(progress)
             await in_thread(self._offsets.snapshot_writer())

@@ -411,7 +411,7 @@ class SendProcessor:
 
     def _not_stored(self, command: RemotingCommand, status: PutMessageStatus) -> RemotingCommand:
         code, why = _REFUSED_BY_STORE.get(status, (ResponseCode.SYSTEM_ERROR, status.name))
-        return self._refusal(command, code, self._store.refuses_writes or why)
+        return self._refusal(command, code, self._store.write_state.reason or why)
 
     def _refusal(self, command: RemotingCommand, code: ResponseCode, remark: str) -> RemotingCommand:
         answer = command.response(code, remark=remark)

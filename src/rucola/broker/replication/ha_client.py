@@ -172,8 +172,8 @@ class _ReplicationSession:
                 ) from None
             if not data:
                 raise RemotingConnectError("it closed the connection; its log says why if it did so on purpose")
-            if store.failure is not None:
-                raise OSError(store.failure)
+            if store.write_state.failure is not None:
+                raise OSError(store.write_state.failure)
             for physical_offset, piece in decoder.receive_data(data):
                 self._replica.append(physical_offset, piece)
                 if not self._is_compared and physical_offset + len(piece) >= self._compared_from:

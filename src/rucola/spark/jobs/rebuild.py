@@ -41,7 +41,7 @@ from rucola.store.tools.partial_rebuild import (
     write_consume_queue,
     write_index_file,
 )
-from rucola.store.tools.rebuild import Progress, RebuildResult
+from rucola.store.tools.rebuild import ProgressCallback, RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_by
 
 _UNITS_SCHEMA: Final = pa.schema(
@@ -124,12 +124,12 @@ def run(
     Arguments, return value and errors are those of `rucola.store.tools.rebuild.rebuild`.
     """
     return rebuild_by(
-        Path(store).absolute(), Path(out).absolute() if out else None, settings=settings, by=partial(build, spark)
+        Path(store).absolute(), Path(out).absolute() if out else None, settings=settings, builder=partial(build, spark)
     )
 
 
 def build(
-    spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None
+    spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: ProgressCallback | None = None
 ) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
     session = resolve_session(spark)

@@ -1,15 +1,19 @@
-"""A rebuild in pieces that can be made apart from each other, by many processes, and fit together byte by byte.
+"""Rebuild in parallel: pieces that many processes can build independently and that fit together byte by byte.
 
     scan_log_file             one file of the log: the units of its records, and how many entries their keys make in the
     index write_consume_queue         one ConsumeQueue, from the units of all files in the order of the log
     plan_index_files          which files of the log hold the entries of each index file, once they are counted
     write_index_file    one file of the index, from those files of the log that hold its entries
 
-The units of a record depend on the record alone, and of a queue only the order. An index file depends on the order of
-the entries, on its number and on the last entry before it: entry k of the log lies in file k // (maxIndexNum - 1). So
-the entries are counted first, and then each index file is written for itself.
+A unit depends on its record alone, and a queue only on the order of its units. An index file depends on its number, the
+order of its entries, and the last entry before it. Entry k of the log is in index file k // (maxIndexNum - 1), so the
+entries are counted first; then each index file can be written independently. For example, with maxIndexNum=11:
 
-`rebuild.build` does the same in one pass and one process; `rucola.spark.jobs.rebuild` puts the pieces together.
+    log file        entries    first entry          index file    entries     log files to read
+    0               7          0                    0             0 to 9      0, 1073741824
+    1073741824      8          7                    1             10 to 14    1073741824
+
+`rebuild.build` does the same in one pass and one process; `rucola.spark.jobs.rebuild` runs the pieces in Spark.
 """
 
 from __future__ import annotations
@@ -25,24 +29,23 @@ from rucola.files import sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
-from rucola.store.consume_queue import iter_units
+from rucola.store.consume_queue import iter_units, queue_offset_mismatch
 from rucola.store.dispatch import (
     ConsumeQueues,
     Dispatcher,
-    DispatchRequest,
     Entries,
     index_entries_of,
     index_keys_of,
-    read_dispatch_request,
 )
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
 from rucola.store.index import IndexFile, index_file_name, later_name
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.scan import ScanEnd, scan_file
-from rucola.store.tools.rebuild import damaged, queue_offset_mismatch
+from rucola.store.tools.rebuild import damaged_log
 
 
 class UnitRun(NamedTuple):
-    """Units of one queue that follow each other from `queue_offset` on; the first points at `physical_offset`."""
+    """Consecutive units of one queue from `queue_offset` on; the first points at `physical_offset`."""
 
     topic: str
     queue_id: int
@@ -52,7 +55,7 @@ class UnitRun(NamedTuple):
 
 
 class ScannedLogFile(NamedTuple):
-    """A file of the log that was read: its records end at `end`, and with `is_last` so does the log."""
+    """The summary of one log file: its records end at `end`; with `is_last` the log ends there too."""
 
     begin: int
     end: int
@@ -62,21 +65,21 @@ class ScannedLogFile(NamedTuple):
 
 
 class IndexSource(NamedTuple):
-    """A file of the log that holds entries of an index file: where it begins, and the number of its first entry."""
+    """A log file with entries of some index file: its begin, and the number of its first entry."""
 
     begin: int
     first_entry: int
 
 
 def log_files(log: Path) -> list[int]:
-    """Return where the files of a log begin, physical offsets in order."""
+    """Return the physical offsets at which the files of a log begin, in order."""
     return [int(path.name) for path in file_paths(log)]
 
 
 def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | ScannedLogFile]:
-    """Yield the units of the log's file that begins at a physical offset, and at last what it was.
+    """Yield the units of the log file that begins at a physical offset, and finally its summary.
 
-    Raises StoreCorrupt where the log is damaged.
+    Raises StoreCorrupt if the file is damaged.
     """
     files = MappedFileQueue.open(log)
     try:
@@ -97,10 +100,10 @@ def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[Unit
 
 
 def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: StoreConfig) -> int:
-    """Write the files of one queue under `target/consumequeue`, down to the disk; return how many units it has.
+    """Write the files of one queue under `target/consumequeue`; return its number of units. Durable on return.
 
-    `runs` are all of the queue, in the order of the log. What was there of this queue, from an attempt that failed, is
-    removed. Raises StoreCorrupt where a message is not in its turn.
+    `runs` are all units of the queue, in the order of the log. Files of an earlier attempt are deleted. Raises
+    StoreCorrupt if the queue offsets are not consecutive.
     """
     files = MappedFileQueue.open(log)
     queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
@@ -113,10 +116,10 @@ def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settin
                 queue = queues[run.topic, run.queue_id]
                 expected = run.queue_offset if files.begin else 0
             if run.queue_offset == 0 and expected:
-                queue.truncate(0)  # the topic was deleted and made anew: its queue starts over
+                queue.truncate(0)  # the topic was deleted and created again
             elif run.queue_offset != expected:
                 why = queue_offset_mismatch(run.topic, run.queue_id, run.queue_offset, expected or 0)
-                raise damaged(files, run.physical_offset, why)
+                raise damaged_log(files, run.physical_offset, why)
             queue.append(run.queue_offset, run.units)
             expected = queue.max_offset
         if queue is None:
@@ -133,10 +136,10 @@ def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settin
 
 
 def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSource], settings: StoreConfig) -> int:
-    """Write file `number` of the index, counted from 0, down to the disk; return the store time of its first message.
+    """Write index file `number`, counted from 0; return the store time of its first message. Durable on return.
 
-    `parts` are the log's files, in order, that hold its entries and the one before them. What was in the place of the
-    file is removed.
+    `parts` are the log files, in order, that hold its entries and the entry before them. A file of an earlier attempt
+    is deleted.
     """
     path.unlink(missing_ok=True)
     begin, end = (_entries_a_file(settings) * each for each in (number, number + 1))
@@ -167,7 +170,7 @@ def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSo
 
 
 def index_names(first_timestamps: Sequence[int]) -> list[str]:
-    """Return the names of index files in order, given the store time of the first message of each."""
+    """Return the names of consecutive index files, given the store times of their first messages."""
     names: list[str] = []
     for timestamp in first_timestamps:
         name = index_file_name(timestamp)
@@ -176,7 +179,7 @@ def index_names(first_timestamps: Sequence[int]) -> list[str]:
 
 
 def plan_index_files(taken: Sequence[ScannedLogFile], settings: StoreConfig) -> list[tuple[int, list[IndexSource]]]:
-    """Return for each index file of a log, whose files are given in order, its number and its parts."""
+    """Return (number, log files that it is built from) for each index file, given all log files in order."""
     room = _entries_a_file(settings)
     firsts = [0, *accumulate(each.entries for each in taken)]
     parts = [(IndexSource(each.begin, first), first + each.entries) for each, first in zip(taken, firsts, strict=False)]
@@ -187,12 +190,12 @@ def plan_index_files(taken: Sequence[ScannedLogFile], settings: StoreConfig) -> 
 
 
 def _entries_a_file(settings: StoreConfig) -> int:
-    """Return how many entries an index file has when it is full; number 0 is none."""
+    """Return the number of entries of a full index file; entry 0 is never used."""
     return settings.max_index_num - 1
 
 
 def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
-    """Yield the entries of one file of the log, some at a time."""
+    """Yield the index entries of one log file in batches."""
     for item in _batches(files, begin):
         if isinstance(item, ScanEnd):
             return
@@ -200,33 +203,32 @@ def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
 
 
 def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchRequest] | ScanEnd]:
-    """Yield the records of one file of the log, in order, and at last its end.
+    """Yield the records of one log file in batches, in order, and finally the end of its records.
 
-    In a batch the messages of each queue follow each other.
+    In a batch the queue offsets of each queue are consecutive: a batch ends before a queue starts over.
     """
     file = files.find(begin)
     assert file is not None, "the file was there when the work was planned"
     for item in scan_file(file, 0):
         if isinstance(item, ScanEnd):
             if item.damage is not None:
-                raise damaged(files, item.physical_offset, item.damage)
+                raise damaged_log(files, item.physical_offset, item.damage)
             yield item
             return
         batch: list[DispatchRequest] = []
         following: dict[tuple[str, int], int] = {}
         for position in item.positions.tolist():
             try:
-                pending = read_dispatch_request(file.map, position)
+                request = read_dispatch_request(file.map, position)
             except InvalidMessage as error:
-                raise damaged(files, begin + position, str(error)) from error
-            topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = pending
-            if sysflag.is_dispatched(sys_flag):
-                name = (topic, queue_id)
+                raise damaged_log(files, begin + position, str(error)) from error
+            if sysflag.is_dispatched(request.sys_flag):
+                name, queue_offset = (request.topic, request.queue_id), request.queue_offset
                 if following.get(name, queue_offset) != queue_offset:
                     yield batch
                     batch, following = [], {}
                 following[name] = queue_offset + 1
-            batch.append(pending)
+            batch.append(request)
         yield batch
 
 

@@ -89,7 +89,7 @@ class SurvivingUnits:
         queue = self._queues.get(name)
         if queue is None or queue.max_offset <= queue.min_offset:
             return None
-        return queue.first_at_or_behind(physical_offset)
+        return queue.first_at_or_after(physical_offset)
 
     def end(self, name: QueueName) -> int:
         """Return the queue offset behind the last unit."""

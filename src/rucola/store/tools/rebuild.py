@@ -1,16 +1,16 @@
-"""Building ConsumeQueues and index anew, from nothing but the log.
+"""Rebuild: write ConsumeQueues and index again, from nothing but the log.
 
-What leads to a message can be made from the message, by the same `Dispatcher` that a broker winds; so the files come
-out byte by byte as a broker would have written them, in one pass over the log.
+Units and index entries follow from the records, by the same `Dispatcher` that a broker uses. So one pass over the log
+writes the files byte by byte as a broker would have written them.
 
-In place, they are written to `rebuild.tmp/` first and brought to disk; then each directory changes its name with the
-old one in one step of the file system (RENAME_EXCHANGE), so that at no moment there is none, or half of one. What an
-interrupted run left in `rebuild.tmp/` the next one throws away.
+In place, the new directories are written to `rebuild.tmp/` and flushed. Then each exchanges its name with the old one
+in one system call (RENAME_EXCHANGE), so that at no moment a directory is missing or incomplete. The next run deletes
+the `rebuild.tmp/` that an interrupted one left.
 
-The log itself is not touched and has to be sound: where it is not, StoreCorrupt says so, and `repair` is what helps.
+The log is only read and must be intact; otherwise StoreCorrupt is raised, and `repair` is the tool to use.
 
-Answers to nothing in Apache RocketMQ, where one deletes the directories and starts a broker, which rebuilds only from
-the file of its checkpoint on.
+No counterpart in Apache RocketMQ: there one deletes the directories and starts a broker, which rebuilds only from the
+file of its checkpoint on.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from rucola.files import sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
-from rucola.store.consume_queue import queue_directories
-from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, read_dispatch_request
+from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
+from rucola.store.dispatch import ConsumeQueues, Dispatcher
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
 from rucola.store.index import Index, IndexFile, index_paths
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.scan import RecordRun, scan
 
-Progress = Callable[[int, int], None]
-"""Is told how far a walk through the log has come: (bytes done, bytes in all)."""
+ProgressCallback = Callable[[int, int], None]
+"""A callback that gets (bytes done, bytes in total) of a walk through the log."""
 
 _DERIVED: Final = ("consumequeue", "index")
-_WORKSHOP: Final = "rebuild.tmp"
+_STAGING: Final = "rebuild.tmp"
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 
 
 @dataclass(slots=True)
 class RebuildResult:
-    """What was written: how many messages were read, queues, units in them, index files, and where it lies now."""
+    """Counts of what a rebuild has read and written; `path` is the directory that holds the new files."""
 
     path: Path
     messages: int = 0
@@ -57,8 +58,8 @@ class RebuildResult:
     index_entries: int = 0
 
 
-Build = Callable[[Path, Path, StoreConfig, Progress | None], RebuildResult]
-"""What writes consumequeue and index of a log into a directory: `build`, and whatever does the same."""
+Builder = Callable[[Path, Path, StoreConfig, ProgressCallback | None], RebuildResult]
+"""A function with the contract of `build`."""
 
 
 def rebuild(
@@ -66,17 +67,20 @@ def rebuild(
     out: str | Path | None = None,
     *,
     settings: StoreConfig | None = None,
-    progress: Progress | None = None,
-    by: Build | None = None,
+    progress: ProgressCallback | None = None,
+    builder: Builder | None = None,
 ) -> RebuildResult:
-    """Write ConsumeQueues and index of a store anew: in place of its own, or under `out`, which must be empty.
+    """Write ConsumeQueues and index of a store: in place of the old ones, or under `out`, which must be empty.
 
-    `settings` give file sizes and delay levels; without them sizes are those of the files that are there (see
-    `detect_config`). `by` does the work of `build` in its stead. In place, the directory is locked meanwhile:
-    StoreLocked where a broker serves it. Raises StoreCorrupt where the log is damaged, StoreError where there is none,
-    and OSError; then all is as it was.
+    Args:
+        settings: file sizes and delay levels; by default the sizes of the existing files (see `detect_config`).
+        progress: called as the log is read.
+        builder: does the work instead of `build`, for example as a Spark job.
+
+    Raises StoreCorrupt if the log is damaged, StoreError if there is none, and OSError; then the old files are
+    unchanged. In place, the directory is locked: raises StoreLocked if a broker serves it.
     """
-    store, by = Path(store), by or build
+    store, builder = Path(store), builder or build
     settings = settings or detect_config(store)
     if not file_paths(log := store / "commitlog"):
         raise StoreError(f"{log} has no log to rebuild from")
@@ -84,25 +88,25 @@ def rebuild(
         target = Path(out)
         if target.exists() and any(target.iterdir()):
             raise StoreError(f"{target} is not empty; give a new directory")
-        return by(log, target, settings, progress)
+        return builder(log, target, settings, progress)
     lock = DirectoryLock(store)
     try:
-        workshop = store / _WORKSHOP
-        if workshop.exists():
-            shutil.rmtree(workshop)
-        rebuilt = by(log, workshop, settings, progress)
+        staging = store / _STAGING
+        if staging.exists():
+            shutil.rmtree(staging)
+        rebuilt = builder(log, staging, settings, progress)
         for name in _DERIVED:
-            _exchange(workshop / name, store / name)
+            _exchange(staging / name, store / name)
         sync_directory(store)
-        shutil.rmtree(workshop)
+        shutil.rmtree(staging)
         rebuilt.path = store
         return rebuilt
     finally:
         lock.release()
 
 
-def build(log: Path, target: Path, settings: StoreConfig, progress: Progress | None = None) -> RebuildResult:
-    """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
+def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCallback | None = None) -> RebuildResult:
+    """Write `target/consumequeue` and `target/index` for the log in the directory `log`; durable on return."""
     for name in _DERIVED:
         (target / name).mkdir(parents=True)
     files = MappedFileQueue.open(log)
@@ -110,14 +114,14 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: Progress | N
     index = Index(target / "index", settings.max_hash_slot_num, settings.max_index_num, [])
     rebuilt = RebuildResult(target)
     try:
-        builder = _Builder(files, Dispatcher(queues, index, parse_delay_levels(settings.message_delay_level)))
+        feeder = _Feeder(files, Dispatcher(queues, index, parse_delay_levels(settings.message_delay_level)))
         for item in scan(files, files.begin):
             if isinstance(item, RecordRun):
-                rebuilt.messages += builder.scan_log_file(item)
+                rebuilt.messages += feeder.feed(item)
                 if progress is not None:
                     progress(item.end - files.begin, files.end - files.begin)
             elif item.damage is not None:
-                raise damaged(files, item.physical_offset, item.damage)
+                raise damaged_log(files, item.physical_offset, item.damage)
         if progress is not None:
             progress(files.end - files.begin, files.end - files.begin)
         for queue in queues.values():
@@ -137,44 +141,45 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: Progress | N
         files.close()
 
 
-class _Builder:
-    """Feeds the records of a log to a Dispatcher, after seeing to it that they go on where their queues stopped."""
+class _Feeder:
+    """Feeds the records of a log to a Dispatcher, after a check that each is the next of its queue."""
 
     def __init__(self, files: MappedFileQueue, dispatcher: Dispatcher) -> None:
         self._files = files
         self._dispatcher = dispatcher
         self._next: dict[tuple[str, int], int] = {}
+        """The next queue offset by (topic, queue id)."""
 
-    def scan_log_file(self, run: RecordRun) -> int:
+    def feed(self, run: RecordRun) -> int:
+        """Dispatch the records of a run and return their number."""
         batch: list[DispatchRequest] = []
         for position in run.positions.tolist():
             try:
-                item = read_dispatch_request(run.file.map, position)
+                request = read_dispatch_request(run.file.map, position)
             except InvalidMessage as error:
-                raise damaged(self._files, run.file.begin + position, str(error)) from error
-            topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = item
-            if sysflag.is_dispatched(sys_flag):
-                name = (topic, queue_id)
+                raise damaged_log(self._files, run.file.begin + position, str(error)) from error
+            if sysflag.is_dispatched(request.sys_flag):
+                name, queue_offset = (request.topic, request.queue_id), request.queue_offset
                 expected = self._next.get(name, queue_offset if self._files.begin else 0)
                 if queue_offset == 0 and expected:
-                    # The topic was deleted and made anew: its queue starts over.
+                    # The topic was deleted and created again: its queue starts over.
                     self._dispatcher.dispatch(batch)
                     batch.clear()
                     self._dispatcher.queues[name].truncate(0)
                 elif queue_offset != expected:
-                    why = queue_offset_mismatch(*name, queue_offset, expected)
-                    raise damaged(self._files, run.file.begin + position, why)
+                    damage = queue_offset_mismatch(*name, queue_offset, expected)
+                    raise damaged_log(self._files, run.file.begin + position, damage)
                 self._next[name] = queue_offset + 1
-            batch.append(item)
+            batch.append(request)
         self._dispatcher.dispatch(batch)
         return len(run.positions)
 
 
 def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
-    """Return settings with the file sizes of a store's own files; Apache's defaults stand for what has no file.
+    """Return a configuration with the file sizes of a store's own files, and defaults for those that it lacks.
 
-    An index file shows only its size, so it is taken to have four entries per slot, as by default; StoreCorrupt
-    where that cannot be. With `index` False the index is not looked at.
+    An index file shows only its total size, so it is assumed to have four entries per slot, as by default; raises
+    StoreCorrupt if that is impossible. With `index` False the index is ignored.
     """
     settings = StoreConfig(store)
     if paths := file_paths(store / "commitlog"):
@@ -191,23 +196,18 @@ def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
     return settings
 
 
-def queue_offset_mismatch(topic: str, queue_id: int, queue_offset: int, expected: int) -> str:
-    """Say that a message is not the next of its queue."""
-    return f"queueOffset is {queue_offset} where {topic}-{queue_id} goes on with {expected}"
-
-
-def damaged(files: MappedFileQueue, physical_offset: int, what: str) -> StoreCorrupt:
-    """Return the error of a log that is damaged there, with what to do."""
+def damaged_log(files: MappedFileQueue, physical_offset: int, damage: str) -> StoreCorrupt:
+    """Return the error of a log that is damaged at a physical offset; it names the tool to use."""
     file = files.find(physical_offset) or files.files[-1]
     return StoreCorrupt(
         file.path,
         physical_offset - file.begin,
-        f"{what}; queues and index can be built from a sound log only. Run `rucola store repair DIR --out COPY`",
+        f"{damage}; queues and index can be built from an intact log only. Run `rucola store repair DIR --out COPY`",
     )
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Let two directories change names in one step; where there is no old one, the new one takes its name."""
+    """Exchange the names of two directories in one step; if there is no old one, rename the new one."""
     if not old.exists():
         new.rename(old)
         return

@@ -42,7 +42,7 @@ from rucola.store.config import StoreConfig
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.tools.queue_reconstruction import Reconstruction, RecordLocation, SurvivingUnits, reconstruct_queues
-from rucola.store.tools.rebuild import Progress, RebuildResult, build, detect_config
+from rucola.store.tools.rebuild import ProgressCallback, RebuildResult, build, detect_config
 from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
 
 REPAIRED: Final = "REPAIRED"
@@ -101,7 +101,7 @@ def repair(
     out: str | Path,
     *,
     settings: StoreConfig | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> RepairResult:
     """Write a sound copy of the store `source` to `out`, which must not exist or be empty, and tell what was done.
 
@@ -140,7 +140,7 @@ def repair(
     return result
 
 
-def _step(progress: Progress | None, number: int) -> Progress | None:
+def _step(progress: ProgressCallback | None, number: int) -> ProgressCallback | None:
     """How far a repair is in one of its three steps, each of which goes through the whole log."""
     if progress is None:
         return None
@@ -171,7 +171,7 @@ def _tell(result: RepairResult, found: SalvagedLog, places: Reconstruction) -> N
 
 
 def _write_log(
-    source: Path, target: Path, found: SalvagedLog, places: Reconstruction, progress: Progress | None
+    source: Path, target: Path, found: SalvagedLog, places: Reconstruction, progress: ProgressCallback | None
 ) -> None:
     begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
     for number, begin in enumerate(begins, 1):

@@ -28,7 +28,7 @@ from rucola.errors import InvalidMessage, StoreError
 from rucola.message import MessageExt, sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer, decode
 from rucola.store.commit_log import BLANK_SIZE
-from rucola.store.dispatch import check_queue_name
+from rucola.store.consume_queue import check_queue_name
 from rucola.store.mapped_file import MappedFile, file_paths
 from rucola.store.scan import ScanEnd, scan_file
 
@@ -298,7 +298,7 @@ def sound_record(buffer: Buffer, position: int, physical_offset: int) -> Message
     """Return the record at `position`, which has to be sound in every respect. Raises InvalidMessage."""
     message = decode(buffer, position)
     if message.physical_offset != physical_offset:
-        raise InvalidMessage(f"the record says that it lies at {message.physical_offset}")
+        raise InvalidMessage(f"the record states physical offset {message.physical_offset}")
     check_queue_name(message.topic, message.queue_id)
     if not 0 <= message.store_timestamp < LATEST_MS:
         raise InvalidMessage(f"storeTimestamp is {message.store_timestamp}")

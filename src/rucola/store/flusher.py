@@ -1,0 +1,135 @@
+"""The flusher: makes log, ConsumeQueues and index durable, and then the checkpoint that covers them.
+
+    flush         fsync of the log; the group commit of SYNC_FLUSH and the periodic flush of ASYNC_FLUSH call it
+    checkpoint    flush, then the dirty queues, the full index files, and last the checkpoint file
+
+The order in `checkpoint` is the invariant of recovery: a time enters the checkpoint file only after everything up to
+it is on disk. The checkpoint may be behind, never ahead.
+
+fsync reports an error once, to one caller, and the kernel may drop the pages that it could not write. Therefore
+flushes are serialised, so that every waiter gets the error, and the error stays: each later call raises it again
+without asking the disk, and the store takes no puts until a recovery has found out what is there.
+
+Corresponds to CommitLog.FlushRealTimeService and DefaultMessageStore.FlushConsumeQueueService of
+org.apache.rocketmq.store. Deliberate difference: an fsync error is never swallowed (apache/rocketmq#2706).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from rucola.store.checkpoint import Checkpoint
+from rucola.store.commit_log import CommitLog
+from rucola.store.consume_queue import ConsumeQueue, flush_queues
+from rucola.store.index import Index
+
+
+class Flusher:
+    """The flusher of one open store.
+
+    Threads: `mark_dirty` is called by the store's owner. `flush` may be called by any thread, `checkpoint` by any one
+    thread at a time. Neither holds a lock that `mark_dirty` or a put needs while the disk works.
+    """
+
+    __slots__ = (
+        "_checkpoint",
+        "_dirty",
+        "_dirty_lock",
+        "_dispatched_timestamp",
+        "_error",
+        "_fail",
+        "_flush_lock",
+        "_flushing",
+        "_flushing_timestamp",
+        "_index",
+        "_log",
+        "_put_timestamp",
+    )
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index | None,
+        checkpoint: Checkpoint,
+        fail: Callable[[str], None],
+        put_timestamp: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._fail = fail
+        """Makes the store FAILED, with the reason."""
+        self._put_timestamp = put_timestamp
+        """Returns the store time of the last put, in milliseconds."""
+        self._checkpoint = checkpoint
+        """Its physic_timestamp is guarded by `_flush_lock`; the rest belongs to the thread in `checkpoint`."""
+        self._flush_lock = threading.Lock()
+        """Held during an fsync of the log: a waiter that comes meanwhile flushes after it, and so sees its error."""
+        self._dirty_lock = threading.Lock()
+        """Guards the next two attributes; never held while the disk works."""
+        self._dirty: set[ConsumeQueue] = set()
+        """Queues with units that no `checkpoint` has begun to flush."""
+        self._dispatched_timestamp = 0
+        """The store time of the last message whose unit is written."""
+        self._flushing: set[ConsumeQueue] = set()
+        """Queues that the current pass over the dirty queues has still to flush. Belongs to `checkpoint`."""
+        self._flushing_timestamp = 0
+        """What the checkpoint may say of the queues when the pass ends. Belongs to `checkpoint`."""
+        self._error: OSError | None = None
+        """The first fsync error. Set once, by any thread; never reset."""
+
+    def mark_dirty(self, queues: Iterable[ConsumeQueue], dispatched_timestamp: int) -> None:
+        """Note queues with new units, and the store time of the last message that was dispatched."""
+        with self._dirty_lock:
+            self._dirty.update(queues)
+            self._dispatched_timestamp = dispatched_timestamp
+
+    def flush(self) -> None:
+        """Wait until every record that was put before this call is on disk.
+
+        Raises OSError if the disk fails now or failed before; the store is FAILED then (see `write_state`).
+        """
+        with self._flush_lock:
+            timestamp = self._put_timestamp()
+            self._sync(self._log.flush)
+            self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
+
+    def checkpoint(self, max_queues: int | None = None) -> None:
+        """Make log, queues and full index files durable, then the checkpoint file. Errors as in `flush`.
+
+        With `max_queues` one call flushes at most that many queues, so that a store with thousands of them spreads the
+        work. The checkpoint advances for the queues when a pass over all that were dirty at its start is complete:
+
+            dirty A B C, max_queues=2:  flushes A B;  flushes C, advances;  flushes what is dirty since the first call
+        """
+        # 1. The log, first of all: a unit on disk must not point at a record that is not.
+        self.flush()
+        # 2. Begin a pass over the dirty queues, or continue the one that is not complete.
+        with self._dirty_lock:
+            if max_queues is None or not self._flushing:
+                self._flushing, self._dirty = self._flushing | self._dirty, set()
+                self._flushing_timestamp = self._dispatched_timestamp
+        # 3. The queues of this call.
+        queues = list(self._flushing)[:max_queues]
+        self._sync(lambda: flush_queues(queues, beside_others=max_queues is not None))
+        self._flushing.difference_update(queues)
+        point, index = self._checkpoint, self._index
+        if not self._flushing:
+            point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
+        # 4. Index files that are full; a crash drops the last one anyway.
+        if index is not None:
+            self._sync(index.flush_full_files)
+            point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
+        # 5. Only now the file that says so.
+        self._sync(point.write)
+
+    def _sync(self, flush: Callable[[], object]) -> None:
+        """Call `flush`, unless an earlier one failed. An error makes the store FAILED and is raised."""
+        if self._error is not None:
+            raise self._error
+        try:
+            flush()
+        except OSError as error:
+            self._error = error
+            self._fail(f"the disk failed during a flush, so it is unknown what is stored: {error}")
+            raise

@@ -1,0 +1,97 @@
+"""The write state of a store: whether it takes puts, and if not, why.
+
+    state       puts      set by                                       left by
+    CLOSED      refused   construction, `close`                        `open`
+    WRITABLE    taken     `open`, `set_disk_full(None)`                any of the others
+    SLAVE       refused   `open` of a slave                            `fail`, `close`
+    DISK_FULL   refused   `set_disk_full(reason)`                      `set_disk_full(None)`, `fail`, `close`
+    FAILED      refused   `fail`: bytes may not have reached the disk  opening the store again
+
+FAILED is final: after an fsync error the store cannot know what is on disk, and only the recovery of the next opening
+finds out. A later `close` or a disk with free space keeps it. A full disk passes: the next round of retention that
+finds space makes the store writable again. Reads are served in every state but CLOSED.
+
+Corresponds to org.apache.rocketmq.store.RunningFlags.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+from typing import Final
+
+SLAVE_REASON: Final = "the broker is a slave: its log takes only what the master sends"
+CLOSED_REASON: Final = "the store is closed"
+
+
+class WriteStatus(Enum):
+    """The states of the table above."""
+
+    CLOSED = "closed"
+    WRITABLE = "writable"
+    SLAVE = "slave"
+    DISK_FULL = "disk full"
+    FAILED = "failed"
+
+
+class WriteState:
+    """The write state of one store.
+
+    Any thread may read the attributes or call `fail`, as the flusher's thread does after an fsync error. The lock
+    makes transitions atomic: without it `set_disk_full(None)` could undo a concurrent `fail`.
+    """
+
+    __slots__ = ("_is_slave", "_lock", "is_writable", "reason", "status")
+
+    def __init__(self, *, is_slave: bool = False) -> None:
+        self.status = WriteStatus.CLOSED
+        self.reason: str | None = "the store is not open"
+        """Why puts are refused, for responses and logs; None if WRITABLE."""
+        self.is_writable = False
+        """Whether the status is WRITABLE; an attribute of its own because each put reads it."""
+        self._is_slave = is_slave
+        self._lock = threading.Lock()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store takes no puts until it is opened again (CLOSED, FAILED); None in the other states."""
+        with self._lock:
+            return self.reason if self._is_final() else None
+
+    def open(self) -> None:
+        """Take puts, unless the store is a slave's."""
+        with self._lock:
+            self._set_open()
+
+    def close(self) -> None:
+        """Refuse puts because the store is closed. A failure stays the reason."""
+        with self._lock:
+            if self.status is not WriteStatus.FAILED:
+                self._set(WriteStatus.CLOSED, CLOSED_REASON)
+
+    def fail(self, reason: str) -> None:
+        """Refuse puts until the store is opened again. The latest failure is the reason."""
+        with self._lock:
+            self._set(WriteStatus.FAILED, reason)
+
+    def set_disk_full(self, reason: str | None) -> None:
+        """Refuse puts while the disk is too full, or with None take them again. No effect if CLOSED or FAILED."""
+        with self._lock:
+            if self._is_final():
+                return
+            if reason is None or self._is_slave:
+                self._set_open()
+            else:
+                self._set(WriteStatus.DISK_FULL, reason)
+
+    def _is_final(self) -> bool:
+        return self.status is WriteStatus.CLOSED or self.status is WriteStatus.FAILED
+
+    def _set_open(self) -> None:
+        if self._is_slave:
+            self._set(WriteStatus.SLAVE, SLAVE_REASON)
+        else:
+            self._set(WriteStatus.WRITABLE, None)
+
+    def _set(self, status: WriteStatus, reason: str | None) -> None:
+        self.status, self.reason, self.is_writable = status, reason, reason is None
