@@ -85,8 +85,8 @@ _MIN_UNITS_PER_GET: Final = 16_000 // UNIT_SIZE
 class MessageStore:
     """A message store, opened once and closed once; as a context manager it is opened at time 0.
 
-    A put before which nothing was pending calls `on_pending`, so that `reput` is called soon. `reput` calls
-    `on_arrival` with the topics that got messages; see `dispatch.ArrivalListener`. It may read.
+    `on_pending` is called by a put that finds no pending request, so that the owner calls `reput` soon. `on_arrival` is
+    called by `reput` with the new units by topic (see `dispatch.ArrivalListener`); it may read from the store.
     """
 
     def __init__(

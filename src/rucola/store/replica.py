@@ -11,8 +11,8 @@ them there and, as soon as a record is complete, queues it for dispatch. It chec
 * Every record states its own physical offset, and is the next of its queue or the first of a queue that starts at 0
   again, because its topic was deleted and created again.
 
-The first byte that breaks this is an error. `truncate` then ends the log with its last whole record; nothing more is
-taken before that.
+The first byte that violates this is an error. After it, `truncate` ends the log with its last complete record, and
+nothing may be appended before that.
 
 Corresponds to DefaultMessageStore.appendToCommitLog and the part of ReputMessageService that a slave needs, of
 org.apache.rocketmq.store. Deliberate difference: Apache appends what it is sent if its offset is the end of the log,

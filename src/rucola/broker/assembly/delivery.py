@@ -103,7 +103,7 @@ class Delivery:
         offsets, checkpoint = self.delayed.offsets(), self._timers.checkpoint()
         store, timeout_ms = self._storage.store, self._environment.store_config.sync_flush_timeout
         is_flushed = await self._storage.group_commit.wait_flushed(store.max_physical_offset, timeout_ms)
-        if not is_flushed or store.failure is not None:
+        if not is_flushed or store.write_state.failure is not None:
             return False
         await in_thread(self.delayed.persist, offsets)
         await in_thread(self._timers.persist, checkpoint)

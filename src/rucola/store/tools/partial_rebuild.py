@@ -1,9 +1,9 @@
 """Rebuild in parallel: pieces that many processes can build independently and that fit together byte by byte.
 
-    scan_log_file             one file of the log: the units of its records, and how many entries their keys make in the
-    index write_consume_queue         one ConsumeQueue, from the units of all files in the order of the log
-    plan_index_files          which files of the log hold the entries of each index file, once they are counted
-    write_index_file    one file of the index, from those files of the log that hold its entries
+    scan_log_file          reads one log file: the units of its records and the number of their index entries
+    write_consume_queue    writes one ConsumeQueue from the units of all log files, in order
+    plan_index_files       computes which log files hold the entries of each index file, from the numbers of entries
+    write_index_file       writes one index file from the log files that hold its entries
 
 A unit depends on its record alone, and a queue only on the order of its units. An index file depends on its number, the
 order of its entries, and the last entry before it. Entry k of the log is in index file k // (maxIndexNum - 1), so the
