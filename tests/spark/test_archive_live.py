@@ -70,7 +70,7 @@ def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_path: P
         assert progress["broker-a"].queues == {"T": {"0": 4, "1": 4, "2": 2, "3": 2}}
         # Nothing is known of its log, so nothing may be deleted from there on the strength of this archive.
         assert (progress["broker-a"].physical_offset, progress["broker-a"].is_live) == (0, True)
-        with pytest.raises(StoreError, match=r"was archived live into .* cannot be gone on with from its store"):
+        with pytest.raises(StoreError, match=r"was archived live into .* cannot be continued from its store"):
             await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", lake, broker_name="broker-a")
         of_store = await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", tmp_path / "other")
         assert of_store.rows == 12

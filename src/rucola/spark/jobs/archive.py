@@ -314,7 +314,7 @@ def stage_in_spark(lake: Lake, messages: DataFrame) -> StagedMessages:
 
 
 def stage_in_process(lake: Lake, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
-    """Do what `stage_in_spark` does in this process, with messages of all columns as record batches."""
+    """Write messages, as record batches with all columns, and their keys to staging without Spark."""
     row_files.write(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
@@ -333,7 +333,7 @@ def stage_in_process(lake: Lake, batches: Iterable[pa.RecordBatch]) -> StagedMes
 
 
 def stage_messages(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Read messages of about `size` bytes by the options of the data source, and stage_in_spark them."""
+    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
     read = parse(options)
     partitions = reader.plan(read)
     if runs_in_spark(spark, lambda: size):
