@@ -169,8 +169,8 @@ def _latency(topics: Sequence[Row], hours: Sequence[Row]) -> str:
     slowest = sorted(topics, key=lambda row: -row["p99"])
     return _section(
         "From birth to store",
-        f"From the producer's clock to the broker's, for the slowest topic of each {step}. Delayed and retried messages "
-        f"keep their original born timestamp.",
+        f"From the producer's clock to the broker's, for the slowest topic of each {step}. Delayed and retried "
+        f"messages keep their original born timestamp.",
         chart + _table(slowest, columns),
     )
 
