@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.cli.servers import _serve, move_store
+from rucola.cli.servers import serve_until_cancelled, set_store_directory
 from support.servers import run, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
@@ -58,7 +58,7 @@ def test_the_table_of_descriptors_is_as_large_at_once_as_it_may_become(tmp_path:
 
 def test_what_is_there_at_the_start_is_not_collected_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
     async def start() -> None:
-        serving = asyncio.ensure_future(_serve("ready"))
+        serving = asyncio.ensure_future(serve_until_cancelled("ready"))
         await asyncio.sleep(0)
         serving.cancel()
 
@@ -148,7 +148,7 @@ def test_logs_as_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     warning = next(line for line in lines if line["level"] == "WARNING")
-    assert warning["message"] == f"{conf}: no use for noSuchKey"
+    assert warning["message"] == f"{conf}: unknown keys are ignored: noSuchKey"
 
 
 def test_a_changed_setting_outlives_the_broker(tmp_path: Path) -> None:
@@ -222,6 +222,6 @@ def test_the_store_of_the_command_line_takes_its_commit_log_along(
     before: dict[str, str], log_after: str | None
 ) -> None:
     properties = dict(before)
-    move_store(properties, Path("/new"))
+    set_store_directory(properties, Path("/new"))
     assert properties["storePathRootDir"] == "/new"
     assert properties.get("storePathCommitLog") == log_after

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rucola.admin import MAX_LONG, KeyQueryResult, MessageExt
-from rucola.cli.extras import spark_needed
+from rucola.cli.extras import require_spark
 from rucola.errors import RemotingError, TopicNotFound
 
 archive_option = click.option(
@@ -69,7 +69,7 @@ def query_both(
     """
     if lake is None:
         return live(), Origins()
-    with spark_needed():
+    with require_spark():
         from rucola.spark.lake.lookup import by_key
     try:
         result = live()
@@ -96,7 +96,7 @@ def query_both(
 
 def archived_message(lake: Path, offset_msg_id: str) -> MessageExt | None:
     """Return the message to which a broker gave this id, None where the lake has none."""
-    with spark_needed():
+    with require_spark():
         from rucola.spark.lake.lookup import by_offset_msg_id
     found = by_offset_msg_id(lake, offset_msg_id)
     return None if found is None else found.message

@@ -16,9 +16,9 @@ from rucola.cli.output import print_json, print_table
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
+    require_spark,
     show_tasks,
     skip_corrupt_option,
-    spark_needed,
     spark_option,
 )
 from rucola.errors import RemotingError
@@ -105,7 +105,7 @@ def archive(
         raise click.UsageError("--allow-missing and --require-broker apply to live brokers (--namesrvAddr)")
     if names and (len(names) != len(stores) or len(set(names)) != len(names)):
         raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; name each store once")
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.archive import check_store
         from rucola.spark.session import LaterSession
     for store in stores:
@@ -234,7 +234,7 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
       rucola pipeline compact --lake lake
       rucola pipeline compact --lake lake --at-least 20 --json
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.compact import run
         from rucola.spark.session import LaterSession
     session = LaterSession("rucola pipeline compact", master, is_wanted=use_spark)

@@ -11,9 +11,9 @@ from rucola.cli.output import print_json, print_table
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
+    require_spark,
     show_tasks,
     skip_corrupt_option,
-    spark_needed,
     spark_option,
 )
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
@@ -66,7 +66,7 @@ def audit(
       rucola pipeline audit --from store --out audit
       rucola pipeline audit --from lake -t Orders -b 2013-01-01 -e 2013-02-01 --out audit --json
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.audit import run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LaterSession
