@@ -85,7 +85,7 @@ def run(database: str, prefix: str, schema: str | None, work: Callable[[Connecti
         result: T = Database(database).run_sync(work, Tables(prefix, schema))
         return result
     except DBAPIError as error:
-        raise ReliableError(f"the database reports: {error.orig}") from None
+        raise ReliableError(f"database error: {error.orig}") from None
 
 
 def select_stubs(
