@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from figures import Aim, Figure
 from floors import Options, in_turns
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import PARTITION_COLUMNS, read_lake
+from rucola.spark.lake import read_lake
+from rucola.spark.lake.data_files import PARTITION_COLUMNS
 from rucola.spark.session import local_session
 from servers import standalone
 from stored import check_stored, fill

@@ -15,7 +15,7 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
 from rucola.message.record import encode
-from rucola.spark.source import columns
+from rucola.spark.source import columns, record_layout
 from rucola.spark.source.arrays import Array
 
 TOPIC = "BenchColumns"
@@ -41,8 +41,8 @@ def _figure(size: int, rows: int, rounds: int) -> Figure:
 
     def decode_all() -> None:
         decoded = 0
-        for cut in columns.batches(positions, sizes):
-            records, damages = columns.locate(log, 0, positions[cut], sizes[cut])
+        for cut in record_layout.batches(positions, sizes):
+            records, damages = record_layout.locate(log, 0, positions[cut], sizes[cut])
             for batch, found in columns.decode(records, columns.SCHEMA.names, broker_name="bench"):
                 damages += found
                 decoded += batch.num_rows

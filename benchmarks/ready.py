@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rucola.spark.session import local_session
-from rucola.spark.source import columns
+from rucola.spark.source import columns, record_layout
 from rucola.spark.source.schema import ddl
 
 PARTITIONS = 2
@@ -59,7 +59,7 @@ def session_with_floor() -> SparkSession:
 
 def ready_rows(session: SparkSession, messages: DataFrame, count: int, path: Path) -> tuple[DataFrame, int]:
     """About `count` rows, the first of `messages` again and again, and how many they are; the batch goes to `path`."""
-    batch = messages.limit(columns.BATCH_ROWS).toArrow().cast(columns.SCHEMA).combine_chunks().to_batches()[0]
+    batch = messages.limit(record_layout.BATCH_ROWS).toArrow().cast(columns.SCHEMA).combine_chunks().to_batches()[0]
     with pa.ipc.new_file(path, batch.schema) as file:
         file.write_batch(batch)
     times = max(1, count // batch.num_rows // PARTITIONS)

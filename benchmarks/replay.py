@@ -17,7 +17,7 @@ from processes import Spent, spent_in_turns
 from rucola.client import Message, MessageQueue, Producer
 from rucola.spark.jobs import replay
 from rucola.spark.jobs.resend import MAX_REQUEST_MESSAGES
-from rucola.spark.session import LaterSession, Spark, local_session
+from rucola.spark.session import AnySession, LazySession, local_session
 from rucola.store.reader import StoreReader
 from servers import Server, standalone
 from stored import check_stored
@@ -47,7 +47,7 @@ def measure(options: Options) -> list[Figure]:
                     send(target)
                     check_stored(broker, target, count, QUEUES)
 
-                def replay_by(spark: Spark, rates: list[float]) -> Callable[[str], None]:
+                def replay_by(spark: AnySession, rates: list[float]) -> Callable[[str], None]:
                     def send(target: str) -> None:
                         source, ledger = folder / "store", folder / target
                         done = replay.run(spark, source, replay.ReplayOptions(broker.namesrv, ledger, target))
@@ -60,7 +60,7 @@ def measure(options: Options) -> list[Figure]:
                 rates: list[list[float]] = [[], []]
                 ways = [
                     lambda target: asyncio.run(_send(broker, target, queues)),
-                    replay_by(LaterSession("rucola-bench", is_wanted=False), rates[0]),
+                    replay_by(LazySession("rucola-bench", use_spark=False), rates[0]),
                     replay_by(session, rates[1]),
                 ]
                 acts = [lambda way=way: to_a_topic(way) for way in ways]  # type: ignore[misc]

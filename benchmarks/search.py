@@ -20,9 +20,9 @@ from floors import Options
 from rucola.spark.jobs import search
 from rucola.spark.jobs.archive import stage_in_spark
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake.lake import open_lake
-from rucola.spark.lake.lookup import Found, by_key
+from rucola.spark.lake.lookup import SearchResult, by_key
 from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import local_session
 
 ROWS = 1_000_000
@@ -93,10 +93,10 @@ def messages(session: SparkSession, begin: int, end: int, rows: int) -> DataFram
 def _search(session: SparkSession, lake: Path, rows: int, rounds: int, more: dict[str, float]) -> list[Figure]:
     numbers = random.Random(2013)
 
-    def without_spark(key: str) -> Found:
+    def without_spark(key: str) -> SearchResult:
         return by_key(lake, [key])
 
-    def with_spark(key: str) -> Found:
+    def with_spark(key: str) -> SearchResult:
         return search.run(session, lake, Selection(keys=(key,)))
 
     java = session.sparkContext._jvm.ProcessHandle.current().pid()  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def _search(session: SparkSession, lake: Path, rows: int, rounds: int, more: dic
     return figures
 
 
-def _run(find: Callable[[str], Found], number: int, pids: list[object]) -> tuple[float, int]:
+def _run(find: Callable[[str], SearchResult], number: int, pids: list[object]) -> tuple[float, int]:
     """The seconds that a search takes, and the bytes that these processes read for it."""
     before, begin = _bytes_read(pids), time.perf_counter()
     found = find(f"order-{number}")

@@ -27,7 +27,7 @@ from rucola.store.config import PutMessageStatus, StoreConfig
 from rucola.store.index import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE, Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.message_store import MessageStore
-from rucola.store.scan import Run, scan
+from rucola.store.scan import RecordRun, scan
 
 BODY_SIZE = 1024
 BATCH_COUNT = 32
@@ -87,7 +87,7 @@ def _append_and_scan(folder: Path, options: Options) -> list[Figure]:
     files = MappedFileQueue.open(config.commit_log_directory)
 
     def read() -> None:
-        found = sum(len(item.positions) for item in scan(files, 0) if isinstance(item, Run))
+        found = sum(len(item.positions) for item in scan(files, 0) if isinstance(item, RecordRun))
         if found != stored:
             raise RuntimeError(f"{stored} records were put, and the scan finds {found}")
 

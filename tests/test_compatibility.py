@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -54,25 +53,18 @@ def test_the_table_has_every_code_once_and_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("who", ["broker", "name server"])
-def test_servers_answer_what_the_table_says(tmp_path: Path, who: str) -> None:
-    async def run() -> set[int]:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker()
-            address = broker.address if who == "broker" else running.namesrv
-            return await answered(await running.remoting.connect(address))
-
-    assert asyncio.run(run()) == said_of(who)
+async def test_servers_answer_what_the_table_says(tmp_path: Path, who: str) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        address = broker.address if who == "broker" else running.namesrv
+        assert await answered(await running.remoting.connect(address)) == said_of(who)
 
 
-def test_clients_answer_what_the_table_says() -> None:
-    async def run() -> set[int]:
-        connections: list[Connection] = []
-        server = RemotingServer(HOST, 0, {}, on_open=connections.append)
-        await server.start()
-        async with ClientInstance(f"{HOST}:{server.port}") as client:
-            await client.remoting.invoke(f"{HOST}:{server.port}", RemotingCommand.request(UNKNOWN))
-            codes = await answered(connections[0])
-        await server.stop()
-        return codes
-
-    assert asyncio.run(run()) == said_of("client")
+async def test_clients_answer_what_the_table_says() -> None:
+    connections: list[Connection] = []
+    server = RemotingServer(HOST, 0, {}, on_open=connections.append)
+    await server.start()
+    async with ClientInstance(f"{HOST}:{server.port}") as client:
+        await client.remoting.invoke(f"{HOST}:{server.port}", RemotingCommand.request(UNKNOWN))
+        assert await answered(connections[0]) == said_of("client")
+    await server.stop()

@@ -159,6 +159,22 @@ def test_module_has_a_telling_name_and_an_opening(module: str) -> None:
     assert ast.get_docstring(tree_of(module)), "a module opens by saying what it is"
 
 
+def test_helpers_of_tests_are_in_support_and_no_test_imports_another() -> None:
+    tests = REPOSITORY / "tests"
+    found = []
+    for path in sorted(tests.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            if any(part == "conftest" or part.startswith("test_") for name in names for part in name.split(".")):
+                found.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
+
+
 def test_files_are_short_enough_to_be_read_in_one_go() -> None:
     sizes = {
         str(path.relative_to(REPOSITORY)): len(path.read_text(encoding="utf-8").splitlines())

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from rucola.cli.main import main
+from support.documentation import check_command, commands_of
 from support.servers import server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = sorted({line for page in PAGES for line in re.findall(r"^\$ (rucola .*?)(?:\s+#.*)?$", page, re.MULTILINE)})
+COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +46,11 @@ def test_without_asyncio(namesrv: str) -> None:
     program("rucola.client.sync", namesrv)
 
 
-def test_transaction(namesrv: str) -> None:
+async def test_transaction(namesrv: str) -> None:
     names = program("TransactionProducer(", namesrv)
-    asyncio.run(names["order"]())
+    await names["order"]()
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_exist_with_their_options(line: str) -> None:
-    _, *arguments = shlex.split(line)
-    command: click.Command = main
-    with click.Context(main) as context:
-        while isinstance(command, click.Group):
-            found = command.get_command(context, arguments.pop(0))
-            assert found is not None, line
-            command = found
-        known = {option for parameter in command.params for option in parameter.opts}
-        assert {argument for argument in arguments if argument.startswith("-")} <= known
+    check_command(line)

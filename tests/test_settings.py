@@ -120,7 +120,7 @@ def test_defaults_give_way_to_the_file() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("listenPort", "many", "a whole number"),
+        ("listenPort", "many", "an integer"),
         ("autoCreateTopicEnable", "1", "true or false"),
         ("flushDiskType", "NEVER", "one of ASYNC_FLUSH, SYNC_FLUSH"),
     ],

@@ -6,5 +6,5 @@ __version__ = "0.1.0"
 
 
 def is_compiled() -> bool:
-    """Tell whether the hot path of this installation is machine code, as RUCOLA_COMPILE=1 makes it."""
+    """Return whether the hot path of this installation was compiled (RUCOLA_COMPILE=1)."""
     return any((Path(__file__).parent / "message").glob("record.*.so"))

@@ -1,4 +1,4 @@
-"""`python -m rucola`: the command line, for where no script is on the path."""
+"""`python -m rucola`: the command line, if the script `rucola` is not on the path."""
 
 from rucola.cli.main import main
 

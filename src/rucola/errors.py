@@ -1,23 +1,23 @@
-"""Every error that Rucola raises, as one tree.
+"""Exceptions of Rucola, as one tree.
 
     MQError
     ├── InvalidMessage          a message, topic, group or id that breaks the format's rules
-    │   └── InvalidExpression   a filter that cannot be read
-    ├── RemoteProtocolError     bytes from a peer that are no RocketMQ frame or header
-    ├── StoreError              a store directory cannot be used as asked
+    │   └── InvalidExpression   a filter with a syntax or type error
+    ├── RemoteProtocolError     bytes from a peer that are not a RocketMQ frame or header
+    ├── StoreError              a store directory that cannot be used as requested
     │   ├── StoreCorrupt        bytes on disk that contradict the format
-    │   └── StoreLocked         another broker has the directory
-    ├── ConfigError             a configuration file or option that cannot be understood
-    └── RemotingError           a request got no usable answer
+    │   └── StoreLocked         the directory is served by another broker
+    ├── ConfigError             an invalid configuration file or option
+    └── RemotingError           a request without a usable response
         ├── RemotingConnectError
         ├── RemotingTimeout
-        ├── BrokerError         the peer answered with an error code
+        ├── BrokerError         a response with an error code
         ├── TopicNotFound       no name server has a route for the topic
-        └── SendFailed          a message was tried on several queues, and none took it
+        └── SendFailed          every attempt to send a message failed
 
-`except MQError` is total: nothing in this package raises anything else on purpose for input that comes from
-outside. Outcomes that are expected (a full disk, an offset beyond the end) are values, not errors. The message
-of an error names what is wrong, where, and what to do about it.
+`except MQError` is complete: the package deliberately raises no other exception for input from outside. Expected
+outcomes (a full disk, an offset beyond the end of a queue) are return values. The text of an exception names what is
+wrong, where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from os import PathLike, fspath
 
 
 class MQError(Exception):
-    """Root of every error of this package."""
+    """Base class of all exceptions of this package."""
 
 
 class InvalidMessage(MQError):
-    """A message, topic, group, property or id that the format cannot carry."""
+    """A message, topic, group, property or id that the format cannot represent."""
 
 
 class InvalidExpression(InvalidMessage):
-    """A SQL92 filter that cannot be read, with the place (an index into it) where it goes wrong."""
+    """A SQL92 filter with an error; `position` is its index in the expression."""
 
     def __init__(self, expression: str, position: int, why: str) -> None:
         self.expression = expression
@@ -49,15 +49,15 @@ class InvalidExpression(InvalidMessage):
 
 
 class RemoteProtocolError(MQError):
-    """Bytes from a peer that cannot be read as a RocketMQ frame, header or body."""
+    """Bytes from a peer that cannot be decoded as a RocketMQ frame, header or body."""
 
 
 class StoreError(MQError):
-    """A store directory that cannot be used as asked."""
+    """A store directory that cannot be used as requested."""
 
 
 class StoreCorrupt(StoreError):
-    """Bytes in a store that contradict the format, with the place where they stand."""
+    """Bytes in a store file that contradict the format, with their position."""
 
     def __init__(self, path: str | PathLike[str], position: int, why: str) -> None:
         self.path = fspath(path)
@@ -70,29 +70,29 @@ class StoreCorrupt(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process serves the store directory; only one broker may write to it."""
+    """The store directory is locked by another process, since only one broker may write to it."""
 
 
 class ConfigError(MQError):
-    """A configuration file or option that cannot be understood."""
+    """An invalid configuration file or option."""
 
 
 class RemotingError(MQError):
-    """A request that got no usable answer."""
+    """A request without a usable response."""
 
 
 class RemotingConnectError(RemotingError):
-    """No connection to the address could be made, or it broke before the answer came."""
+    """A connection that could not be opened, or that was lost before the response arrived."""
 
 
 class RemotingTimeout(RemotingError):
-    """The answer did not come in time. The peer may still have carried out the request."""
+    """A request without a response within its timeout. The peer may still have executed it."""
 
 
 class BrokerError(RemotingError):
-    """The peer answered with an error code.
+    """A response with an error code.
 
-    `code` is the response code as sent (see `rucola.protocol.codes.ResponseCode`), `remark` the peer's words.
+    `code` is the response code as received (see `rucola.protocol.codes.ResponseCode`), `remark` the text of the peer.
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
@@ -106,14 +106,14 @@ class BrokerError(RemotingError):
 
 
 class TopicNotFound(RemotingError):
-    """No name server knows a route for the topic."""
+    """No name server has a route for the topic."""
 
 
 class SendFailed(RemotingError):
-    """A message could not be sent, though several tries were made or time ran out.
+    """A message that could not be sent within its retries or its timeout.
 
-    `attempts` holds, in order, the queue of each try and what went wrong there. A broker may have stored the message
-    where the error is a RemotingTimeout or a connection that broke.
+    `attempts` lists the queue and the error of each attempt, in order. If the error is a RemotingTimeout or a lost
+    connection, a broker may have stored the message nevertheless.
     """
 
     def __init__(self, topic: str, attempts: Sequence[tuple[str, RemotingError]]) -> None:

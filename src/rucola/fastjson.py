@@ -1,22 +1,22 @@
-"""JSON as Apache RocketMQ's fastjson reads and writes it.
+"""JSON in the dialect of Apache RocketMQ's fastjson.
 
-Plain JSON almost everywhere, with the habits of fastjson that reach the wire and the disk:
+The dialect extends plain JSON, on the wire and on disk, as follows:
 
 * map keys may be integers without quotes: `{"offsetTable":{"T@g":{0:33,1:32}}}`;
 * map keys may be whole objects: `{{"brokerName":"a","queueId":0,"topic":"T"}:5}`;
 * names may be bare words or in single quotes, and a comma may trail.
 
-`loads` takes all of it: msgspec reads what is plain JSON, and only what it refuses goes through the tolerant
-reader below. A key is an `int` exactly where it stood unquoted, so callers that expect a number convert with
-`int(key)`. A key that was an object comes back as `ObjectKey`.
+`loads` parses all of it: msgspec parses plain JSON, and only documents that it rejects go through the tolerant and
+slower parser below. A key is an `int` exactly if it was unquoted, so callers that expect a number convert with
+`int(key)`. A key that is an object is parsed as an `ObjectKey`.
 
-`dumps` writes the compact form of the wire, `dumps_pretty` the form of `config/*.json`: one tab a level, no
-space after the colon, and a closing brace on its own line, as fastjson's PrettyFormat does; maps keyed by
-integers keep their entries on one line.
+`dumps` writes the compact form of the wire, `dumps_pretty` the form of `config/*.json`: one tab a level, no space after
+the colon, and a closing brace on its own line, like fastjson's PrettyFormat; maps with integer keys keep their entries
+on one line.
 
-Answers to `com.alibaba.fastjson.JSON` as RocketMQ 4.9 uses it. Deliberate differences: nesting deeper than
-`MAX_DEPTH` is refused, where fastjson ends in a stack overflow; half of a surrogate pair is read as U+FFFD, since no
-UTF-8 can carry it.
+Counterpart of `com.alibaba.fastjson.JSON` as RocketMQ 4.9 uses it. Deliberate differences: nesting deeper than
+`MAX_DEPTH` is rejected, while fastjson overflows its stack; half of a surrogate pair is parsed as U+FFFD, since UTF-8
+cannot encode it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import msgspec
 from rucola.errors import RemoteProtocolError
 
 MAX_DEPTH = 64
-"""Deepest nesting that the tolerant reader follows; RocketMQ itself never goes beyond six."""
+"""Limit on nesting in the tolerant parser; RocketMQ itself never exceeds six."""
 
 MAX_DIGITS = 400
-"""Longest number that the tolerant reader takes; the largest double has 309 digits."""
+"""Limit on the length of a number in the tolerant parser; the largest double has 309 digits."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -44,7 +44,7 @@ _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 
 
 class ObjectKey(tuple[tuple[str, Any], ...]):
-    """An object that stands as a key of a map: its members as pairs, ordered by name, hence hashable."""
+    """An object used as a key of a map: its members as pairs, sorted by name, which makes it hashable."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class ObjectKey(tuple[tuple[str, Any], ...]):
 
 
 def loads(data: bytes | bytearray | memoryview | str) -> Any:
-    """The value of one JSON document; RemoteProtocolError names the character where it cannot be read."""
+    """Parse one JSON document. Raises RemoteProtocolError, which names the position of the error."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -71,21 +71,21 @@ def loads(data: bytes | bytearray | memoryview | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """`value` in the compact form: integer keys bare, ObjectKey keys as objects, members as given."""
+    """Encode `value` in the compact form: integer keys without quotes, members in their order."""
     out: list[str] = []
     _write(value, out)
     return "".join(out).encode("utf-8")
 
 
 def dumps_pretty(value: Any) -> str:
-    """`value` in the form of Apache's `config/*.json`."""
+    """Encode `value` in the form of Apache's `config/*.json`."""
     out: list[str] = []
     _write_pretty(value, out, 0)
     return "".join(out)
 
 
 class _Reader:
-    """Recursive descent over one text; `at` is the next character."""
+    """Recursive descent parser of one document; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -94,14 +94,14 @@ class _Reader:
     def document(self) -> Any:
         value = self.value(0)
         if self.peek():
-            self.fail("something follows the end of the document")
+            self.fail("unexpected text after the end of the document")
         return value
 
     def fail(self, why: str) -> NoReturn:
         raise RemoteProtocolError(f"JSON at character {self.at}: {why}")
 
     def peek(self) -> str:
-        """The next character that is no white space, or "" at the end."""
+        """Skip white space and return the next character, or "" at the end."""
         match = _SPACE.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
@@ -125,7 +125,7 @@ class _Reader:
         if (match := _WORD.match(self.text, self.at)) and match[0] in _WORDS:
             self.at = match.end()
             return _WORDS[match[0]]
-        self.fail(f"expected a value, found {first!r}" if first else "the text ends where a value should stand")
+        self.fail(f"expected a value, found {first!r}" if first else "the text ends where a value is expected")
 
     def object(self, depth: int) -> dict[Any, Any]:
         self.at += 1
@@ -165,7 +165,7 @@ class _Reader:
                 key = ObjectKey.of(key)
                 hash(key)
             except TypeError:
-                self.fail("an object that is a key holds members that cannot be compared")
+                self.fail("an object that is a key has members that cannot be compared")
             return key
         if match := _NUMBER.match(self.text, self.at):
             if match.end() - match.start() > MAX_DIGITS:
@@ -175,7 +175,7 @@ class _Reader:
         if match := _WORD.match(self.text, self.at):
             self.at = match.end()
             return match[0]
-        self.fail(f"expected a key, found {first!r}" if first else "the text ends where a key should stand")
+        self.fail(f"expected a key, found {first!r}" if first else "the text ends where a key is expected")
 
     def string(self, quote: str) -> str:
         start = self.at
@@ -183,7 +183,7 @@ class _Reader:
         while True:
             end = self.text.find(quote, end)
             if end < 0:
-                self.fail("a string has no end")
+                self.fail("a string is not terminated")
             backslashes = 0
             while self.text[end - 1 - backslashes] == "\\":
                 backslashes += 1

@@ -1,10 +1,13 @@
-"""Files: small files that are replaced as a whole, such as `config/*.json` and `kvConfig.json`.
+"""Atomic replacement of small files, such as `config/*.json` and `kvConfig.json`.
 
-The new content goes to `<name>.tmp`, which is brought to disk; then the content before is written to `<name>.bak` in
-the same way, and .tmp takes the file's name. A power cut at any moment leaves a whole file under the name itself.
+    1. write the previous content to `<name>.bak`, by way of a temporary file like the new content
+    2. write the new content to `<name>.tmp` and fsync it
+    3. rename .tmp to the name and fsync the directory
 
-Answers to `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
-leave both files broken (apache/rocketmq#3401, #9705).
+A power cut at any moment leaves a complete file under the name.
+
+Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
+leave both files truncated (apache/rocketmq#3401, #9705).
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` into a file, keeping what it held before in .bak. Does nothing where it is the same.
+    """Replace a file by `content` and keep its previous content in .bak; do nothing if they are equal.
 
-    When this returns, the new content is on disk. OSError leaves the old content there. Missing directories are made.
+    On return the new content is on disk. After an OSError the file has its previous content. Missing directories are
+    created.
     """
     try:
         before = path.read_bytes()
@@ -31,7 +35,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """See to it that there is such a directory, and that its name and those of its new parents are on disk."""
+    """Create a directory and its parents if they are missing, and fsync the names of those created."""
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -39,7 +43,7 @@ def make_directory(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Wait until the names in `directory` are on disk."""
+    """Flush the entries of `directory` to disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

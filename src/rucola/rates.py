@@ -1,16 +1,16 @@
-"""Rates: how much was counted in the last minute, hour and day. Pure; the time is passed in.
+"""Rates of counters over the last minute, hour and day. Pure: the time is passed in.
 
-A statistic is a total that only grows, and what it was at moments past. The moments are kept in three rows:
+A statistic is a total that only grows, with samples of it from the past, in three series:
 
     minute   every 10 s, the last 6 and the one before
     hour     every 10 min, the last 6 and the one before
     day      every hour, the last 24 and the one before
 
-A window is the difference between the total now and the oldest moment of its row, so it covers the last minute, hour
-or day once the statistic has lived that long, and all its life before. To count is an addition; `sample` is wound
+A window is the difference between the current total and the oldest sample of its series. It covers the last minute,
+hour or day if the statistic is that old, and its whole life otherwise. Counting is one addition; `sample` is called
 every SAMPLE_INTERVAL_MS.
 
-Answers to `StatsItem` of Apache RocketMQ 4.9.8. Deliberate difference: windows end now, not at the last sample.
+Counterpart of `StatsItem` of Apache RocketMQ 4.9.8. Deliberate difference: windows end now, not at the last sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Moment = tuple[int, int, int]
 
 
 class Window(NamedTuple):
-    """What was counted in a window of time: `sum`, in so many `times`, and `tps` a second."""
+    """Totals of a window: the `sum` of values, the number of `times` they were added, and the sum per second, `tps`."""
 
     sum: int
     times: int
@@ -35,12 +35,12 @@ class Window(NamedTuple):
 
     @property
     def avgpt(self) -> float:
-        """How much each time; 0 where nothing was counted."""
+        """The mean value; 0 if nothing was counted."""
         return self.sum / self.times if self.times else 0.0
 
 
 class StatsItem:
-    """One statistic. `sum` is what was counted, `times` how often."""
+    """One statistic: the `sum` of all values and the number of `times` that one was added."""
 
     __slots__ = ("_day", "_hour", "_minute", "sum", "times")
 
@@ -57,7 +57,7 @@ class StatsItem:
         self.times += times
 
     def sample(self, now_ms: int, number: int) -> None:
-        """Note what the total is now, in the rows whose turn it is at the sample of this number."""
+        """Add the current total to the series that are due at this sample `number`."""
         moment = (now_ms, self.sum, self.times)
         self._minute.append(moment)
         if number % _SAMPLES_PER_TEN_MINUTES == 0:
@@ -66,19 +66,19 @@ class StatsItem:
             self._day.append(moment)
 
     def minute(self, now_ms: int) -> Window:
-        """The last minute."""
+        """Return the window of the last minute."""
         return self._since(self._minute[0], now_ms)
 
     def hour(self, now_ms: int) -> Window:
-        """The last hour."""
+        """Return the window of the last hour."""
         return self._since(self._hour[0], now_ms)
 
     def day(self, now_ms: int) -> Window:
-        """The last day."""
+        """Return the window of the last day."""
         return self._since(self._day[0], now_ms)
 
     def rates(self, now_ms: int) -> tuple[float, float, float]:
-        """How many a second in the last 10 seconds, minute and hour."""
+        """Return the sums per second over the last 10 seconds, minute and hour."""
         minute = self._minute
         last = next((moment for moment in reversed(minute) if now_ms - moment[0] >= SAMPLE_INTERVAL_MS), minute[0])
         return self._since(last, now_ms).tps, self.minute(now_ms).tps, self.hour(now_ms).tps

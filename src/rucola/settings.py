@@ -1,4 +1,4 @@
-"""Settings: Apache's configuration files, and the dataclasses that they fill.
+"""Settings: configuration files in Apache's format, and the dataclasses that they populate.
 
 A configuration file is a Java properties file, as `broker.conf` and `namesrv.conf` are:
 
@@ -7,15 +7,15 @@ A configuration file is a Java properties file, as `broker.conf` and `namesrv.co
     namesrvAddr=127.0.0.1:9876;\\
         127.0.0.1:9877
 
-A key and its value are parted by `=`, `:` or white space; a backslash at the end goes on in the next line;
+A key and its value are separated by `=`, `:` or white space; a backslash at the end of a line continues it;
 `\\t`, `\\n`, `\\r`, `\\f` and `\\uXXXX` are escapes.
 
-A dataclass declares the settings of one server: the field `broker_cluster_name` is the key `brokerClusterName`. Where
-the key does not follow from the field's name, the field says it: `field(metadata={"key": "brokerIP1"})`. Values are
-whole numbers, true or false, names of enum members, paths (in which `~` and `$HOME` are the home) and text.
+A dataclass declares the settings of one server: the field `broker_cluster_name` has the key `brokerClusterName`. If the
+key does not follow from the field's name, the field declares it: `field(metadata={"key": "brokerIP1"})`. Values are
+integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text.
 
-Answers to `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: a value
-that cannot be read is an error that names the key, where Apache keeps the default without a word.
+Counterpart of `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: an
+invalid value is an error that names the key, while Apache silently keeps the default.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
 
 
 def parse(text: str) -> dict[str, str]:
-    """The keys and values of a properties file; a key that comes twice has its last value."""
+    """Parse the text of a properties file; the last of two equal keys wins."""
     properties: dict[str, str] = {}
     lines = iter(text.splitlines())
     for line in lines:
@@ -54,7 +54,7 @@ def parse(text: str) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, str]:
-    """As `parse`, from a file. ConfigError where it cannot be read or is no text."""
+    """Parse a properties file. Raises ConfigError if it cannot be read or is not UTF-8 text."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -62,14 +62,14 @@ def read(path: Path) -> dict[str, str]:
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """One `key=value` a line, as Apache's servers report their configuration."""
+    """Format one `key=value` a line, like the configuration in the responses of Apache's servers."""
     return "".join(f"{key}={value}\n" for key, value in properties.items())
 
 
 def replaced(text: str, changes: Mapping[str, str]) -> str:
-    """A properties file with other values for some keys: in their lines where they have one, else at the end.
+    """Return the text of a properties file with changed values, in the line of their key or else at the end.
 
-    Comments, other keys and their order stay. Of a key that comes twice the last line is kept.
+    Comments, other keys and their order are preserved. Of two lines with the same changed key the last remains.
     """
     lines: list[str] = []
     at: dict[str, int] = {}
@@ -98,21 +98,21 @@ def replaced(text: str, changes: Mapping[str, str]) -> str:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str:
-    """The key of a field: `brokerName` for `broker_name`."""
+    """Return the key of a field: `brokerName` for `broker_name`."""
     head, *tail = field.name.split("_")
     return str(field.metadata.get("key") or head + "".join(map(str.capitalize, tail)))
 
 
 def to_properties(config: Any) -> dict[str, str]:
-    """A dataclass as keys and values; fields that are None are left out."""
+    """Convert a dataclass to keys and values; fields that are None are omitted."""
     values = {key_of(field): getattr(config, field.name) for field in dataclasses.fields(config)}
     return {key: _text(value) for key, value in values.items() if value is not None}
 
 
 def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of the dataclass `kind` that the properties set, by field name; keys of others are passed over.
+    """Convert properties to fields of the dataclass `kind`, by field name; other keys are ignored.
 
-    ConfigError names the key whose value cannot be read.
+    Raises ConfigError, which names the key, for an invalid value.
     """
     hints = get_type_hints(kind)
     return {
@@ -123,12 +123,12 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
-    """The dataclass that the properties give; `defaults` are fields by name, for what the properties leave open."""
+    """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
     return kind(**(defaults | changes(kind, properties)))
 
 
 def unknown(kinds: Iterable[type[Any]], properties: Mapping[str, str]) -> list[str]:
-    """The keys that belong to none of the dataclasses."""
+    """Return the keys that belong to none of the dataclasses."""
     known = {key_of(field) for kind in kinds for field in dataclasses.fields(kind)}
     return [key for key in properties if key not in known]
 
@@ -165,5 +165,5 @@ def _value(key: str, text: str, hint: Any) -> Any:
             return Path(os.path.expanduser(os.path.expandvars(text)))
         return text
     except (KeyError, ValueError):
-        expected = {bool: "true or false", int: "a whole number"}.get(hint) or "one of " + ", ".join(hint.__members__)
+        expected = {bool: "true or false", int: "an integer"}.get(hint) or "one of " + ", ".join(hint.__members__)
         raise ConfigError(f"{key}={text}: expected {expected}") from None

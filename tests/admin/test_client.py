@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient, TopicConfig
-from rucola.broker.broker import Broker
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message.host import encode_host
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.queue import MessageQueue
-from support.cluster import HOST, Cluster
-from support.filled import NOW_MS, ask, fill
+from support.cluster import HOST
+from support.prepared_stores import NOW_MS, cluster_of_stores, fill_store
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def golden_store(golden: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> None:
+async def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> None:
     """Apache's answers, reduced to the messages that have the key, for KEYS and for unique keys."""
     expected = json.loads((golden / "g1-clean" / "expected_queries.json").read_text())["keyQueries"]
     messages = {}
@@ -34,7 +32,7 @@ def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> No
         message = json.loads(line)
         messages[message["commitLogOffset"]] = message["properties"]
 
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with cluster_of_stores(golden_store) as (admin, _, _):
         known = set(await admin.fetch_all_topic_list())
         for query in expected:
             topic, key = query["topic"], query["key"]
@@ -50,13 +48,11 @@ def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> No
             found = [message.physical_offset for message in by_unique_key.messages]
             assert found == [at for at in exact if messages[at].get("UNIQ_KEY") == key]
 
-    ask(golden_store, question)
 
+async def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
+    fill_store(tmp_path, [("a", "U1", NOW_MS), ("b", "U2", NOW_MS)])
 
-def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
-    fill(tmp_path, [("a", "U1", NOW_MS), ("b", "U2", NOW_MS)])
-
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         address = encode_host(brokers[0].address).hex().upper()
         found = (await admin.query_message_by_key("Orders", "b")).messages[0]
         message = await admin.query_message_by_id(f"{address}{found.physical_offset:016X}")
@@ -66,24 +62,20 @@ def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
         with pytest.raises(InvalidMessage, match="no offsetMsgId"):
             await admin.query_message_by_id("4711")
 
-    ask(tmp_path, question)
 
-
-def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) -> None:
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+async def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) -> None:
+    async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         port = brokers[0].config.listen_port
         await brokers[0].stop()
         with pytest.raises(RemotingConnectError, match="is this a unique key"):
             await admin.query_message_by_id(encode_host(f"{HOST}:{port}").hex() + 16 * "0")
 
-    ask(tmp_path, question)
 
+async def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
+    fill_store(tmp_path, [("k", "A", NOW_MS), ("k", "C", NOW_MS + 2000)], "broker-a")
+    fill_store(tmp_path, [("k", "B", NOW_MS + 1000)], "broker-b")
 
-def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
-    fill(tmp_path, [("k", "A", NOW_MS), ("k", "C", NOW_MS + 2000)], "broker-a")
-    fill(tmp_path, [("k", "B", NOW_MS + 1000)], "broker-b")
-
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         result = await admin.query_message_by_key("Orders", "k")
         assert [message.unique_key for message in result.messages] == ["C", "B", "A"]
         stats = await admin.examine_topic_stats("Orders")
@@ -99,11 +91,9 @@ def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no cluster Elsewhere; the name server knows DefaultCluster"):
             await admin.fetch_masters_of_cluster("Elsewhere")
 
-    ask(tmp_path, question)
 
-
-def test_progress_of_the_golden_groups(golden_store: Path) -> None:
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+async def test_progress_of_the_golden_groups(golden_store: Path) -> None:
+    async with cluster_of_stores(golden_store) as (admin, _, _):
         stats = await admin.examine_consume_stats("G_g_tag", "GA")
         assert {queue.queue_id: (at.broker_offset, at.consumer_offset) for queue, at in stats.offset_table.items()} == {
             0: (32, 22),
@@ -120,11 +110,9 @@ def test_progress_of_the_golden_groups(golden_store: Path) -> None:
         stats = await admin.examine_consume_stats("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC")
         assert [at.consumer_offset for at in stats.offset_table.values()] == [20]
 
-    ask(golden_store, question)
 
-
-def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+async def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
+    async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         with pytest.raises(TopicNotFound, match="New"):
             await admin.examine_topic_route("New")
         config = TopicConfig(topic_name="New", read_queue_nums=3, write_queue_nums=2, perm=6)
@@ -138,14 +126,12 @@ def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
         with pytest.raises(InvalidMessage):
             await admin.create_and_update_topic_config(brokers[0].address, TopicConfig(topic_name="not a name"))
 
-    ask(tmp_path, question)
 
-
-def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
+async def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
     """The name server has a route to a broker that nobody reaches; what the other broker holds is found."""
-    fill(tmp_path, [("k", "A", NOW_MS)])
+    fill_store(tmp_path, [("k", "A", NOW_MS)])
 
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with cluster_of_stores(tmp_path) as (admin, brokers, running):
         silent = await running.scripted_broker("silent", "Orders", {})
         await silent.stop()
         nobody = f"{HOST}:{silent.port}"
@@ -159,17 +145,12 @@ def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
         with pytest.raises(RemotingConnectError):
             await admin.query_message_by_key("Orders", "k")
 
-    ask(tmp_path, question)
 
-
-def test_no_name_server(tmp_path: Path) -> None:
-    async def asking() -> None:
-        async with Namesrv(HOST, 0) as namesrv:
-            address = f"{HOST}:{namesrv.port}"
-        async with AdminClient(address) as admin:
-            with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
-                await admin.fetch_all_topic_list()
-
-    asyncio.run(asking())
+async def test_no_name_server(tmp_path: Path) -> None:
+    async with Namesrv(HOST, 0) as namesrv:
+        address = f"{HOST}:{namesrv.port}"
+    async with AdminClient(address) as admin:
+        with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
+            await admin.fetch_all_topic_list()
     with pytest.raises(ConfigError, match="no name server is named"):
         AdminClient(" ; ")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -59,29 +59,27 @@ class Scene:
         await self.admin.update_consume_offset(self.broker.address, REDRIVE_GROUP, queue, 0)
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", 2)
-            async with AdminClient(running.namesrv) as admin:
-                scene = Scene(running, broker, admin)
-                async with Producer("p", running.namesrv) as producer:
-                    for number in range(COUNT):
-                        message = Message("T", b"%d" % number, tags="x", keys=f"k{number}", properties={"own": "yes"})
-                        sent = await producer.send(message)
-                        await scene.give_up(int(sent.offset_msg_id[16:], 16))
-                await act(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def cluster_with_dead_letters(path: Path) -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", 2)
+        async with AdminClient(running.namesrv) as admin:
+            scene = Scene(running, broker, admin)
+            async with Producer("p", running.namesrv) as producer:
+                for number in range(COUNT):
+                    message = Message("T", b"%d" % number, tags="x", keys=f"k{number}", properties={"own": "yes"})
+                    sent = await producer.send(message)
+                    await scene.give_up(int(sent.offset_msg_id[16:], 16))
+            yield scene
 
 
 def statuses(results: list[RedriveResult]) -> list[RedriveStatus]:
     return [result.status for result in results]
 
 
-def test_they_are_counted_and_shown(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_they_are_counted_and_shown(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         assert await scene.admin.fetch_dead_letter_groups() == ["g"]
         letters = [letter async for letter in scene.admin.dead_letters("g")]
         assert [letter.message.body for letter in letters] == [b"%d" % number for number in range(COUNT)]
@@ -94,11 +92,9 @@ def test_they_are_counted_and_shown(tmp_path: Path) -> None:
         with pytest.raises(TopicNotFound, match="group nobody has no dead letters"):
             await anext(scene.admin.dead_letters("nobody"))
 
-    play(tmp_path, act)
 
-
-def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         first, *_ = await scene.letters()
         dry = await scene.redrive(dry_run=True)
         assert statuses(dry) == COUNT * [RedriveStatus.WOULD_SEND]
@@ -115,13 +111,11 @@ def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
         stats = await scene.admin.examine_dead_letters("g")
         assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and wait no more"
 
-    play(tmp_path, act)
 
-
-def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
+async def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
     """By its offset, and where that is lost, by the copies."""
 
-    async def act(scene: Scene) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
         assert await scene.redrive() == []
         await scene.forget_progress()
@@ -129,12 +123,10 @@ def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
         assert set((await scene.copies()).values()) == {1}
         assert all([letter.is_redriven async for letter in scene.admin.dead_letters("g")])
 
-    play(tmp_path, act)
-
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         async with aclosing(scene.admin.redrive_dead_letters("g")) as results:
             for _ in range(2):
                 assert (await anext(results)).status is SENT
@@ -144,11 +136,9 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> Non
         assert statuses(await scene.redrive())[-4:] == 4 * [SENT]
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
-    play(tmp_path, act)
 
-
-def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         letters = await scene.letters()
         chosen = letters[3].offset_msg_id, letters[1].offset_msg_id
         assert statuses(await scene.redrive(*chosen)) == [SENT, SENT]
@@ -162,11 +152,9 @@ def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is a message of T, not of %DLQ%g"):
             await scene.redrive(first.offset_msg_id)
 
-    play(tmp_path, act)
 
-
-def test_those_of_a_time(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_those_of_a_time(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         letters = await scene.letters()
         begin_ms, end_ms = letters[2].store_timestamp, letters[4].store_timestamp
         expected = [letter for letter in letters if begin_ms <= letter.store_timestamp <= end_ms]
@@ -175,11 +163,9 @@ def test_those_of_a_time(tmp_path: Path) -> None:
         await scene.redrive()
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
-    play(tmp_path, act)
 
-
-def test_for_the_group_alone(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_for_the_group_alone(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.running.create_topic(scene.broker, retry_topic("g"), 1)
         results = await scene.redrive(only_group=True)
         assert {(result.status, result.topic) for result in results} == {(SENT, "%RETRY%g")}
@@ -189,13 +175,11 @@ def test_for_the_group_alone(tmp_path: Path) -> None:
         await scene.forget_progress()
         assert set(statuses(await scene.redrive())) == {BEFORE}, "to its topic they do not go as well"
 
-    play(tmp_path, act)
 
-
-def test_what_fails_stays(tmp_path: Path) -> None:
+async def test_what_fails_stays(tmp_path: Path) -> None:
     """The topic may not be written to for a while; then it is gone for a while."""
 
-    async def act(scene: Scene) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.running.create_topic(scene.broker, "T", 2, perm=4)
         failed = await scene.redrive()
         assert statuses(failed) == COUNT * [FAILED]
@@ -209,11 +193,9 @@ def test_what_fails_stays(tmp_path: Path) -> None:
         await scene.running.create_topic(scene.broker, "T", 2)
         assert statuses(await scene.redrive()) == COUNT * [SENT]
 
-    play(tmp_path, act)
 
-
-def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
             await producer.send(Message(dlq_topic("g"), b"sent here by hand"))
         *others, last = await scene.redrive()
@@ -222,11 +204,9 @@ def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -> None
         assert "RETRY_TOPIC" in last.reason
         assert statuses(await scene.redrive()) == [FAILED]
 
-    play(tmp_path, act)
 
-
-def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
         copy = (await scene.admin.query_message_by_key("T", "k0")).messages[0]
         await scene.give_up(copy.physical_offset)
@@ -235,24 +215,20 @@ def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
         assert (await scene.copies())[b"0"] == 2
         assert await scene.redrive() == []
 
-    play(tmp_path, act)
 
-
-def test_a_group_that_begins_anew(tmp_path: Path) -> None:
+async def test_a_group_that_begins_anew(tmp_path: Path) -> None:
     """Before its dead letter topic is deleted, since a new one would count from 0 again."""
 
-    async def act(scene: Scene) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
         await scene.admin.forget_redriven("g")
         assert (await scene.admin.examine_dead_letters("g")).waiting == COUNT
         assert statuses(await scene.redrive()) == COUNT * [BEFORE], "nothing is sent twice for all that"
         await scene.admin.forget_redriven("nobody")
 
-    play(tmp_path, act)
 
-
-def test_two_runs_do_not_meet(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_two_runs_do_not_meet(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         async with aclosing(scene.admin.redrive_dead_letters("g")) as results:
             await anext(results)
             with pytest.raises(ConfigError, match="another run re-drives"):
@@ -261,11 +237,9 @@ def test_two_runs_do_not_meet(tmp_path: Path) -> None:
         assert statuses(await scene.redrive()) == (COUNT - 1) * [SENT]
         assert set((await scene.copies()).values()) == {1}
 
-    play(tmp_path, act)
 
-
-def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
         body = LockBatchRequestBody(client_id="another", consumer_group=REDRIVE_GROUP, mq_set=[queue])
         lock = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
@@ -277,15 +251,11 @@ def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
         await scene.running.remoting.invoke_ok(scene.broker.address, unlock)
         assert statuses(await scene.redrive(letter.offset_msg_id)) == [SENT]
 
-    play(tmp_path, act)
 
-
-def test_the_rate_is_limited(tmp_path: Path) -> None:
+async def test_the_rate_is_limited(tmp_path: Path) -> None:
     """Five pauses of 40 ms lie between six messages; how much longer it takes is the machine's affair."""
 
-    async def act(scene: Scene) -> None:
+    async with cluster_with_dead_letters(tmp_path) as scene:
         begin = asyncio.get_running_loop().time()
         assert statuses(await scene.redrive(per_second=25)) == COUNT * [SENT]
         assert asyncio.get_running_loop().time() - begin >= 5 / 25
-
-    play(tmp_path, act)

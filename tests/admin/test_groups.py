@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -42,27 +43,25 @@ class Scene:
         self.heard.add(message)
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]], expression: str = "*") -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", 2)
-            async with Producer("p", running.namesrv) as producer:
-                for number in range(10):
-                    await producer.send(Message("T", b"%d" % number, tags="even" if number % 2 == 0 else "odd"))
-                consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
-                consumer.subscribe("T", expression)
-                async with AdminClient(running.namesrv) as admin:
-                    scene = Scene(admin, broker, running, consumer)
-                    consumer.listen(scene.hear)
-                    async with consumer:
-                        await act(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def cluster_with_consumer(path: Path, expression: str = "*") -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", 2)
+        async with Producer("p", running.namesrv) as producer:
+            for number in range(10):
+                await producer.send(Message("T", b"%d" % number, tags="even" if number % 2 == 0 else "odd"))
+            consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
+            consumer.subscribe("T", expression)
+            async with AdminClient(running.namesrv) as admin:
+                scene = Scene(admin, broker, running, consumer)
+                consumer.listen(scene.hear)
+                async with consumer:
+                    yield scene
 
 
-def test_who_is_connected(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_who_is_connected(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path, "even") as scene:
         connection = await scene.admin.examine_consumer_connection_info("c")
         assert [(one.client_id, one.language) for one in connection.connection_set] == [(scene.client_id, "PYTHON")]
         assert connection.subscription_table["T"].tags_set == ["even"]
@@ -79,11 +78,9 @@ def test_who_is_connected(tmp_path: Path) -> None:
             assert one.client_id == producer.instance.client_id
             assert (await scene.admin.get_all_producer_info(scene.broker.address))["q"][0].remote_ip == one.client_addr
 
-    play(tmp_path, act, "even")
 
-
-def test_what_goes_on_inside(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_what_goes_on_inside(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
         info = await scene.admin.get_consumer_running_info("c", scene.client_id)
         assert {(data.topic, data.sub_string) for data in info.subscription_set} == {("T", "*"), ("%RETRY%c", "*")}
@@ -107,11 +104,9 @@ def test_what_goes_on_inside(tmp_path: Path) -> None:
         with pytest.raises(BrokerError, match="No Any Consumer online"):
             await scene.admin.get_consume_status("T", "nobody")
 
-    play(tmp_path, act)
 
-
-def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
         first = list(await scene.heard.reach(10))
         for queue in scene.consumer.queues:
             await scene.admin.update_consume_offset(scene.broker.address, "c", queue, 5)
@@ -131,11 +126,9 @@ def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
         with pytest.raises(BrokerError, match="not exist"):
             await scene.admin.reset_offset_by_timestamp("T", "stranger", 0)
 
-    play(tmp_path, act)
 
-
-def test_a_reset_to_a_number(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_reset_to_a_number(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
         queue, other = sorted(scene.consumer.queues)
         with pytest.raises(BrokerError, match="stranger"):
@@ -157,11 +150,9 @@ def test_a_reset_to_a_number(tmp_path: Path) -> None:
         places = (await scene.admin.examine_consume_stats("c", "T")).offset_table
         assert places[other].consumer_offset == 1
 
-    play(tmp_path, act)
 
-
-def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
         first = (await scene.heard.reach(10))[0]
         result = await scene.admin.consume_message_directly("c", scene.client_id, first.offset_msg_id)
         assert result.consume_result == "CR_SUCCESS"
@@ -182,11 +173,9 @@ def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
             with pytest.raises(BrokerError, match="has no listener"):
                 await scene.admin.consume_message_directly("i", iterating.instance.client_id, first.offset_msg_id)
 
-    play(tmp_path, act)
 
-
-def test_what_became_of_a_message(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_what_became_of_a_message(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path, "even") as scene:
         heard = await scene.heard.reach(5)
         assert {message.tags for message in heard} == {"even"}
         async with asyncio.timeout(20):
@@ -211,22 +200,18 @@ def test_what_became_of_a_message(tmp_path: Path) -> None:
         tracks = {one.consumer_group: one.track_type for one in await scene.admin.message_track_detail(message)}
         assert tracks == {"c": TrackType.NOT_ONLINE, "looking": TrackType.NOT_ONLINE}
 
-    play(tmp_path, act, "even")
 
-
-def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
         await scene.heard.reach(10)
         spans = await scene.admin.query_consume_time_span("T", "c")
         assert [span.message_queue.queue_id for span in spans] == [0, 1]
         assert all(0 < span.min_time_stamp <= span.max_time_stamp for span in spans)
         assert all(span.min_time_stamp_str.startswith("20") for span in spans)
 
-    play(tmp_path, act)
 
-
-def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
         await scene.consumer.close()
         queue, other = await scene.admin.fetch_subscribe_message_queues("T")
         for group, offset in (("slow", 2), ("fast", 4), ("slower", 1)):
@@ -244,8 +229,6 @@ def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
         assert await corrections("slower", "slower") == {queue.queue_id: 2**63 - 1}
         await scene.admin.update_consume_offset(scene.broker.address, "new", other, 0)
         assert await corrections("slower", "new") == {queue.queue_id: 2, other.queue_id: 0}
-
-    play(tmp_path, act)
 
 
 async def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,78 +46,81 @@ def answering(frame: bytes | None) -> Processor:
     return answer
 
 
-def asked(golden: Path, path: Path, question: Callable[[AdminClient, str], Awaitable[Any]]) -> Any:
-    async def asking() -> Any:
-        async with cluster(path) as running:
-            broker = await running.scripted_broker("broker-a", "WA", apache(golden))
-            async with AdminClient(running.namesrv) as admin:
-                return await question(admin, f"127.0.0.1:{broker.port}")
-
-    return asyncio.run(asking())
-
-
-def test_connections(golden: Path, tmp_path: Path) -> None:
-    found = asked(golden, tmp_path, lambda admin, at: admin.examine_consumer_connection_info("W_g_tag"))
-    assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
-    assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
-    with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
-        asked(golden, tmp_path, lambda admin, at: admin.examine_producer_connection_info("W_pg", "WA"))
+@asynccontextmanager
+async def recorded_broker(golden: Path, path: Path) -> AsyncIterator[tuple[AdminClient, str]]:
+    """An AdminClient of a broker that gives the recorded answers, and that broker's address."""
+    async with cluster(path) as running:
+        broker = await running.scripted_broker("broker-a", "WA", apache(golden))
+        async with AdminClient(running.namesrv) as admin:
+            yield admin, f"127.0.0.1:{broker.port}"
 
 
-def test_running_info(golden: Path, tmp_path: Path) -> None:
-    info = asked(golden, tmp_path, lambda admin, at: admin.get_consumer_running_info("W_g_tag", CLIENT))
-    assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
-    assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
-    assert info.status_table["WA"].consume_ok_tps == 0.65
-    assert {data.topic for data in info.subscription_set} == {"WA", "%RETRY%W_g_tag"}
+async def test_connections(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, _):
+        found = await admin.examine_consumer_connection_info("W_g_tag")
+        assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
+        assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
+        with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
+            await admin.examine_producer_connection_info("W_pg", "WA")
 
 
-def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
-    status = asked(golden, tmp_path, lambda admin, at: admin.get_consume_status("WA", "W_g_tag"))
-    assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
-    reset = asked(golden, tmp_path, lambda admin, at: admin.reset_offset_by_timestamp("WA", "W_g_tag", 0))
-    assert reset.online
-    assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
+async def test_running_info(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, _):
+        info = await admin.get_consumer_running_info("W_g_tag", CLIENT)
+        assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
+        assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
+        assert info.status_table["WA"].consume_ok_tps == 0.65
+        assert {data.topic for data in info.subscription_set} == {"WA", "%RETRY%W_g_tag"}
 
 
-def test_consume_directly(golden: Path, tmp_path: Path) -> None:
-    async def question(admin: AdminClient, at: str) -> Any:
+async def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, _):
+        status = await admin.get_consume_status("WA", "W_g_tag")
+        assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
+        reset = await admin.reset_offset_by_timestamp("WA", "W_g_tag", 0)
+        assert reset.online
+        assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
+
+
+async def test_consume_directly(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
         address, _, port = at.partition(":")
         assert address == "127.0.0.1"
-        return await admin.consume_message_directly("W_g_tag", CLIENT, f"7F000001{int(port):08X}{0x37D:016X}")
-
-    result = asked(golden, tmp_path, question)
-    assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
-
-
-def test_progress(golden: Path, tmp_path: Path) -> None:
-    stats = asked(golden, tmp_path, lambda admin, at: admin.fetch_consume_stats_in_broker(at))
-    assert stats.total_diff == 37
-    ordered = stats.groups["W_g_order"][0].offset_table
-    assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
-    assert stats.groups["W_g_pull"] == []
-    spans = asked(golden, tmp_path, lambda admin, at: admin.query_consume_time_span("WA", "W_g_tag"))
-    assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
-    data = asked(golden, tmp_path, lambda admin, at: admin.view_broker_stats_data(at, "TOPIC_PUT_NUMS", "WA"))
-    assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
+        message_id = f"7F000001{int(port):08X}{0x37D:016X}"
+        result = await admin.consume_message_directly("W_g_tag", CLIENT, message_id)
+        assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
 
 
-def test_broker(golden: Path, tmp_path: Path) -> None:
-    figures = asked(golden, tmp_path, lambda admin, at: admin.fetch_broker_runtime_stats(at))
-    assert figures["putMessageTimesTotal"] == "273"
-    config = asked(golden, tmp_path, lambda admin, at: admin.get_broker_config(at))
-    assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
-    found = asked(golden, tmp_path, lambda admin, at: admin.query_consume_queue(at, "WA", 0, 0, 5))
-    assert (found.min_queue_index, found.max_queue_index) == (0, 17)
-    assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
-    topics = asked(golden, tmp_path, lambda admin, at: admin.examine_topic_config(at))
-    assert topics["WA"].write_queue_nums == 4
-    groups = asked(golden, tmp_path, lambda admin, at: admin.examine_subscription_group_config(at))
-    assert groups["W_g_explicit"].group_name == "W_g_explicit"
+async def test_progress(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        stats = await admin.fetch_consume_stats_in_broker(at)
+        assert stats.total_diff == 37
+        ordered = stats.groups["W_g_order"][0].offset_table
+        assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
+        assert stats.groups["W_g_pull"] == []
+        spans = await admin.query_consume_time_span("WA", "W_g_tag")
+        assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
+        data = await admin.view_broker_stats_data(at, "TOPIC_PUT_NUMS", "WA")
+        assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
+
+
+async def test_broker(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        figures = await admin.fetch_broker_runtime_stats(at)
+        assert figures["putMessageTimesTotal"] == "273"
+        config = await admin.get_broker_config(at)
+        assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
+        found = await admin.query_consume_queue(at, "WA", 0, 0, 5)
+        assert (found.min_queue_index, found.max_queue_index) == (0, 17)
+        assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
+        topics = await admin.examine_topic_config(at)
+        assert topics["WA"].write_queue_nums == 4
+        groups = await admin.examine_subscription_group_config(at)
+        assert groups["W_g_explicit"].group_name == "W_g_explicit"
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
+async def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
     """Every recorded query that found something: the messages of the answer that have the key."""
     for exchange in exchanges(golden):
         answer = decode(exchange.answer) if exchange.answer is not None else None
@@ -129,7 +131,7 @@ def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
             continue
         topic, key = fields["topic"], fields["key"]
         recorded = {RequestCode.QUERY_MESSAGE: answering(exchange.answer)}
-        found = asyncio.run(_query(tmp_path, topic, key, recorded, unique=unique))
+        found = await _query(tmp_path, topic, key, recorded, unique=unique)
         assert found.messages
         assert {message.topic for message in found.messages} == {topic}
         assert len(found.messages) == len(decode_many(answer.body))
@@ -144,22 +146,23 @@ async def _query(path: Path, topic: str, key: str, recorded: dict[int, Processor
             return await ask(topic, key)
 
 
-def test_documents(golden: Path, tmp_path: Path) -> None:
-    topics, groups = asked(golden, tmp_path, lambda admin, at: admin.export_metadata([at]))
-    assert topics["WA"].write_queue_nums == 4
-    assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
-    assert "W_g_explicit" in groups
-    assert "TOOLS_CONSUMER" not in groups
-    configs = asked(golden, tmp_path, lambda admin, at: admin.export_configs("c"))
-    assert configs["brokerConfigs"]["broker-a"]["maxMessageSize"] == "100000"
-    metrics = asked(golden, tmp_path, lambda admin, at: admin.export_metrics("c"))
-    quota = metrics["evaluateReport"]["broker-a"]["runtimeQuota"]
-    assert quota["topicSize"] == len(topics)
-    assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
+async def test_documents(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        topics, groups = await admin.export_metadata([at])
+        assert topics["WA"].write_queue_nums == 4
+        assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
+        assert "W_g_explicit" in groups
+        assert "TOOLS_CONSUMER" not in groups
+        configs = await admin.export_configs("c")
+        assert configs["brokerConfigs"]["broker-a"]["maxMessageSize"] == "100000"
+        metrics = await admin.export_metrics("c")
+        quota = metrics["evaluateReport"]["broker-a"]["runtimeQuota"]
+        assert quota["topicSize"] == len(topics)
+        assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
 
 
-def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
-    async def question(admin: AdminClient, at: str) -> None:
+async def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
         await admin.update_broker_config(at, {"flushDiskType": "ASYNC_FLUSH"})
         await admin.delete_subscription_group(at, "W_g_cloned")
         await admin.delete_topic_in_broker(at, "WAuto")
@@ -168,5 +171,3 @@ def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
         await admin.clean_unused_topic(at)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
             await admin.delete_expired_commit_log(at)
-
-    asked(golden, tmp_path, question)

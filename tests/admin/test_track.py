@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rucola.admin import AdminClient, MessageExt, MessageQueue, MessageTrack, TrackType, dlq_topic, retry_topic
@@ -46,44 +46,38 @@ class Scene:
         return track
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker(store=DELAYS)
-            await running.create_topic(broker, "T", 1)
-            async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
-                sent = await producer.send(Message("T", b"x", keys="k"))
-                message = await admin.query_message_by_id(sent.offset_msg_id)
-                scene = Scene(running, broker, admin, message)
-                await scene.commit("T", 1)
-                await act(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def cluster_with_message(path: Path) -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        broker = await running.start_broker(store=DELAYS)
+        await running.create_topic(broker, "T", 1)
+        async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
+            sent = await producer.send(Message("T", b"x", keys="k"))
+            message = await admin.query_message_by_id(sent.offset_msg_id)
+            scene = Scene(running, broker, admin, message)
+            await scene.commit("T", 1)
+            yield scene
 
 
-def test_a_group_without_clients_is_past_it_or_not(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_group_without_clients_is_past_it_or_not(tmp_path: Path) -> None:
+    async with cluster_with_message(tmp_path) as scene:
         track = await scene.track()
         assert (track.track_type, track.is_passed, track.retry_count) == (TrackType.NOT_ONLINE, True, 0)
         assert track.consumed_until_ms == scene.message.store_timestamp
         await scene.commit("T", 0)
         assert (await scene.track()).is_passed is False
 
-    play(tmp_path, act)
 
-
-def test_a_message_that_waits_to_be_tried_again(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_message_that_waits_to_be_tried_again(tmp_path: Path) -> None:
+    async with cluster_with_message(tmp_path) as scene:
         await scene.give_back(scene.message, 2)
         track = await scene.track()
         assert (track.track_type, track.retry_count, track.dead_ms) == (TrackType.IN_RETRY, 1, 0)
         assert track.last_failed_ms >= scene.message.store_timestamp
 
-    play(tmp_path, act)
 
-
-def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
+    async with cluster_with_message(tmp_path) as scene:
         await scene.give_back(scene.message, 1)
         copy = await scene.copy_in(retry_topic("g"))
         first = await scene.track()
@@ -100,11 +94,9 @@ def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
         assert (again.track_type, again.retry_count) == (TrackType.IN_RETRY, 2)
         assert again.last_failed_ms >= first.last_failed_ms
 
-    play(tmp_path, act)
 
-
-def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
+    async with cluster_with_message(tmp_path) as scene:
         await scene.give_back(scene.message, -1)
         track = await scene.track()
         letter = await scene.copy_in(dlq_topic("g"))
@@ -117,8 +109,6 @@ def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
         await scene.commit("T", 2)
         await scene.give_back(scene.message, -1)
         assert (await scene.track()).track_type is TrackType.IN_DLQ
-
-    play(tmp_path, act)
 
 
 async def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:

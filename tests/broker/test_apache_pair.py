@@ -125,31 +125,28 @@ async def test_a_slave_of_apaches_follows_our_master(tmp_path: Path) -> None:
         assert log[slave.begin :] == slave.log
 
 
-def test_our_slave_follows_a_master_of_apaches(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, asyncio.timeout(60):
-            source = await filled_master(running)
-            end = await end_of(running, source)
-            log = log_of(tmp_path / "broker-a", end)
-            await source.stop()
-            master = ApacheMaster(log[: end // 2])
-            master.server.start()
+async def test_our_slave_follows_a_master_of_apaches(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, asyncio.timeout(60):
+        source = await filled_master(running)
+        end = await end_of(running, source)
+        log = log_of(tmp_path / "broker-a", end)
+        await source.stop()
+        master = ApacheMaster(log[: end // 2])
+        master.server.start()
 
-            async def has_all() -> bool:
-                return master.acknowledged == len(master.log)
+        async def has_all() -> bool:
+            return master.acknowledged == len(master.log)
 
-            slave = await running.start_slave(ha_master_address=f"{HOST}:{master.server.port}")
-            await until(has_all)
-            master.log = log
-            await until(has_all)
-            await slave.stop()
-            master.acknowledged = -1
-            await running.start_slave(ha_master_address=f"{HOST}:{master.server.port}")
-            await until(has_all)
-            first, again = master.first_reports
-            assert (first, again < end) == (0, True)
-            await master.server.stop()
-        assert log_of(tmp_path / "slave", end) == log[end // 2 - end // 2 % FILE :]
-
-    asyncio.run(run())
+        slave = await running.start_slave(ha_master_address=f"{HOST}:{master.server.port}")
+        await until(has_all)
+        master.log = log
+        await until(has_all)
+        await slave.stop()
+        master.acknowledged = -1
+        await running.start_slave(ha_master_address=f"{HOST}:{master.server.port}")
+        await until(has_all)
+        first, again = master.first_reports
+        assert (first, again < end) == (0, True)
+        await master.server.stop()
+    assert log_of(tmp_path / "slave", end) == log[end // 2 - end // 2 % FILE :]
     assert check(tmp_path / "slave") == []

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, pull_header, with_broker
 from rucola.message.record import decode_many
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -22,6 +21,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig
+from support.broker_peer import Peer, broker_peer, pull_header
 
 KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]
 TEXTS = """
@@ -79,21 +79,19 @@ def wrong(answers: Iterable[tuple[object, RemotingCommand | None]]) -> list[str]
     ]
 
 
-def test_requests_without_fields_are_answered(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_requests_without_fields_are_answered(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         answers = [((code.name, body), await ask(peer, code, {}, body)) for code in RequestCode for body in BODIES]
         assert wrong(answers) == []
         assert (await peer.send()).code == ResponseCode.SUCCESS
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("seed", range(2))
-def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, seed: int) -> None:
+async def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         answers = []
         for code in KEEPS_RUNNING:
@@ -102,8 +100,6 @@ def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, seed: int
                 fields = PLAUSIBLE | {name: chance.choice(VALUES) for name in wild}
                 answers.append(((code.name, fields), await ask(peer, code, fields, chance.choice(BODIES))))
         assert wrong(answers) == []
-
-    with_broker(tmp_path, talk)
 
 
 @pytest.mark.parametrize(
@@ -116,21 +112,19 @@ def test_requests_with_fields_of_any_kind_are_answered(tmp_path: Path, seed: int
         (2**63 - 1, ResponseCode.PULL_OFFSET_MOVED, 3, "OFFSET_OVERFLOW_BADLY"),
     ],
 )
-def test_a_pull_from_outside_the_queue_is_told_where_to_go_on(
+async def test_a_pull_from_outside_the_queue_is_told_where_to_go_on(
     tmp_path: Path, offset: int, code: ResponseCode, begins_at: int, remark: str
 ) -> None:
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         for _ in range(3):
             await peer.send()
         answer = await peer.pull(queue_offset=offset)
         assert (answer.code, answer.remark) == (code, remark)
         assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == begins_at
 
-    with_broker(tmp_path, talk)
 
-
-def test_unknown_topics_groups_and_queues_are_named(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_unknown_topics_groups_and_queues_are_named(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, auto_create_subscription_group=False) as peer:
         await peer.send()
         for fields, code, name in (
             ({"topic": "Unknown"}, ResponseCode.TOPIC_NOT_EXIST, "Unknown"),
@@ -142,23 +136,19 @@ def test_unknown_topics_groups_and_queues_are_named(tmp_path: Path) -> None:
             assert answer.code == code, fields
             assert name in (answer.remark or "")
 
-    with_broker(tmp_path, talk, auto_create_subscription_group=False)
 
-
-def test_a_body_over_four_megabytes_is_refused_with_the_limit(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_body_over_four_megabytes_is_refused_with_the_limit(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store={"mapped_file_size_commit_log": 8 << 20}) as peer:
         refused = await peer.send(bytes(4 * 1024 * 1024 + 1))
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert "4194305 bytes; 4194304 are allowed (maxMessageSize)" in (refused.remark or "")
         assert (await peer.send(bytes(4 * 1024 * 1024))).code == ResponseCode.SUCCESS
 
-    with_broker(tmp_path, talk, store={"mapped_file_size_commit_log": 8 << 20})
 
-
-def test_headers_that_only_apache_reads_are_read(tmp_path: Path) -> None:
+async def test_headers_that_only_apache_reads_are_read(tmp_path: Path) -> None:
     """A numeric language, text that is no UTF-8; and headers that cannot be read, on one connection of a broker."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"first")
         host, port = peer.broker.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -191,11 +181,9 @@ def test_headers_that_only_apache_reads_are_read(tmp_path: Path) -> None:
         _, *sent = decode_many((await peer.pull()).body)
         assert [message.properties["a"] for message in sent] == ["\ufffd"] * 2
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         for number in range(40):
             await peer.send(b"%d" % number)
         for _ in range(50):
@@ -204,17 +192,15 @@ def test_a_consumer_that_never_acknowledges_takes_nothing_from_others(tmp_path: 
         rest = decode_many((await peer.pull(consumer_group="other", queue_offset=32)).body)
         assert [message.body for message in rest] == [b"%d" % number for number in range(32, 40)]
 
-    with_broker(tmp_path, talk)
-
 
 FIELD = r"(missing required field `|at `\$\.)(\w{2,}`|\w`, the [a-z ]+)"
 """A field whose name on the wire is one letter is named by its meaning too."""
 
 
-def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) -> None:
+async def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) -> None:
     """For every code that has a header: which request it was, and which of its fields."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         named = []
         for code in KEEPS_RUNNING:
@@ -226,23 +212,21 @@ def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) -> None:
         assert len(set(named)) > 30
         assert len(named) > 45
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"topic": "x" * 128}, "has 128 characters; 127 are allowed"),
-        ({"topic": "No Such"}, "'No Such' holds other characters"),
-        ({"topic": "../T"}, "holds other characters"),
+        ({"topic": "No Such"}, "'No Such' contains other characters"),
+        ({"topic": "../T"}, "contains other characters"),
         ({"topic": ""}, "is blank"),
         ({"read_queue_nums": -1}, "readQueueNums is -1; 0 to 65536 are allowed"),
         ({"write_queue_nums": 10**9}, "writeQueueNums is 1000000000; 0 to 65536 are allowed"),
         ({"perm": 99}, "perm is 99; 0 to 15 are allowed"),
     ],
 )
-def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+    async with broker_peer(tmp_path) as peer:
         header = CreateTopicRequestHeader(
             **{"topic": "T", "read_queue_nums": 1, "write_queue_nums": 1, "perm": 6} | fields
         )
@@ -250,31 +234,27 @@ def test_topics_that_cannot_be(tmp_path: Path, fields: dict[str, Any], why: str)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert why in (answer.remark or "")
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
         (SubscriptionGroupConfig(group_name="x" * 256), "has 256 characters; 255 are allowed"),
-        (SubscriptionGroupConfig(group_name="No Such"), "'No Such' holds other characters"),
+        (SubscriptionGroupConfig(group_name="No Such"), "'No Such' contains other characters"),
         (SubscriptionGroupConfig(group_name=""), "is blank"),
         (SubscriptionGroupConfig(group_name="g", retry_queue_nums=10**9), "retryQueueNums is 1000000000; 0 to 65536"),
     ],
 )
-def test_groups_that_cannot_be(tmp_path: Path, config: SubscriptionGroupConfig, why: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_groups_that_cannot_be(tmp_path: Path, config: SubscriptionGroupConfig, why: str) -> None:
+    async with broker_peer(tmp_path) as peer:
         answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert why in (answer.remark or "")
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_consumer_that_reads_no_answers_takes_little_memory(tmp_path: Path) -> None:
+async def test_a_consumer_that_reads_no_answers_takes_little_memory(tmp_path: Path) -> None:
     """It asks for 250 MB at once, takes none of it, and goes."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         for _ in range(64):
             await peer.send(bytes(4000))
         host, port = peer.broker.address.rsplit(":", 1)
@@ -289,8 +269,6 @@ def test_a_consumer_that_reads_no_answers_takes_little_memory(tmp_path: Path) ->
                 assert (await peer.pull(max_msg_nums=64)).code == ResponseCode.SUCCESS
                 assert resident_bytes() - before < 40 << 20
         assert (await peer.pull()).code == ResponseCode.SUCCESS
-
-    with_broker(tmp_path, talk)
 
 
 def resident_bytes() -> int:

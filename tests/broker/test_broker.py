@@ -6,102 +6,35 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from mmap import mmap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rucola.broker.broker import Broker, wall_clock_ms
-from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError, StoreLocked
 from rucola.message import Message
 from rucola.message.batch import encode_batch
 from rucola.message.record import decode_many
 from rucola.protocol import pull
-from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand, SerializeType
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
-from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader
-from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from rucola.protocol.send import SendMessageRequestHeader
 from rucola.protocol.topic import PERM_WRITE, CreateTopicRequestHeader, TopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
-from rucola.store.config import FlushDiskType, StoreConfig
-from rucola.store.tools.check import check
-
-SMALL_FILES = {
-    "mapped_file_size_commit_log": 1 << 20,
-    "mapped_file_size_consume_queue": 20_000,
-    "max_hash_slot_num": 1000,
-    "max_index_num": 4000,
-}
-
-
-class Peer:
-    """A client that sends what a test says to one broker."""
-
-    def __init__(self, broker: Broker, client: RemotingClient) -> None:
-        self.broker = broker
-        self.client = client
-
-    async def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        return await self.client.invoke(self.broker.address, RemotingCommand.request(code, header, body), 30_000)
-
-    async def send(self, body: bytes = b"body", **fields: Any) -> RemotingCommand:
-        return await self.ask(RequestCode.SEND_MESSAGE_V2, send_header(**fields), body)
-
-    async def pull(self, **fields: Any) -> RemotingCommand:
-        return await self.ask(RequestCode.PULL_MESSAGE, pull_header(**fields))
-
-
-def send_header(**fields: Any) -> SendMessageRequestHeaderV2:
-    defaults: dict[str, Any] = {"producer_group": "p", "topic": "T", "queue_id": 0, "sys_flag": 0}
-    return SendMessageRequestHeaderV2(**defaults | {"born_timestamp": 1, "flag": 0} | fields)
-
-
-def pull_header(**fields: Any) -> PullMessageRequestHeader:
-    defaults: dict[str, Any] = {"consumer_group": "g", "topic": "T", "queue_id": 0, "queue_offset": 0}
-    asked = {"max_msg_nums": 32, "sys_flag": pull.SUBSCRIPTION, "subscription": "*"}
-    return PullMessageRequestHeader(**defaults | asked | fields)
-
-
-@asynccontextmanager
-async def serving(
-    path: Path, store: dict[str, Any] | None = None, clock: Callable[[], int] = wall_clock_ms, **settings: Any
-) -> AsyncIterator[Peer]:
-    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES | (store or {}))
-    async with Broker(config, store_config, clock=clock) as broker:
-        client = RemotingClient()
-        try:
-            yield Peer(broker, client)
-        finally:
-            await client.close()
-
-
-def with_broker(path: Path, talk: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
-    """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
-
-    async def run() -> None:
-        async with serving(path, **settings) as peer:
-            await talk(peer)
-
-    asyncio.run(run())
-    assert check(path) == []
-
+from rucola.store.config import FlushDiskType
+from support.broker_peer import broker_peer, heartbeat, send_header
 
 # Waiting pulls.
 
 
-def test_held_pull_is_answered_when_a_message_that_it_wants_comes(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_held_pull_is_answered_when_a_message_that_it_wants_comes(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(properties="TAGS\x01old\x02")
         held = asyncio.ensure_future(
             peer.pull(
@@ -121,11 +54,9 @@ def test_held_pull_is_answered_when_a_message_that_it_wants_comes(tmp_path: Path
         assert [message.body for message in decode_many(answer.body)] == [b"wanted"]
         assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == 3
 
-    with_broker(tmp_path, talk)
 
-
-def test_held_pull_is_answered_at_its_deadline(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_held_pull_is_answered_at_its_deadline(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         answer = await peer.pull(queue_offset=1, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=1)
         assert answer.code == ResponseCode.PULL_NOT_FOUND
@@ -136,11 +67,9 @@ def test_held_pull_is_answered_at_its_deadline(tmp_path: Path) -> None:
             "maxOffset": "1",
         }
 
-    with_broker(tmp_path, talk)
-
 
 async def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
-    async with serving(tmp_path) as peer:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         held = asyncio.ensure_future(
             peer.pull(queue_offset=1, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=60_000)
@@ -151,10 +80,10 @@ async def test_held_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", ["delete", "close"])
-def test_held_pull_is_refused_whose_topic_is_gone_or_closed_to_readers(tmp_path: Path, change: str) -> None:
+async def test_held_pull_is_refused_whose_topic_is_gone_or_closed_to_readers(tmp_path: Path, change: str) -> None:
     """At its deadline as when a message comes; as Apache's broker does, which processes the request once more."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         waits_ms = 60_000 if change == "close" else 300
         suspend = {"sys_flag": pull.SUBSCRIPTION | pull.SUSPEND, "suspend_timeout_millis": waits_ms}
@@ -171,23 +100,19 @@ def test_held_pull_is_refused_whose_topic_is_gone_or_closed_to_readers(tmp_path:
         expected = {"delete": ResponseCode.TOPIC_NOT_EXIST, "close": ResponseCode.NO_PERMISSION}
         assert (answer.code, answer.body) == (expected[change], b"")
 
-    with_broker(tmp_path, talk)
 
-
-def test_pull_commits_the_offset_that_it_brings(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_pull_commits_the_offset_that_it_brings(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         await peer.pull(sys_flag=pull.SUBSCRIPTION | pull.COMMIT_OFFSET, commit_offset=1)
         header = QueryConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=0)
         assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).ext_fields == {"offset": "1"}
 
-    with_broker(tmp_path, talk)
-
 
 # Durability.
 
 
-def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     sync_pages = mapped_file.sync_pages
 
@@ -195,19 +120,17 @@ def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypa
         sync_pages(mapped, begin, end)
         synced.append(end)
 
-    async def talk(peer: Peer) -> None:
+    monkeypatch.setattr(mapped_file, "sync_pages", note)
+    # No flush by the clock, so that only the send can have asked for one.
+    slow_clock = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 3_600_000}
+    async with broker_peer(tmp_path, store=slow_clock) as peer:
         await peer.send()
         before = len(synced)
         assert (await peer.send()).code == ResponseCode.SUCCESS
         assert len(synced) > before
 
-    monkeypatch.setattr(mapped_file, "sync_pages", note)
-    # No flush by the clock, so that only the send can have asked for one.
-    slow_clock = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 3_600_000}
-    with_broker(tmp_path, talk, store=slow_clock)
 
-
-def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_broken = False
     sync_pages = mapped_file.sync_pages
 
@@ -216,31 +139,29 @@ def test_failed_flush_is_never_success(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync_pages(mapped, begin, end)
 
-    async def run() -> None:
-        nonlocal is_broken
-        async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
-            assert (await peer.send(b"safe")).code == ResponseCode.SUCCESS
-            is_broken = True
-            lost = await peer.send(b"not safe")
-            assert lost.code == ResponseCode.FLUSH_DISK_TIMEOUT
-            assert "Input/output error" in (lost.remark or "")
-            is_broken = False  # the disk says yes again, but nobody knows what it has
-            refused = await peer.send()
-            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-            assert "Input/output error" in (refused.remark or "")
-            assert [m.body for m in decode_many((await peer.pull()).body)][:1] == [b"safe"]
-
     monkeypatch.setattr(mapped_file, "sync_pages", break_down)
-    asyncio.run(run())
+    sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    async with broker_peer(tmp_path, sync_flush, check_store=False) as peer:
+        assert (await peer.send(b"safe")).code == ResponseCode.SUCCESS
+        is_broken = True
+        lost = await peer.send(b"not safe")
+        assert lost.code == ResponseCode.FLUSH_DISK_TIMEOUT
+        assert "Input/output error" in (lost.remark or "")
+        is_broken = False  # the disk says yes again, but nobody knows what it has
+        refused = await peer.send()
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "Input/output error" in (refused.remark or "")
+        assert [m.body for m in decode_many((await peer.pull()).body)][:1] == [b"safe"]
     assert (tmp_path / "abort").exists()  # the next start looks at everything anew
-    with_broker(tmp_path, lambda peer: peer.send())
+    async with broker_peer(tmp_path) as peer:
+        await peer.send()
 
 
 async def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async with serving(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
+    async with broker_peer(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
         assert (await peer.send()).code == ResponseCode.SUCCESS
         with monkeypatch.context() as broken:
             broken.setattr(mapped_file, "sync_pages", never)
@@ -250,52 +171,38 @@ async def test_message_that_does_not_wait_is_answered_at_once(tmp_path: Path, mo
 # Restarts.
 
 
-def test_messages_offsets_and_topics_survive_a_restart(tmp_path: Path) -> None:
+async def test_messages_offsets_and_topics_survive_a_restart(tmp_path: Path) -> None:
     progress = UpdateConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=2, commit_offset=1)
 
-    async def before(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         for body in (b"one", b"two"):
             assert (await peer.send(body, queue_id=2)).code == ResponseCode.SUCCESS
         await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, progress)
-
-    async def after(peer: Peer) -> None:
+    async with broker_peer(tmp_path, auto_create_topic_enable=False) as peer:
         header = QueryConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=2)
         assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).ext_fields == {"offset": "1"}
         pulled = decode_many((await peer.pull(queue_id=2)).body)
         assert [(message.queue_offset, message.body) for message in pulled] == [(0, b"one"), (1, b"two")]
         assert (await peer.send(queue_id=2)).ext_fields["queueOffset"] == "2"
 
-    with_broker(tmp_path, before)
-    with_broker(tmp_path, after, auto_create_topic_enable=False)
 
-
-def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         with pytest.raises(StoreLocked, match=str(tmp_path)):
-            async with serving(tmp_path):
+            async with broker_peer(tmp_path):
                 pytest.fail("the second broker must not start")
         assert (await peer.send()).code == ResponseCode.SUCCESS
 
-    with_broker(tmp_path, talk)
 
-
-def test_taken_port_is_named(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_taken_port_is_named(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path / "one") as peer:
         port = peer.broker.config.listen_port
         with pytest.raises(RemotingError, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with serving(tmp_path / "other", listen_port=port):
+            async with broker_peer(tmp_path / "other", listen_port=port):
                 pytest.fail("the second broker must not start")
-
-    with_broker(tmp_path / "one", talk)
 
 
 # Groups.
-
-
-def heartbeat(client_id: str, topic: str = "T") -> bytes:
-    subscription = SubscriptionData(topic=topic, sub_version=1)
-    consumer = ConsumerData(group_name="g", subscription_data_set=[subscription])
-    return encode_body(HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
 
 
 async def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
@@ -305,7 +212,7 @@ async def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
         assert command.is_oneway
         notified.put_nowait(command.ext_fields["consumerGroup"])
 
-    async with serving(tmp_path) as peer:
+    async with broker_peer(tmp_path) as peer:
         first = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
         second = RemotingClient()
 
@@ -325,8 +232,8 @@ async def test_members_are_told_when_the_group_changes(tmp_path: Path) -> None:
         await first.close()
 
 
-def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         nobody = await peer.pull(sys_flag=0)
         assert nobody.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
@@ -335,8 +242,6 @@ def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
         await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         assert (await peer.pull(sys_flag=0)).code == ResponseCode.SUCCESS
         assert (await peer.pull(sys_flag=0, sub_version=2)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-
-    with_broker(tmp_path, talk)
 
 
 # Requests that are wrong.
@@ -347,7 +252,7 @@ def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
     [
         ({"queue_id": 99}, ResponseCode.SYSTEM_ERROR, r"queueId\[99\] is illegal"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "SCHEDULE_TOPIC_XXXX.* is forbidden"),
-        ({"topic": "No Such"}, ResponseCode.SYSTEM_ERROR, "'No Such' holds other characters"),
+        ({"topic": "No Such"}, ResponseCode.SYSTEM_ERROR, "'No Such' contains other characters"),
         ({"topic": "x" * 128}, ResponseCode.SYSTEM_ERROR, "has 128 characters; 127 are allowed"),
         ({"topic": "New", "default_topic": "None"}, ResponseCode.TOPIC_NOT_EXIST, r"topic\[New\] not exist"),
         ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
@@ -357,32 +262,28 @@ def test_pull_by_the_group_subscription(tmp_path: Path) -> None:
         ({"flag": 2**31}, ResponseCode.MESSAGE_ILLEGAL, ""),
     ],
 )
-def test_illegal_send_is_refused_and_says_why(
+async def test_illegal_send_is_refused_and_says_why(
     tmp_path: Path, fields: dict[str, Any], code: ResponseCode, why: str
 ) -> None:
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         refused = await peer.send(**fields)
         assert refused.code == code
         assert re.search(why, refused.remark or "")
         assert (await peer.send()).ext_fields["queueOffset"] == "1"
 
-    with_broker(tmp_path, talk)
 
-
-def test_too_large_body_is_refused_with_the_limit(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_too_large_body_is_refused_with_the_limit(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store={"max_message_size": 1000}) as peer:
         refused = await peer.send(b"x" * 1001)
         assert (refused.code, refused.ext_fields.get("msgId")) == (ResponseCode.MESSAGE_ILLEGAL, None)
         assert "1001 bytes; 1000 are allowed (maxMessageSize)" in (refused.remark or "")
         assert (await peer.send(b"x" * 1000)).code == ResponseCode.SUCCESS
 
-    with_broker(tmp_path, talk, store={"max_message_size": 1000})
-
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
-def test_missing_and_malformed_fields_are_named(tmp_path: Path, serialize_type: SerializeType) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_missing_and_malformed_fields_are_named(tmp_path: Path, serialize_type: SerializeType) -> None:
+    async with broker_peer(tmp_path) as peer:
         for ext_fields, name in (({"topic": "T"}, "queueId"), ({"topic": "T", "queueId": "zero"}, "queueId")):
             command = RemotingCommand.request(RequestCode.GET_MAX_OFFSET)
             command.ext_fields.update(ext_fields)
@@ -394,21 +295,17 @@ def test_missing_and_malformed_fields_are_named(tmp_path: Path, serialize_type: 
         unknown = await peer.ask(9999)
         assert (unknown.code, unknown.remark) == (3, " request type 9999 not supported")
 
-    with_broker(tmp_path, talk)
 
-
-def test_heartbeat_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_heartbeat_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         answer = await peer.ask(RequestCode.HEART_BEAT, body=b"{nonsense")
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "character" in (answer.remark or "")
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("says", ["true", "TRUE", "1"])
-def test_batch_is_taken_apart_whose_header_alone_says_that_it_is_one(tmp_path: Path, says: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_batch_is_taken_apart_whose_header_alone_says_that_it_is_one(tmp_path: Path, says: str) -> None:
+    async with broker_peer(tmp_path) as peer:
         body = encode_batch([Message("T", b"one"), Message("T", b"two")])
         for number, code in enumerate((RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)):
             header = send_header(batch=says)
@@ -419,24 +316,22 @@ def test_batch_is_taken_apart_whose_header_alone_says_that_it_is_one(tmp_path: P
         assert (await peer.ask(RequestCode.SEND_MESSAGE_V2, send_header(batch="0"), b"three")).code == 0
         assert [m.body for m in decode_many((await peer.pull()).body)] == [b"one", b"two", b"one", b"two", b"three"]
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("cut", [1, 5, 20, 24])
-def test_damaged_batch_is_refused_whole(tmp_path: Path, cut: int) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_damaged_batch_is_refused_whole(tmp_path: Path, cut: int) -> None:
+    async with broker_peer(tmp_path) as peer:
         body = encode_batch([Message("T", b"one"), Message("T", b"two")])
         refused = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body[:-cut])
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body)).code == 0
         assert len(decode_many((await peer.pull()).body)) == 2
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("pairs", [{"DELAY": "1"}, {"TRAN_MSG": "true"}, {"TIMER_DELIVER_MS": "1795217265087"}])
-def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(tmp_path: Path, pairs: dict[str, str]) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(
+    tmp_path: Path, pairs: dict[str, str]
+) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         body = encode_batch([Message("T", b"one"), Message("T", b"two", properties=pairs)])
         refused = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(batch="true"), body)
@@ -444,14 +339,12 @@ def test_batch_that_asks_for_more_than_to_be_stored_is_refused_whole(tmp_path: P
         assert next(iter(pairs)) in (refused.remark or "")
         assert len(decode_many((await peer.pull()).body)) == 1
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Path, code: int) -> None:
+async def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Path, code: int) -> None:
     """As Apache appends them: those of the header come last and win, and WAIT is a matter of the request."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         messages = [Message("T", b"x", properties={"UNIQ_KEY": "u1", "a": "1"}), Message("T", b"y", keys="own")]
         header = send_header(batch="true", properties="TAGS\x01out\x02KEYS\x01ok\x02WAIT\x01true\x02UNIQ_KEY\x01u9\x02")
         assert (await peer.ask(code, header, encode_batch(messages))).code == ResponseCode.SUCCESS
@@ -464,8 +357,6 @@ def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Path, co
             answer = await peer.ask(RequestCode.QUERY_MESSAGE, asked)
             assert len(decode_many(answer.body)) == count, key
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize(
     ("text", "why"),
@@ -477,8 +368,10 @@ def test_properties_of_a_batch_are_properties_of_its_messages(tmp_path: Path, co
         ("a\x01" + "v" * 32_740, "32767 bytes"),
     ],
 )
-def test_batch_whose_header_asks_for_more_than_to_be_stored_is_refused(tmp_path: Path, text: str, why: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_batch_whose_header_asks_for_more_than_to_be_stored_is_refused(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         body = encode_batch([Message("T", b"one"), Message("T", b"two", tags="A")])
         for code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2):
@@ -489,11 +382,9 @@ def test_batch_whose_header_asks_for_more_than_to_be_stored_is_refused(tmp_path:
             assert taken.code == ResponseCode.SUCCESS, taken.remark
         assert len(decode_many((await peer.pull()).body)) == 7
 
-    with_broker(tmp_path, talk)
 
-
-def test_read_only_topic_takes_no_message(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_read_only_topic_takes_no_message(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=1, perm=4)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
         assert (await peer.send()).code == ResponseCode.NO_PERMISSION
@@ -504,5 +395,3 @@ def test_read_only_topic_takes_no_message(tmp_path: Path) -> None:
         system = CreateTopicRequestHeader(topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=4)
         refused = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, system)
         assert (refused.code, "system topic" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
-
-    with_broker(tmp_path, talk)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from broker.test_broker import heartbeat, serving
 from rucola.broker.client_registry import EXPIRY_MS, Clients
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -18,6 +18,7 @@ from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
+from support.broker_peer import broker_peer, heartbeat
 from support.cluster import Tally
 
 
@@ -61,20 +62,18 @@ class Client:
         await self._remoting.close()
 
 
-def with_scene(talk: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        scene = Scene()
-        await scene.server.start()
-        try:
-            await talk(scene)
-        finally:
-            await scene.server.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def running_scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    await scene.server.start()
+    try:
+        yield scene
+    finally:
+        await scene.server.stop()
 
 
-def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
-    async def talk(scene: Scene) -> None:
+async def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
+    async with running_scene() as scene:
         silent, alive = Client(scene, "silent", ["g", "own"], ["p"]), Client(scene, "alive", ["g"], [])
         await silent.beat()
         scene.now_ms = 60_000
@@ -94,11 +93,9 @@ def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
         assert scene.clients.consumers == {}
         await silent.close()
 
-    with_scene(talk)
 
-
-def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_still_open() -> None:
-    async def talk(scene: Scene) -> None:
+async def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_still_open() -> None:
+    async with running_scene() as scene:
         old, new = Client(scene, "same", ["g"], []), Client(scene, "same", ["g"], [])
         await old.beat()
         await new.beat()
@@ -109,11 +106,9 @@ def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_st
         assert scene.clients.consumers["g"].client_ids == ["same"]
         await new.close()
 
-    with_scene(talk)
 
-
-def test_a_client_leaves_with_its_dead_connection() -> None:
-    async def talk(scene: Scene) -> None:
+async def test_a_client_leaves_with_its_dead_connection() -> None:
+    async with running_scene() as scene:
         old, new = Client(scene, "same", ["g"], ["p"]), Client(scene, "same", ["g"], ["p"])
         other = Client(scene, "other", ["g"], ["p"])
         for client in (old, new, other):
@@ -124,19 +119,15 @@ def test_a_client_leaves_with_its_dead_connection() -> None:
         for client in (old, new, other):
             await client.close()
 
-    with_scene(talk)
 
-
-def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
-    async def talk(scene: Scene) -> None:
+async def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
+    async with running_scene() as scene:
         first, second = Client(scene, "1", ["quiet", "loud"], []), Client(scene, "2", ["quiet", "loud"], [])
         await first.beat()
         await second.beat()
         await second.close()
         assert await first.told.reach(3) == ["loud"] * 3
         await first.close()
-
-    with_scene(talk)
 
 
 @pytest.mark.parametrize("by_broker", [True, False])
@@ -146,7 +137,7 @@ async def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_
     def note(connection: Connection, command: RemotingCommand) -> None:
         told.add(command.ext_fields["consumerGroup"])
 
-    async with serving(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
+    async with broker_peer(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
         group = SubscriptionGroupConfig(group_name="g", notify_consumer_ids_changed_enable=by_broker)
         await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
         client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
@@ -158,7 +149,7 @@ async def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_
 
 
 async def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
-    async with serving(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
+    async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
         silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)
         connection = await silent.connect(peer.broker.address)
         while connection.is_open:
@@ -170,7 +161,7 @@ async def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp
 async def test_an_idle_time_of_nothing_closes_no_connection(tmp_path: Path) -> None:
     """As it is with Netty, where it switches the looking off."""
 
-    async with serving(tmp_path, server_channel_max_idle_time_seconds=0):
+    async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=0):
         assert "close idle connections" not in {task.get_name() for task in asyncio.all_tasks()}
-    async with serving(tmp_path):
+    async with broker_peer(tmp_path):
         assert "close idle connections" in {task.get_name() for task in asyncio.all_tasks()}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.broker.config import BrokerConfig
 from rucola.broker.flow_control import TICK_MS, Congestion
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Processor
+from support.broker_peer import broker_peer
 
 CODES = [code for code in RequestCode if code.name.startswith(("SEND", "CONSUMER_SEND", "PULL_M", "END_TR", "HEART"))]
 
@@ -120,8 +120,8 @@ async def test_a_loop_that_was_kept_up_is_no_busy_disk() -> None:
     await touching
 
 
-def test_a_broker_refuses_and_takes_messages_again(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_refuses_and_takes_messages_again(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, broker_fast_failure_enable=True, wait_time_mills_in_send_queue=0) as peer:
         async with asyncio.timeout(30):
             while (answer := await peer.send()).code != ResponseCode.SYSTEM_BUSY:
                 assert answer.code == ResponseCode.SUCCESS
@@ -130,5 +130,3 @@ def test_a_broker_refuses_and_takes_messages_again(tmp_path: Path) -> None:
             assert changed.code == ResponseCode.SUCCESS
             while (answer := await peer.send()).code != ResponseCode.SUCCESS:
                 assert answer.code == ResponseCode.SYSTEM_BUSY
-
-    with_broker(tmp_path, talk, broker_fast_failure_enable=True, wait_time_mills_in_send_queue=0)

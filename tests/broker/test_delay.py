@@ -4,76 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, serving, with_broker
 from rucola import fastjson
-from rucola.broker.background.scheduler import Alarm
-from rucola.broker.delivery.delay import BATCH, DelayedDelivery, postpone
-from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
+from rucola.broker.background.scheduler import DueTask
+from rucola.broker.delivery.delay import DELIVERY_BATCH, redirect_by_level
+from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import MessageExt, MessageInner, properties
+from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.properties import DELAY, REAL_QID, REAL_TOPIC, TAGS, UNIQ_KEY
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.offset import QueueRequestHeader
-from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-
-DELAYS_MS = [1000, 5000, 60_000]
-T0 = 1_000_000
-
-
-class Scene:
-    """A store with delayed delivery over it, and what a test does to both."""
-
-    def __init__(self, store: MessageStore, delays_ms: list[int]) -> None:
-        self.store = store
-        self.puts = InternalPuts(store)
-        self.delayed = DelayedDelivery(store, self.puts, delays_ms, self.offsets_file)
-        self.delayed.load()
-
-    @property
-    def offsets_file(self) -> Path:
-        return Path(self.store.config.store_path_root_dir) / "config" / "delayOffset.json"
-
-    def send(self, now_ms: int, level: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
-        """Put a message with a delay, as the broker does."""
-        named = {DELAY: str(level), **pairs}
-        place = postpone("T", queue_id, named, len(DELAYS_MS))
-        message = MessageInner(
-            *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
-        )
-        assert self.store.put(message, now_ms).status is PutMessageStatus.PUT_OK
-
-    def delivered(self, queue_id: int = 0) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get("T", queue_id, len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
-
-    def bodies(self, queue_id: int = 0) -> list[bytes]:
-        return [message.body for message in self.delivered(queue_id)]
-
-
-@contextmanager
-def scene(path: Path, delays_ms: list[int] | None = None, **settings: Any) -> Iterator[Scene]:
-    store = MessageStore(stores.config(path, message_delay_level="1s 5s 1m", **settings))
-    store.open(T0)
-    try:
-        yield Scene(store, DELAYS_MS if delays_ms is None else delays_ms)
-    finally:
-        store.close()
-    assert check(path) == []
+from support.broker_peer import broker_peer, broker_with_delays, next_messages
+from support.delayed_store import DELAYS_MS, T0, DelayedStore, delayed_store
 
 
 @pytest.mark.parametrize(
@@ -88,18 +39,18 @@ def scene(path: Path, delays_ms: list[int] | None = None, **settings: Any) -> It
 )
 def test_where_a_message_waits(delay: str, place: tuple[str, int], noted: str) -> None:
     pairs = {DELAY: delay, "a": "b"}
-    assert postpone("T", 4, pairs, 3) == place
+    assert redirect_by_level("T", 4, pairs, 3) == place
     waits = {REAL_TOPIC: "T", REAL_QID: "4"} if place[0] == SCHEDULE_TOPIC else {}
     assert pairs == {DELAY: noted, "a": "b"} | waits
 
 
 def test_a_delay_that_is_no_number_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="DELAY is 'soon'"):
-        postpone("T", 0, {DELAY: "soon"}, 3)
+        redirect_by_level("T", 0, {DELAY: "soon"}, 3)
 
 
 def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         assert here.delayed.deliver(T0) is None
         here.send(T0, 2, b"body", queue_id=3, TAGS="A", UNIQ_KEY="K", colour="red")
         assert here.delayed.deliver(T0) == T0 + 5000
@@ -118,7 +69,7 @@ def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
 
 
 def test_levels_wait_each_for_itself_and_the_nearest_due_time_is_told(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 3, b"minute")
         here.send(T0 + 1, 1, b"second")
         here.send(T0 + 2, 2, b"five")
@@ -132,18 +83,18 @@ def test_levels_wait_each_for_itself_and_the_nearest_due_time_is_told(tmp_path: 
 
 
 def test_many_due_messages_come_in_turns_and_in_order(tmp_path: Path) -> None:
-    with scene(tmp_path, mapped_file_size_consume_queue=20 * 1000, mapped_file_size_commit_log=1 << 20) as here:
-        bodies = [b"%d" % number for number in range(BATCH + 10)]
+    with delayed_store(tmp_path, mapped_file_size_consume_queue=20 * 1000, mapped_file_size_commit_log=1 << 20) as here:
+        bodies = [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
         for body in bodies:
             here.send(T0, 1, body)
         assert here.delayed.deliver(T0 + 1000) == T0 + 1000
-        assert here.bodies() == bodies[:BATCH]
+        assert here.bodies() == bodies[:DELIVERY_BATCH]
         assert here.delayed.deliver(T0 + 1000) is None
         assert here.bodies() == bodies
 
 
 def test_a_level_goes_on_in_the_next_file_of_its_queue(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:  # ten units a file
+    with delayed_store(tmp_path) as here:  # ten units a file
         bodies = [b"%d" % number for number in range(25)]
         for body in bodies:
             here.send(T0, 1, body)
@@ -155,21 +106,21 @@ def test_a_level_goes_on_in_the_next_file_of_its_queue(tmp_path: Path) -> None:
 
 
 def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"first")
         here.send(T0 + 10, 1, b"second")
         here.send(T0, 3, b"long")
         here.delayed.deliver(T0 + 1000)
         here.delayed.persist(here.delayed.offsets())
         assert fastjson.loads(here.offsets_file.read_bytes()) == {"offsetTable": {1: 1}}
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         assert here.delayed.deliver(T0 + 1001) == T0 + 1010
         here.delayed.deliver(T0 + 60_000)
         assert here.bodies() == [b"first", b"second", b"long"]
 
 
 def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: Path) -> None:
-    with scene(tmp_path / "before") as here:
+    with delayed_store(tmp_path / "before") as here:
         here.send(T0, 1, b"noted", UNIQ_KEY="0")
         here.delayed.deliver(T0 + 1000)
         here.delayed.persist(here.delayed.offsets())
@@ -180,7 +131,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
         here.send(T0 + 2000, 1, b"waits", UNIQ_KEY="2")
         crashed = stores.crashed_copy(here.store, tmp_path / "after")
     crashed.open(T0 + 4000)
-    here = Scene(crashed, DELAYS_MS)
+    here = DelayedStore(crashed, DELAYS_MS)
     here.delayed.deliver(T0 + 4000)
     assert here.bodies() == [
         b"noted",
@@ -195,7 +146,7 @@ def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: P
 
 
 def test_equal_messages_but_for_one_retry_more_are_two(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"again", UNIQ_KEY="1")
         here.delayed.deliver(T0 + 1000)
         waiting = decode(here.store.get(SCHEDULE_TOPIC, 0, 0, 1).records[0])
@@ -204,13 +155,13 @@ def test_equal_messages_but_for_one_retry_more_are_two(tmp_path: Path) -> None:
         )
         here.store.put(record, T0 + 1000)
         here.store.put(stores.inner("Other"), T0 + 3000)
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.delayed.deliver(T0 + 3000)
         assert [message.reconsume_times for message in here.delivered()] == [0, 1]
 
 
 def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"body")
         here.delayed.deliver(T0)
         here.store.refuses_writes = "full"
@@ -222,7 +173,7 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_delivered_is_logged_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.store.put(stores.inner(SCHEDULE_TOPIC, properties=properties.join({DELAY: "1"})), T0)
         half = {DELAY: "1", REAL_TOPIC: "RMQ_SYS_TRANS_HALF_TOPIC", REAL_QID: "0"}
         here.store.put(stores.inner(SCHEDULE_TOPIC, properties=properties.join(half)), T0)
@@ -235,34 +186,34 @@ def test_what_cannot_be_delivered_is_logged_and_passed_over(tmp_path: Path, capl
 
 
 def test_a_clock_that_was_set_back_holds_nothing_up(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"body")
         assert here.delayed.deliver(T0 - 3_600_000) is None
         assert here.bodies() == [b"body"]
 
 
 def test_a_level_that_is_no_longer_configured_is_delivered(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 3, b"minute")
-    with scene(tmp_path, delays_ms=[1000]) as here:
+    with delayed_store(tmp_path, delays_ms=[1000]) as here:
         assert here.delayed.deliver(T0) == T0 + 60_000
         assert here.delayed.deliver(T0 + 60_000) is None
         assert here.bodies() == [b"minute"]
 
 
 def test_offsets_outside_the_queue_are_brought_inside(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.delayed.persist({1: 7, 2: -3})
         here.send(T0, 1, b"passed over by the note")
         here.send(T0, 2, b"five")
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, b"second")
         here.delayed.deliver(T0 + 5000)
         assert here.bodies() == [b"second", b"five"]
 
 
 def test_an_offset_file_that_is_no_table_is_named(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.delayed.persist({})
         here.offsets_file.write_text('{"offsetTable":[1]}')
         with pytest.raises(StoreCorrupt, match=r"delayOffset\.json"):
@@ -283,7 +234,7 @@ def test_what_apaches_broker_delivered_is_not_delivered_again(
     if not noted:
         for path in (tmp_path / "store" / "config").glob("delayOffset.json*"):
             path.unlink()
-    here = Scene(store, [1000] * 17 + [2000])
+    here = DelayedStore(store, [1000] * 17 + [2000])
     assert here.delayed.deliver(store.last_store_timestamp + 60_000) is None
     assert sum(here.delayed.offsets().values()) == waited
     assert store.max_physical_offset == end
@@ -294,7 +245,7 @@ def test_what_apaches_broker_delivered_is_not_delivered_again(
 # The alarm.
 
 
-def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) -> None:
+async def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) -> None:
     now_ms = 0
     rung: list[int] = []
     done = asyncio.Event()
@@ -310,72 +261,50 @@ def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) ->
         done.set()
         return None
 
-    async def run() -> None:
-        nonlocal now_ms
-        alarm = Alarm("test", step, lambda: now_ms)
-        alarm.WAIT_AFTER_FAILURE_MS = 0
-        alarm.ring_at(3_600_000)
-        now_ms = 5
-        alarm.ring_at(5)
-        alarm.ring_at(50_000)
-        await asyncio.wait_for(done.wait(), 10)
-        alarm.stop()
-        alarm.ring_at(0)
-
-    asyncio.run(run())
+    alarm = DueTask("test", step, lambda: now_ms)
+    alarm.WAIT_AFTER_FAILURE_MS = 0
+    alarm.schedule_at(3_600_000)
+    now_ms = 5
+    alarm.schedule_at(5)
+    alarm.schedule_at(50_000)
+    await asyncio.wait_for(done.wait(), 10)
+    alarm.stop()
+    alarm.schedule_at(0)
     assert rung == [5, 5, 6, 7]
 
 
 # A whole broker.
 
 
-def with_delays(path: Path, talk: Callable[[Peer], Any], levels: str, **settings: Any) -> None:
-    with_broker(path, talk, store={"message_delay_level": levels}, **settings)
-
-
-async def arrives(peer: Peer, **fields: Any) -> list[MessageExt]:
-    """What the next pull finds, waiting for it."""
-    answer = await asyncio.wait_for(peer.pull(sys_flag=6, suspend_timeout_millis=60_000, **fields), 20)
-    assert answer.code == ResponseCode.SUCCESS, answer.remark
-    return decode_many(answer.body)
-
-
-def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "1h 0s") as peer:
         await peer.send(b"now")
         sent = await peer.send(b"later", queue_id=0, properties="DELAY\x012\x02WAIT\x01true\x02TAGS\x01A\x02")
         assert (sent.code, sent.ext_fields["queueId"], sent.ext_fields["queueOffset"]) == (0, "0", "0")
-        (message,) = await arrives(peer, queue_offset=1)
+        (message,) = await next_messages(peer, queue_offset=1)
         assert (message.topic, message.body, message.tags) == ("T", b"later", "A")
         (waiting,) = decode_many((await peer.pull(topic=SCHEDULE_TOPIC, queue_id=1)).body)
         assert waiting.properties[properties.WAIT] == "true"
         assert waiting.offset_msg_id == sent.ext_fields["msgId"]
         answer = await peer.ask(RequestCode.GET_ALL_DELAY_OFFSET)
         assert fastjson.loads(answer.body) == {"offsetTable": {2: 1}}
-
-    with_delays(tmp_path, talk, "1h 0s")
     written = fastjson.loads((tmp_path / "config" / "delayOffset.json").read_bytes())
     assert written == {"offsetTable": {2: 1}}
 
 
-def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "1h 2h") as peer:
         await peer.send()
         await peer.send(b"later", properties="DELAY\x0199\x02")
         header = QueueRequestHeader(topic=SCHEDULE_TOPIC, queue_id=1)
         assert (await peer.ask(RequestCode.GET_MAX_OFFSET, header)).ext_fields == {"offset": "1"}
 
-    with_delays(tmp_path, talk, "1h 2h")
 
-
-def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, store={"message_delay_level": "1h"}) as peer:
-            await peer.send(b"now")
-            await peer.send(b"later", properties="DELAY\x011\x02")
-        async with serving(tmp_path, store={"message_delay_level": "0s"}) as peer:
-            (message,) = await arrives(peer, queue_offset=1)
-            assert message.body == b"later"
-
-    asyncio.run(run())
+async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
+        await peer.send(b"now")
+        await peer.send(b"later", properties="DELAY\x011\x02")
+    async with broker_peer(tmp_path, store={"message_delay_level": "0s"}) as peer:
+        (message,) = await next_messages(peer, queue_offset=1)
+        assert message.body == b"later"
     assert check(tmp_path) == []

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, serving, with_broker
-from rucola.broker.bloom import bloom_places
+from rucola.broker.bloom import bloom_filter_positions
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.errors import StoreCorrupt
@@ -23,6 +22,7 @@ from rucola.protocol.connections import CheckClientRequestBody
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
+from support.broker_peer import Peer, broker_peer
 
 T0 = 1_800_000_000_000
 DAY_MS = 24 * 3600 * 1000
@@ -51,9 +51,9 @@ def table(tmp_path: Path) -> ConsumerFilterTable:
 
 
 def test_places_in_the_bloom_filter_are_apaches() -> None:
-    assert bloom_places("G_g_sql#GSql") == [44, 64, 84]
-    assert bloom_places("") == [0, 0, 0]
-    assert all(0 <= place < 112 for length in range(50) for place in bloom_places("é" * length))
+    assert bloom_filter_positions("G_g_sql#GSql") == [44, 64, 84]
+    assert bloom_filter_positions("") == [0, 0, 0]
+    assert all(0 <= place < 112 for length in range(50) for place in bloom_filter_positions("é" * length))
 
 
 def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path, table: ConsumerFilterTable) -> None:
@@ -69,16 +69,16 @@ def test_apaches_file_is_read_and_written_as_it_is(golden: Path, tmp_path: Path,
     ]
     (tmp_path / "consumerFilter.json").unlink()
     died = json.loads(recorded.read_text())["filterDataByTopic"]["GSql"]["groupFilterData"]["G_g_sql"]["deadTime"]
-    table.persisting(died + DAY_MS - 1)()
+    table.snapshot_writer(died + DAY_MS - 1)()
     assert (tmp_path / "consumerFilter.json").read_text() == recorded.read_text()
-    table.persisting(died + DAY_MS)()
+    table.snapshot_writer(died + DAY_MS)()
     assert table.get("GSql", "G_g_sql") is None
     assert json.loads((tmp_path / "consumerFilter.json").read_text()) == {"filterDataByTopic": {}}
 
 
 def test_what_was_there_at_the_stop_has_left_until_it_is_heard_of(tmp_path: Path, table: ConsumerFilterTable) -> None:
     table.register("g", [by_properties("a > 1")], T0)
-    table.persisting(T0)()
+    table.snapshot_writer(T0)()
     again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
     again.load(T0 + 60_000)
     data = again.get("T", "g")
@@ -119,7 +119,7 @@ def test_a_group_leaves_a_topic_or_altogether_or_goes_over_to_tags(table: Consum
     assert alive is not None
     assert left is not None
     assert (alive.dead, left.dead, left.dead_time) == (False, True, T0 + 1)
-    table.leave("g", T0 + 2)
+    table.unregister("g", T0 + 2)
     assert (alive.dead_time, left.dead_time) == (T0 + 2, T0 + 1)
     table.register("g", [SubscriptionData(topic="T")], T0 + 3)
     assert table.get("T", "g") is None
@@ -141,8 +141,8 @@ async def send_numbers(peer: Peer, count: int = 6) -> None:
         assert answer.code == ResponseCode.SUCCESS
 
 
-def test_a_pull_gets_what_its_groups_expression_matches(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_pull_gets_what_its_groups_expression_matches(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 1 AND TAGS = 'B'", 7))
         answer = await peer.pull(sys_flag=0, sub_version=7)
@@ -152,11 +152,9 @@ def test_a_pull_gets_what_its_groups_expression_matches(tmp_path: Path) -> None:
         nothing = await peer.pull(sys_flag=0, queue_offset=4, max_msg_nums=1, sub_version=7)
         assert bodies(nothing) == [b"5"]
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
 
-
-def test_what_a_group_filters_by_can_be_asked_for(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_what_a_group_filters_by_can_be_asked_for(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 1", 7))
         header = QueryConsumeQueueRequestHeader(topic="T", queue_id=0, index=0, count=1, consumer_group="g")
@@ -168,11 +166,9 @@ def test_what_a_group_filters_by_can_be_asked_for(tmp_path: Path) -> None:
         assert answer.subscription_data is not None
         assert answer.subscription_data.expression_type == "SQL92"
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
 
-
-def test_a_pull_may_bring_its_own_expression(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_pull_may_bring_its_own_expression(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         assert bodies(await peer.pull(subscription="a BETWEEN 1 AND 2", expression_type="SQL92")) == [b"1", b"2"]
         nothing = await peer.pull(subscription="a > 99", expression_type="SQL92")
@@ -180,11 +176,9 @@ def test_a_pull_may_bring_its_own_expression(tmp_path: Path) -> None:
         assert nothing.decode_header(PullMessageResponseHeader).next_begin_offset == 6
         assert bodies(await peer.pull(subscription="A", expression_type="")) == [b"0", b"2", b"4"]
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
 
-
-def test_a_held_pull_wakes_for_a_message_that_matches(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_held_pull_wakes_for_a_message_that_matches(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer, 1)
         await subscribe(peer, by_properties("a = 2"))
         held = asyncio.ensure_future(peer.pull(queue_offset=1, sys_flag=pull.SUSPEND, suspend_timeout_millis=60_000))
@@ -195,11 +189,9 @@ def test_a_held_pull_wakes_for_a_message_that_matches(tmp_path: Path) -> None:
         await send_numbers(peer, 3)
         assert bodies(await asyncio.wait_for(held, 30)) == [b"2"]
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
 
-
-def test_what_is_wrong_with_a_filter_is_said(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_what_is_wrong_with_a_filter_is_said(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         own = await peer.pull(subscription="a >", expression_type="SQL92")
         assert own.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
@@ -213,11 +205,9 @@ def test_what_is_wrong_with_a_filter_is_said(tmp_path: Path) -> None:
         assert bodies(await peer.pull(sys_flag=0, sub_version=2)) == [b"4", b"5"]
         assert (await peer.pull(sys_flag=0, sub_version=3)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
 
-
-def test_a_broker_takes_no_filters_by_properties_unless_told_to(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_takes_no_filters_by_properties_unless_told_to(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 3"))
         for refused in (
@@ -229,16 +219,14 @@ def test_a_broker_takes_no_filters_by_properties_unless_told_to(tmp_path: Path) 
             assert "does not support consumer to filter message by SQL92" in (refused.remark or "")
             assert "enablePropertyFilter" in (refused.remark or "")
 
-    with_broker(tmp_path, talk)
-
 
 async def check(peer: Peer, wanted: SubscriptionData | None) -> RemotingCommand:
     body = CheckClientRequestBody(client_id="c", group="g", subscription_data=wanted)
     return await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body))
 
 
-def test_a_consumer_can_have_its_subscription_checked(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_consumer_can_have_its_subscription_checked(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         for right in (None, SubscriptionData(topic="T"), by_properties("A || B", kind=""), by_properties("a > 3")):
             assert (await check(peer, right)).code == ResponseCode.SUCCESS
         assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=b"{}")).code == ResponseCode.SUCCESS
@@ -252,39 +240,28 @@ def test_a_consumer_can_have_its_subscription_checked(tmp_path: Path) -> None:
             assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
             assert why in (answer.remark or "")
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
-
 
 @pytest.mark.parametrize(("looks_again", "found"), [(True, [b"one", b"other"]), (False, [b"one", b"two", b"other"])])
-def test_retries_are_filtered_by_what_their_group_wants_now(
+async def test_retries_are_filtered_by_what_their_group_wants_now(
     tmp_path: Path, looks_again: bool, found: list[bytes]
 ) -> None:
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True, filter_support_retry=looks_again) as peer:
         await subscribe(peer, by_properties("a = 1"), SubscriptionData(topic="%RETRY%g"))
         for body, number, topic in ((b"one", 1, "T"), (b"two", 2, "T"), (b"other", 2, "Other")):
             pairs = f"a\x01{number}\x02RETRY_TOPIC\x01{topic}\x02"
             assert (await peer.send(body, topic="%RETRY%g", properties=pairs)).code == ResponseCode.SUCCESS
         assert bodies(await peer.pull(sys_flag=0, topic="%RETRY%g")) == found
 
-    with_broker(tmp_path, talk, enable_property_filter=True, filter_support_retry=looks_again)
 
-
-def test_filters_are_kept_over_a_restart_and_die_with_their_group(tmp_path: Path) -> None:
-    async def before(peer: Peer) -> None:
+async def test_filters_are_kept_over_a_restart_and_die_with_their_group(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         await send_numbers(peer)
         await subscribe(peer, by_properties("a > 3", 2))
-
-    async def after() -> None:
-        async with serving(tmp_path, enable_property_filter=True) as peer:
-            await subscribe(peer, by_properties("a > 4", 1))  # older than what the file knows
-            assert bodies(await peer.pull(sys_flag=0, sub_version=1)) == [b"4", b"5"]
-
-    with_broker(tmp_path, before, enable_property_filter=True)
     kept = json.loads((tmp_path / "config" / "consumerFilter.json").read_text())
     data = kept["filterDataByTopic"]["T"]["groupFilterData"]["g"]
     assert data.pop("bornTime") <= data.pop("deadTime")
     assert data == {
-        "bloomFilterData": {"bitNum": 112, "bitPos": bloom_places("g#T")},
+        "bloomFilterData": {"bitNum": 112, "bitPos": bloom_filter_positions("g#T")},
         "clientVersion": 2,
         "consumerGroup": "g",
         "dead": True,
@@ -292,15 +269,15 @@ def test_filters_are_kept_over_a_restart_and_die_with_their_group(tmp_path: Path
         "expressionType": "SQL92",
         "topic": "T",
     }
-    asyncio.run(after())
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
+        await subscribe(peer, by_properties("a > 4", 1))  # older than what the file knows
+        assert bodies(await peer.pull(sys_flag=0, sub_version=1)) == [b"4", b"5"]
 
 
-def test_a_large_body_that_is_not_wanted_is_passed_over(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_large_body_that_is_not_wanted_is_passed_over(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         for number in range(3):
             await peer.send(bytes(100_000), properties=f"a\x01{number}\x02")
         answer = await peer.pull(subscription="a = 2", expression_type="SQL92")
         assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == 3
         assert len(bodies(answer)) == 1
-
-    with_broker(tmp_path, talk, enable_property_filter=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ Ask = Callable[[RequestCode, Header], Awaitable[RemotingCommand]]
 MAX_TIME = 2**63 - 1
 
 
-def with_broker(golden: Path, path: Path, questions: Callable[[Ask, dict[str, Any]], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def golden_broker(golden: Path, path: Path) -> AsyncIterator[tuple[Ask, dict[str, Any]]]:
     """Ask a broker that serves a copy of the golden store `golden`; afterwards the store is sound."""
     store = path / "store"
     shutil.copytree(golden / "store-after-restart", store)
@@ -37,20 +38,18 @@ def with_broker(golden: Path, path: Path, questions: Callable[[Ask, dict[str, An
     properties |= {"listenPort": "0", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
     recorded = json.loads((golden / "expected_queries.json").read_bytes())
 
-    async def run() -> None:
-        config, store_config, _ = from_properties(properties)
-        async with Broker(config, store_config) as broker:
-            client = RemotingClient()
+    config, store_config, _ = from_properties(properties)
+    async with Broker(config, store_config) as broker:
+        client = RemotingClient()
 
-            async def ask(code: RequestCode, header: Header) -> RemotingCommand:
-                return await client.invoke(broker.address, RemotingCommand.request(code, header))
+        async def ask(code: RequestCode, header: Header) -> RemotingCommand:
+            return await client.invoke(broker.address, RemotingCommand.request(code, header))
 
-            try:
-                await questions(ask, recorded)
-            finally:
-                await client.close()
+        try:
+            yield ask, recorded
+        finally:
+            await client.close()
 
-    asyncio.run(run())
     assert check(store) == []
 
 
@@ -58,8 +57,8 @@ stores = pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
 
 
 @stores
-def test_key_queries(golden: Path, tmp_path: Path, name: str) -> None:
-    async def questions(ask: Ask, recorded: dict[str, Any]) -> None:
+async def test_key_queries(golden: Path, tmp_path: Path, name: str) -> None:
+    async with golden_broker(golden / name, tmp_path) as (ask, recorded):
         asked = 0
         for query in recorded["keyQueries"] + recorded["timedKeyQueries"]:
             header = QueryMessageRequestHeader(
@@ -78,14 +77,12 @@ def test_key_queries(golden: Path, tmp_path: Path, name: str) -> None:
             asked += 1
         assert asked > 100
 
-    with_broker(golden / name, tmp_path, questions)
-
 
 @stores
-def test_queues_one_after_the_other(golden: Path, tmp_path: Path, name: str) -> None:
+async def test_queues_one_after_the_other(golden: Path, tmp_path: Path, name: str) -> None:
     """Ends, offsets by time, pulls. In the recorded order, as an offset that moved leaves a message behind."""
 
-    async def questions(ask: Ask, recorded: dict[str, Any]) -> None:
+    async with golden_broker(golden / name, tmp_path) as (ask, recorded):
         for queue in recorded["queues"]:
             await ask_ends(ask, queue)
             if queue["topic"] != OFFSET_MOVED_EVENT:  # its messages are of this run, and so are their times
@@ -95,8 +92,6 @@ def test_queues_one_after_the_other(golden: Path, tmp_path: Path, name: str) -> 
                 await ask_pull(ask, pulled)
                 if queue["topic"] == OFFSET_MOVED_EVENT and pulled["code"] == ResponseCode.PULL_OFFSET_MOVED:
                     break  # this pull made its own queue longer: at once here, a moment later in Apache's broker
-
-    with_broker(golden / name, tmp_path, questions)
 
 
 def of_queue(questions: list[dict[str, Any]], queue: dict[str, Any]) -> list[dict[str, Any]]:
@@ -137,23 +132,19 @@ async def ask_pull(ask: Ask, pulled: dict[str, Any]) -> None:
 
 
 @stores
-def test_views_by_id(golden: Path, tmp_path: Path, name: str) -> None:
-    async def questions(ask: Ask, recorded: dict[str, Any]) -> None:
+async def test_views_by_id(golden: Path, tmp_path: Path, name: str) -> None:
+    async with golden_broker(golden / name, tmp_path) as (ask, recorded):
         for view in recorded["viewById"]:
             offset = int(view["offsetMsgId"][16:], 16)
             answer = await ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset))
             assert (answer.code, len(answer.body)) == (view["code"], view["bodyLength"]), view
 
-    with_broker(golden / name, tmp_path, questions)
-
 
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
-def test_a_broker_leaves_no_files_that_apaches_broker_would_not(golden: Path, tmp_path: Path, name: str) -> None:
-    async def nothing(ask: Ask, recorded: dict[str, Any]) -> None:
-        pass
-
+async def test_a_broker_leaves_no_files_that_apaches_broker_would_not(golden: Path, tmp_path: Path, name: str) -> None:
     before = files_of(golden / name / "store-after-restart")
-    with_broker(golden / name, tmp_path, nothing)
+    async with golden_broker(golden / name, tmp_path) as (_, _):
+        pass
     assert {path for path in files_of(tmp_path / "store") - before if not path.endswith(".bak")} <= {"lock"}
 
 

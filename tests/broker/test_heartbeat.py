@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.message.record import decode_many
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -19,6 +18,7 @@ from rucola.protocol.heartbeat import (
     subscription,
 )
 from rucola.protocol.topic import SubscriptionGroupWrapper
+from support.broker_peer import broker_peer
 
 
 def sql(expression: str, version: int) -> SubscriptionData:
@@ -35,12 +35,12 @@ def sql(expression: str, version: int) -> SubscriptionData:
         ([sql("n = 1", 1), sql("n = 2", 2)], "n = 2", [b"b"]),
     ],
 )
-def test_of_two_subscriptions_to_a_topic_the_newer_counts(
+async def test_of_two_subscriptions_to_a_topic_the_newer_counts(
     tmp_path: Path, subscriptions: list[SubscriptionData], kept: str, wanted: list[bytes]
 ) -> None:
     """Of equally new ones the first, for what the group is said to want and for what it gets alike."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
         for number, tag in enumerate("ab", 1):
             await peer.send(tag.encode(), properties=f"TAGS\x01{tag}\x02n\x01{number}\x02")
         group = ConsumerData(group_name="g", subscription_data_set=subscriptions)
@@ -53,32 +53,26 @@ def test_of_two_subscriptions_to_a_topic_the_newer_counts(
         assert pulled.code == ResponseCode.SUCCESS, pulled.remark
         assert [message.body for message in decode_many(pulled.body)] == wanted
 
-    with_broker(tmp_path, talk, enable_property_filter=True)
-
 
 @pytest.mark.parametrize("creates", [True, False])
-def test_a_goodbye_of_an_unknown_group(tmp_path: Path, creates: bool) -> None:
+async def test_a_goodbye_of_an_unknown_group(tmp_path: Path, creates: bool) -> None:
     """It makes the group if groups are made, as every other request that names one; it is answered SUCCESS."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, auto_create_subscription_group=creates) as peer:
         header = UnregisterClientRequestHeader(client_id="c", producer_group="p", consumer_group="unknown")
         assert (await peer.ask(RequestCode.UNREGISTER_CLIENT, header)).code == ResponseCode.SUCCESS
         answer = await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         groups = decode_body(SubscriptionGroupWrapper, answer.body).subscription_group_table
         assert ("unknown" in groups) is creates
 
-    with_broker(tmp_path, talk, auto_create_subscription_group=creates)
-
 
 @pytest.mark.parametrize("member", ["consumeType", "messageModel", "consumeFromWhere"])
 @pytest.mark.parametrize("ordinal", [9, -1])
-def test_an_ordinal_that_no_enum_has_is_refused(tmp_path: Path, member: str, ordinal: int) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_an_ordinal_that_no_enum_has_is_refused(tmp_path: Path, member: str, ordinal: int) -> None:
+    async with broker_peer(tmp_path) as peer:
         beat = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"g","{member}":{ordinal}}}]}}'
         answer = await peer.ask(RequestCode.HEART_BEAT, body=beat.encode())
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert f"{ordinal} is none of 0 to" in (answer.remark or "")
         header = GetConsumerConnectionListRequestHeader(consumer_group="g")
         assert (await peer.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)).code == 206
-
-    with_broker(tmp_path, talk)

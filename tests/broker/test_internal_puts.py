@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -12,23 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, serving, with_broker
-from broker.test_delay import T0, arrives, with_delays
-from broker.test_delay import Scene as Delays
-from broker.test_delay import scene as delays
-from broker.test_metrics import OF_BROKER, scrape, value
-from broker.test_reply import REPLY_TOPIC, asking, reply
-from broker.test_retention import World, until
-from broker.test_retention import with_broker as with_world
-from broker.test_retry import give_back
-from broker.test_timer import DAY_MS, fill
-from broker.test_timer import scene as timers
-from broker.test_transactions import COMMIT, ROLLBACK, TIMEOUT_MS, asked
-from broker.test_transactions import scene as halves
 from rucola.broker.config import MetricsExporterType
 from rucola.broker.delivery import internal_puts
 from rucola.broker.delivery.internal_puts import LAST_RETRY_MS, Backoff, InternalPuts
-from rucola.broker.delivery.timer import Progress
+from rucola.broker.delivery.timer import TimerCheckpoint
 from rucola.message import MessageInner, properties
 from rucola.message.properties import DELAY, TIMER_ROLL_TIMES
 from rucola.message.record import decode, decode_many
@@ -39,6 +25,13 @@ from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
+from support.aging_broker import aging_broker, until
+from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
+from support.delayed_store import T0, DelayedStore, delayed_store
+from support.metrics import BROKER_LABELS, sample_value, scrape
+from support.requester import REPLY_TOPIC, requester, send_reply
+from support.timer_store import DAY_MS, fill, timer_store
+from support.transaction_store import COMMIT, ROLLBACK, TIMEOUT_MS, checked_body, transaction_store
 
 LARGE = bytes(1500)
 
@@ -75,7 +68,7 @@ def errors(caplog: pytest.LogCaptureFixture, logger: str = internal_puts.__name_
 
 
 def test_a_delayed_message_above_a_limit_of_today_is_delivered(tmp_path: Path) -> None:
-    with delays(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, LARGE)
         here.store.config.max_message_size = 10
         assert here.delayed.deliver(T0 + 1000) is None
@@ -83,7 +76,7 @@ def test_a_delayed_message_above_a_limit_of_today_is_delivered(tmp_path: Path) -
 
 
 def test_a_timed_message_above_a_limit_of_today_is_delivered_and_rolled(tmp_path: Path) -> None:
-    with timers(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, LARGE)
         here.send(T0, T0 + DAY_MS, LARGE, UNIQ_KEY="far")
         fill(here, T0, 4096)
@@ -96,44 +89,39 @@ def test_a_timed_message_above_a_limit_of_today_is_delivered_and_rolled(tmp_path
 
 
 def test_a_half_message_above_a_limit_of_today_is_checked_committed_and_laid_aside(tmp_path: Path) -> None:
-    with halves(tmp_path, check_max=1) as here:
+    with transaction_store(tmp_path, check_max=1) as here:
         committed = here.prepare(T0, LARGE)
         here.prepare(T0, LARGE + b"never ended")
         here.store.config.max_message_size = 10
         first, second = here.check(T0 + TIMEOUT_MS)
-        assert [asked(first), asked(second)] == [LARGE, LARGE + b"never ended"]
+        assert [checked_body(first), checked_body(second)] == [LARGE, LARGE + b"never ended"]
         assert here.end(committed, COMMIT) is None
         assert here.bodies() == [LARGE]
         assert here.check(T0 + 2 * TIMEOUT_MS) == []
         assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [LARGE + b"never ended"]
 
 
-def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_above_a_limit_of_today_is_given_back_and_laid_aside(tmp_path: Path) -> None:
+    async with broker_with_delays(tmp_path, "0s " * 20) as peer:
         await peer.send(LARGE)
         changed = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=10")
         assert changed.code == ResponseCode.SUCCESS
         assert (await peer.send(LARGE)).code == ResponseCode.MESSAGE_ILLEGAL, "what is not admitted yet has to keep it"
         (message,) = decode_many((await peer.pull()).body)
-        assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
-        (again,) = await arrives(peer, topic="%RETRY%g")
-        assert (await give_back(peer, again.physical_offset, delay_level=-1)).code == ResponseCode.SUCCESS
-        (dead,) = await arrives(peer, topic="%DLQ%g")
+        assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+        (again,) = await next_messages(peer, topic="%RETRY%g")
+        assert (await send_back(peer, again.physical_offset, delay_level=-1)).code == ResponseCode.SUCCESS
+        (dead,) = await next_messages(peer, topic="%DLQ%g")
         assert (again.body, dead.body) == (LARGE, LARGE)
 
-    with_delays(tmp_path, talk, "0s " * 20)
 
-
-def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, store={"message_delay_level": "1h"}) as peer:
-            await peer.send(b"now")
-            await peer.send(LARGE, properties="DELAY\x011\x02")
-        async with serving(tmp_path, store={"message_delay_level": "0s", "max_message_size": 10}) as peer:
-            (message,) = await arrives(peer, queue_offset=1)
-            assert message.body == LARGE
-
-    asyncio.run(run())
+async def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
+        await peer.send(b"now")
+        await peer.send(LARGE, properties="DELAY\x011\x02")
+    async with broker_peer(tmp_path, store={"message_delay_level": "0s", "max_message_size": 10}) as peer:
+        (message,) = await next_messages(peer, queue_offset=1)
+        assert message.body == LARGE
     assert check(tmp_path) == []
 
 
@@ -143,7 +131,7 @@ def test_what_waited_is_delivered_by_a_broker_with_a_lower_limit(tmp_path: Path)
 def test_a_level_does_not_move_on_while_its_puts_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with delays(tmp_path) as here:
+    with delayed_store(tmp_path) as here:
         here.send(T0, 1, LARGE, UNIQ_KEY="U")
         here.send(T0 + 1, 1, b"behind it")
         leave(here.store, 400)
@@ -186,7 +174,7 @@ def test_a_clock_that_is_set_back_ends_the_wait() -> None:
 def test_timed_delivery_does_not_move_on_while_its_puts_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with timers(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, LARGE, UNIQ_KEY="U")
         here.send(T0, T0 + 1001, b"behind it")
         here.deliver(T0)
@@ -195,7 +183,7 @@ def test_timed_delivery_does_not_move_on_while_its_puts_fail(
             assert here.deliver(T0 + 2000) == T0 + 3000
             assert here.deliver(T0 + 2500) == T0 + 3000
             assert here.deliver(T0 + 3000) == T0 + 5000
-            assert here.timed.progress() == Progress(T0 + 999, 2, 0)
+            assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 2, 0)
             assert here.bodies() == []
         assert here.puts.failures == {"timer message": 2}
         assert len(errors(caplog)) == 1
@@ -204,7 +192,7 @@ def test_timed_delivery_does_not_move_on_while_its_puts_fail(
 
 
 def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with timers(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, LARGE, UNIQ_KEY="far")
         fill(here, T0, 4096)
         leave(here.store, 400)
@@ -219,7 +207,7 @@ def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeypatch: 
 
 
 def test_a_message_without_room_for_the_mark_of_a_roll_is_rolled_without_it(tmp_path: Path) -> None:
-    with timers(tmp_path, mapped_file_size_commit_log=1 << 16) as here:
+    with timer_store(tmp_path, mapped_file_size_commit_log=1 << 16) as here:
         here.send(T0, T0 + DAY_MS, b"far", a="x")
         (record,) = here.store.get(TIMER_TOPIC, 0, 0, 1).records
         size = len(properties.join(decode(record).properties))
@@ -235,7 +223,7 @@ def test_a_message_without_room_for_the_mark_of_a_roll_is_rolled_without_it(tmp_
 def test_a_transaction_stays_open_while_its_commit_cannot_be_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with halves(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, LARGE)
         leave(here.store, 400)
         with full(monkeypatch):
@@ -249,7 +237,7 @@ def test_a_transaction_stays_open_while_its_commit_cannot_be_put(
 
 
 def test_a_commit_whose_op_message_finds_no_room_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with halves(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, LARGE)
         other = here.prepare(T0, b"other")
         leave(here.store, half.size - len("RMQ_SYS_TRANS_HALF_TOPIC") + len("T") + 20)
@@ -261,36 +249,36 @@ def test_a_commit_whose_op_message_finds_no_room_counts_once(tmp_path: Path, mon
             assert here.end(other, ROLLBACK) == "the disk has no room for it"
         assert here.puts.failures == {"op message": 3}
         (question,) = here.check(T0 + TIMEOUT_MS)
-        assert asked(question) == b"other"
+        assert checked_body(question) == b"other"
         assert here.bodies(TRANS_OP_HALF_TOPIC) == [b"0"]
         assert here.bodies() == [LARGE]
         assert here.end(half, COMMIT) is None
         here.note()
-    with halves(tmp_path) as here:
-        assert [asked(question) for question in here.check(T0 + 3 * TIMEOUT_MS)] == [b"other"]
+    with transaction_store(tmp_path) as here:
+        assert [checked_body(question) for question in here.check(T0 + 3 * TIMEOUT_MS)] == [b"other"]
         assert here.bodies() == [LARGE]
 
 
 def test_an_op_message_that_is_missing_holds_up_a_check_that_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with halves(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         here.prepare(T0, b"first")
         half = here.prepare(T0, LARGE)
         questions = here.transactions.check(T0 + TIMEOUT_MS)
-        assert asked(next(questions)) == b"first"
+        assert checked_body(next(questions)) == b"first"
         leave(here.store, half.size - len("RMQ_SYS_TRANS_HALF_TOPIC") + len("T") + 20)
         with full(monkeypatch):
             assert here.end(half, COMMIT) is None
             assert list(questions) == []
-        assert [asked(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"first"]
+        assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"first"]
         assert here.bodies() == [LARGE]
 
 
 def test_a_half_message_is_laid_aside_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with halves(tmp_path, check_max=0) as here:
+    with transaction_store(tmp_path, check_max=0) as here:
         here.prepare(T0, LARGE)
         leave(here.store, 400)
         with full(monkeypatch):
@@ -302,10 +290,13 @@ def test_a_half_message_is_laid_aside_once_there_is_room(
         assert caplog.text.count("was never ended") == 1
 
 
-def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
+async def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+    async with aging_broker(tmp_path, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0) as (
+        peer,
+        world,
+    ):
         await peer.send()
         (message,) = decode_many((await peer.pull()).body)
         world.percent = 91
@@ -313,29 +304,29 @@ def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
 
         async def is_refused() -> bool:
             nonlocal answer
-            answer = await give_back(peer, message.physical_offset, delay_level=-1)
+            answer = await send_back(peer, message.physical_offset, delay_level=-1)
             return answer.code != ResponseCode.SUCCESS
 
         await until(is_refused)
         assert isinstance(answer, RemotingCommand)
         assert (answer.code, "is 91 % full" in str(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)
-        assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SYSTEM_ERROR
+        assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SYSTEM_ERROR
         samples = await scrape(peer.broker)
-        assert value(samples, "rocketmq_internal_put_failures_total", **OF_BROKER, put="retry") == 2
+        assert sample_value(samples, "rocketmq_internal_put_failures_total", **BROKER_LABELS, put="retry") == 2
         world.percent = 50
 
         async def is_taken() -> bool:
             return not await is_refused()
 
         await until(is_taken)
-
-    with_world(tmp_path, talk, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0)
     assert len(errors(caplog)) == 1
     assert "retry: message without a unique key for %DLQ%g cannot be put and is retried" in caplog.text
 
 
-def test_replies_and_events_are_kept_until_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_replies_and_events_are_kept_until_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
         world.percent = 91
 
@@ -343,26 +334,24 @@ def test_replies_and_events_are_kept_until_there_is_room(tmp_path: Path, caplog:
             return (await peer.send()).code != ResponseCode.SUCCESS
 
         await until(is_refused)
-        async with asking(peer) as asker:
+        async with requester(peer) as asker:
             for body in (b"first", b"second"):
-                answer = await reply(peer, body)
+                answer = await send_reply(peer, body)
                 assert (answer.code, answer.ext_fields["msgId"]) == (ResponseCode.SUCCESS, "0")
             assert [pushed.body for pushed in asker.pushed] == [b"first", b"second"]
         moved = await peer.pull(queue_offset=100)
         assert moved.code == ResponseCode.PULL_OFFSET_MOVED
         world.percent = 50
         world.now_ms += 1000
-        (event,) = await arrives(peer, topic=OFFSET_MOVED_EVENT)
+        (event,) = await next_messages(peer, topic=OFFSET_MOVED_EVENT)
         assert json.loads(event.body)["offsetRequest"] == 100
         stored = decode_many((await peer.pull(topic=REPLY_TOPIC)).body)
         assert [message.body for message in stored] == [b"first", b"second"]
-
-    with_world(tmp_path, talk)
     assert sorted(line.partition(":")[0] for line in errors(caplog)) == ["reply"], "the event waits behind the replies"
 
 
-def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
         world.percent = 91
 
@@ -372,8 +361,6 @@ def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: p
         await until(is_refused)
         for _ in range(2):
             assert (await peer.pull(queue_offset=100)).code == ResponseCode.PULL_OFFSET_MOVED
-
-    with_world(tmp_path, talk)
     assert "lost, as they could not be put before the end: {'offset moved event': 2}" in caplog.text
 
 
@@ -383,21 +370,21 @@ def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     store.open(T0)
     puts = InternalPuts(store, rings.append)
     store.refuses_writes = "full"
-    for number in range(internal_puts.MAX_KEPT + 2):
-        put = puts.put_or_keep("event", stores.inner(body=b"%d" % number), T0)
+    for number in range(internal_puts.MAX_BUFFERED + 2):
+        put = puts.put_or_buffer("event", stores.inner(body=b"%d" % number), T0)
         assert put.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert rings == [T0 + 1000]
-    assert puts.put_kept(T0 + 999) == T0 + 1000
-    assert puts.put_kept(T0 + 1000) == T0 + 3000
+    assert puts.put_buffered(T0 + 999) == T0 + 1000
+    assert puts.put_buffered(T0 + 1000) == T0 + 3000
     assert caplog.text.count("more of them are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
     store.refuses_writes = None
-    assert puts.put_kept(T0 + 3000) is None
-    assert store.max_offset("T", 0) == internal_puts.MAX_KEPT
+    assert puts.put_buffered(T0 + 3000) is None
+    assert store.max_offset("T", 0) == internal_puts.MAX_BUFFERED
     store.refuses_writes = "full"
-    kept = internal_puts.MAX_KEPT_BYTES // (1 << 20)
+    kept = internal_puts.MAX_BUFFERED_BYTES // (1 << 20)
     for _ in range(kept + 1):
-        puts.put_or_keep("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
+        puts.put_or_buffer("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
     assert caplog.text.count("more of them are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text
@@ -422,7 +409,7 @@ def flip(store: MessageStore, physical_offset: int) -> None:
 def test_damage_to_another_message_with_the_same_key_keeps_no_message_back(tmp_path: Path) -> None:
     store = MessageStore(stores.config(tmp_path, message_delay_level="1s 5s 1m"))
     store.open(T0)
-    here = Delays(store, [1000, 5000, 60_000])
+    here = DelayedStore(store, [1000, 5000, 60_000])
     other = store.put(stores.inner(unique_key="U"), T0)
     here.send(T0, 1, b"waits", UNIQ_KEY="U")
     store.reput()
@@ -437,7 +424,7 @@ def test_damage_to_another_message_with_the_same_key_keeps_no_message_back(tmp_p
 def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = MessageStore(stores.config(tmp_path, message_delay_level="1s 5s 1m"))
     store.open(T0)
-    here = Delays(store, [1000, 5000, 60_000])
+    here = DelayedStore(store, [1000, 5000, 60_000])
     here.send(T0, 1, b"damaged")
     here.send(T0, 1, b"sound")
     store.reput()
@@ -450,13 +437,13 @@ def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.L
 
 
 async def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> None:
-    async with serving(tmp_path) as peer:
+    async with broker_peer(tmp_path, check_store=False) as peer:
         await peer.send()
         (message,) = decode_many((await peer.pull()).body)
         with next((tmp_path / "commitlog").iterdir()).open("r+b") as file:
             file.seek(88)
             file.write(b"B")
-        answer = await give_back(peer, message.physical_offset)
+        answer = await send_back(peer, message.physical_offset)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "the record at physical offset 0 is damaged" in str(answer.remark)
         assert "the body's CRC" in str(answer.remark)
@@ -465,12 +452,12 @@ async def test_a_damaged_message_that_is_given_back_is_named(tmp_path: Path) -> 
 def test_delayed_messages_that_leave_the_log_before_they_are_due_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with delays(tmp_path, file_reserved_time=1) as here:
+    with delayed_store(tmp_path, file_reserved_time=1) as here:
         here.send(T0, 3, b"gone")
         fill(here, T0, 2 * 4096)  # type: ignore[arg-type]
         now_ms = T0 + 3 * 3_600_000
-        here.store.clean_by_hand()
-        here.store.begin_cleaning(now_ms, 12, [])
+        here.store.request_manual_deletion()
+        here.store.begin_retention_round(now_ms, 12, [])
         while here.store.expire(now_ms):
             here.store.delete_expired()
         here.send(now_ms, 3, b"stays")
@@ -481,7 +468,7 @@ def test_delayed_messages_that_leave_the_log_before_they_are_due_are_reported(
 
 
 def test_an_exception_in_a_delivery_loses_no_timed_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with timers(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, b"body")
         here.deliver(T0)
         with monkeypatch.context() as patch:
@@ -507,16 +494,16 @@ def _fail(*_: object) -> bytes:
         ("a\x01" + "v" * 32_600, "half of a transaction with 32672 bytes of properties; 32639 are allowed"),
     ],
 )
-def test_half_of_a_transaction_that_could_not_be_committed_is_refused(tmp_path: Path, marks: str, why: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_half_of_a_transaction_that_could_not_be_committed_is_refused(
+    tmp_path: Path, marks: str, why: str
+) -> None:
+    async with broker_peer(tmp_path) as peer:
         refused = await peer.send(sys_flag=4, properties=f"TRAN_MSG\x01true\x02PGROUP\x01p\x02{marks}")
         assert (refused.code, why in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True), refused.remark
 
-    with_broker(tmp_path, talk)
-
 
 def test_half_of_a_transaction_from_another_broker_is_committed_whatever_its_delay(tmp_path: Path) -> None:
-    with halves(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         place = here.transactions.prepare("T", 0, pairs := {"TRAN_MSG": "true", "PGROUP": "p"}, T0)
         half = here.store.put(
             MessageInner(*place, b"body", properties.join(pairs | {DELAY: "soon"}), 0, 0, T0, stores.HOST), T0
@@ -528,13 +515,11 @@ def test_half_of_a_transaction_from_another_broker_is_committed_whatever_its_del
 @pytest.mark.parametrize(
     "marks", ["DELAY\x011\x02", "TIMER_DELAY_SEC\x01100\x02", "TRAN_MSG\x01true\x02PGROUP\x01p\x02"]
 )
-def test_a_message_that_waits_must_leave_room_in_its_file(tmp_path: Path, marks: str) -> None:
+async def test_a_message_that_waits_must_leave_room_in_its_file(tmp_path: Path, marks: str) -> None:
     """It is put again with a longer topic and more properties, into a file of the same size."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         refused = await peer.send(bytes((1 << 20) - 300), properties=marks)
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert "1048064 are allowed for a message that waits (mappedFileSizeCommitLog)" in str(refused.remark)
         assert (await peer.send(bytes((1 << 20) - 300))).code == ResponseCode.SUCCESS
-
-    with_broker(tmp_path, talk)

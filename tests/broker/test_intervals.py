@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, heartbeat, with_broker
-from rucola.broker.background.scheduler import Clockwork
+from rucola.broker.background.scheduler import Scheduler
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
@@ -17,6 +16,7 @@ from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config
+from support.broker_peer import broker_peer, heartbeat
 from support.cluster import cluster
 from support.consumers import until
 
@@ -26,20 +26,20 @@ Only = Callable[[str], None]
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Only:
     """Have a broker that starts now do one thing of those that it does at intervals, and that all the time."""
-    every = Clockwork.every
+    every = Scheduler.every
 
     def choose(name: str) -> None:
         def often(
-            clockwork: Clockwork, interval_ms: int, its_name: str, step: Callable[[], Awaitable[object] | None]
+            clockwork: Scheduler, interval_ms: int, its_name: str, step: Callable[[], Awaitable[object] | None]
         ) -> None:
             every(clockwork, 5 if its_name == name else 3_600_000, its_name, step)
 
-        monkeypatch.setattr(Clockwork, "every", often)
+        monkeypatch.setattr(Scheduler, "every", often)
 
     return choose
 
 
-def test_messages_are_flushed(tmp_path: Path, only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_are_flushed(tmp_path: Path, only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
     only("flush")
     synced: list[int] = []
     sync_pages = mapped_file.sync_pages
@@ -50,51 +50,43 @@ def test_messages_are_flushed(tmp_path: Path, only: Only, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(mapped_file, "sync_pages", note)
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(bytes(9000))
         await until(lambda: max(synced, default=0) > 9000)
 
-    with_broker(tmp_path, talk)
 
-
-def test_the_checkpoint_vouches_for_messages(tmp_path: Path, only: Only) -> None:
+async def test_the_checkpoint_vouches_for_messages(tmp_path: Path, only: Only) -> None:
     only("checkpoint")
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         await until(lambda: Checkpoint(tmp_path / "checkpoint").logics_timestamp > 0)
         assert Checkpoint(tmp_path / "checkpoint").physic_timestamp > 0
 
-    with_broker(tmp_path, talk)
 
-
-def test_the_next_file_of_the_log_is_made_ahead(tmp_path: Path, only: Only) -> None:
+async def test_the_next_file_of_the_log_is_made_ahead(tmp_path: Path, only: Only) -> None:
     only("touch pages ahead")
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, store={"mapped_file_size_commit_log": 1 << 16}) as peer:
         await peer.send(bytes(56_000))
         await until(lambda: len([*(tmp_path / "commitlog").iterdir()]) == 2)
 
-    with_broker(tmp_path, talk, store={"mapped_file_size_commit_log": 1 << 16})
 
-
-def test_progress_of_groups_is_written(tmp_path: Path, only: Only) -> None:
+async def test_progress_of_groups_is_written(tmp_path: Path, only: Only) -> None:
     only("persist consumer offsets")
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         commit = UpdateConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=0, commit_offset=1)
         await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
         path = config_path(tmp_path, "consumerOffset")
         await until(lambda: (read_config(path) or {"offsetTable": {}})["offsetTable"].get("T@g") == {0: 1})
 
-    with_broker(tmp_path, talk)
 
-
-def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> None:
+async def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> None:
     only("persist deliveries")
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, store={"message_delay_level": "0s"}) as peer:
         await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         await peer.send()
         back = ConsumerSendMsgBackRequestHeader(offset=0, group="g", delay_level=1)
@@ -102,15 +94,12 @@ def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> None:
         path = config_path(tmp_path, "delayOffset")
         await until(lambda: read_config(path) == {"offsetTable": {1: 1}})
 
-    with_broker(tmp_path, talk, store={"message_delay_level": "0s"})
 
-
-def test_members_that_fell_silent_are_gone(tmp_path: Path, only: Only) -> None:
+async def test_members_that_fell_silent_are_gone(tmp_path: Path, only: Only) -> None:
     only("expire clients")
     now_ms = 1_000_000
 
-    async def talk(peer: Peer) -> None:
-        nonlocal now_ms
+    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
         await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         members = GetConsumerListByGroupRequestHeader(consumer_group="g")
         assert b'"c"' in (await peer.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, members)).body
@@ -118,8 +107,6 @@ def test_members_that_fell_silent_are_gone(tmp_path: Path, only: Only) -> None:
         connection = await peer.client.connect(peer.broker.address)
         await until(lambda: not connection.is_open)
         assert b'"c"' not in (await peer.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, members)).body
-
-    with_broker(tmp_path, talk, clock=lambda: now_ms)
 
 
 async def test_a_name_server_that_forgot_the_broker_learns_of_it_again(tmp_path: Path, only: Only) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.test_broker import Peer, with_broker
 from rucola import fastjson
 from rucola.broker.queue_locks import LOCK_LIFE_MS, QueueLocks
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.queue import MessageQueue
+from support.broker_peer import broker_peer
 
 Q0, Q1, Q2 = (MessageQueue("T", "broker-a", queue_id) for queue_id in range(3))
 
@@ -52,10 +52,11 @@ def test_expired_locks_take_no_memory() -> None:
     assert locks.lock("g", "b", [Q1], LOCK_LIFE_MS + 1) == []
 
 
-def test_locks_over_the_wire(tmp_path: Path) -> None:
+async def test_locks_over_the_wire(tmp_path: Path) -> None:
     queue = '{"brokerName":"broker-a","queueId":1,"topic":"T"}'
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
+
         def body(client_id: str) -> bytes:
             return f'{{"clientId":"{client_id}","consumerGroup":"g","mqSet":[{queue}]}}\n'.encode()
 
@@ -69,5 +70,3 @@ def test_locks_over_the_wire(tmp_path: Path) -> None:
         assert len(fastjson.loads(answer.body)["lockOKMQSet"]) == 1
         wrong = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=b'{"clientId":"a"}')
         assert (wrong.code, "consumerGroup" in (wrong.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
-
-    with_broker(tmp_path, talk)

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, send_header, with_broker
-from broker.test_delay import arrives, with_delays
-from broker.test_reply import REPLY_TOPIC, asking
-from broker.test_retry import give_back
-from broker.test_transactions import COMMIT, end
 from rucola.message import properties
 from rucola.message.record import decode_many
 from rucola.message.topics import TRANS_HALF_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader
+from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back, send_header
+from support.requester import REPLY_TOPIC, requester
+from support.transaction_store import COMMIT, end_transaction
 
 LEVELS = "0s " * 20
 
@@ -44,37 +42,33 @@ def without_marks(found: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_message_is_given_back_and_laid_aside_with_its_properties(tmp_path: Path, text: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_is_given_back_and_laid_aside_with_its_properties(tmp_path: Path, text: str) -> None:
+    async with broker_with_delays(tmp_path, LEVELS) as peer:
         assert (await peer.send(properties=text)).code == ResponseCode.SUCCESS
         (message,) = decode_many((await peer.pull()).body)
-        assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
-        (again,) = await arrives(peer, topic="%RETRY%g")
-        assert (await give_back(peer, again.physical_offset, delay_level=-1)).code == ResponseCode.SUCCESS
-        (dead,) = await arrives(peer, topic="%DLQ%g")
+        assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+        (again,) = await next_messages(peer, topic="%RETRY%g")
+        assert (await send_back(peer, again.physical_offset, delay_level=-1)).code == ResponseCode.SUCCESS
+        (dead,) = await next_messages(peer, topic="%DLQ%g")
         expected = properties.parse(text)
         assert [without_marks(found.properties) for found in (message, again, dead)] == [expected] * 3
-
-    with_delays(tmp_path, talk, LEVELS)
 
 
 @pytest.mark.parametrize("marks", ["DELAY\x012\x02", "TIMER_DELAY_MS\x011\x02"])
 @pytest.mark.parametrize("text", ODD)
-def test_a_message_that_waits_is_delivered_with_its_properties(tmp_path: Path, text: str, marks: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_that_waits_is_delivered_with_its_properties(tmp_path: Path, text: str, marks: str) -> None:
+    async with broker_with_delays(tmp_path, LEVELS) as peer:
         await peer.send(b"before")
         sent = await peer.send(properties=marks + text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
-        (message,) = await arrives(peer, queue_offset=1)
+        (message,) = await next_messages(peer, queue_offset=1)
         message.properties.pop("TIMER_OUT_MS", None)
         assert without_marks(message.properties) == properties.parse(text)
 
-    with_delays(tmp_path, talk, LEVELS)
-
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_transaction_is_committed_with_its_properties(tmp_path: Path, text: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_transaction_is_committed_with_its_properties(tmp_path: Path, text: str) -> None:
+    async with broker_peer(tmp_path) as peer:
         sent = await peer.send(sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02" + text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
         (half,) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
@@ -84,28 +78,24 @@ def test_a_transaction_is_committed_with_its_properties(tmp_path: Path, text: st
             commit_log_offset=half.physical_offset,
             commit_or_rollback=0,
         )
-        assert (await end(peer, header, COMMIT)).code == ResponseCode.SUCCESS
-        (message,) = await arrives(peer)
+        assert (await end_transaction(peer, header, COMMIT)).code == ResponseCode.SUCCESS
+        (message,) = await next_messages(peer)
         assert without_marks(message.properties) == properties.parse(text)
-
-    with_broker(tmp_path, talk)
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_message_sent_to_a_retry_topic_keeps_its_properties(tmp_path: Path, text: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_sent_to_a_retry_topic_keeps_its_properties(tmp_path: Path, text: str) -> None:
+    async with broker_peer(tmp_path) as peer:
         sent = await peer.send(topic="%RETRY%g", reconsume_times=1, properties=text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
-        (message,) = await arrives(peer, topic="%RETRY%g")
+        (message,) = await next_messages(peer, topic="%RETRY%g")
         assert without_marks(message.properties) == properties.parse(text)
-
-    with_broker(tmp_path, talk)
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_reply_is_pushed_and_stored_with_its_properties(tmp_path: Path, text: str) -> None:
-    async def talk(peer: Peer) -> None:
-        async with asking(peer) as asker:
+async def test_a_reply_is_pushed_and_stored_with_its_properties(tmp_path: Path, text: str) -> None:
+    async with broker_peer(tmp_path) as peer:
+        async with requester(peer) as asker:
             header = send_header(topic=REPLY_TOPIC, properties="REPLY_TO_CLIENT\x01asker\x02" + text)
             answer = await peer.ask(RequestCode.SEND_REPLY_MESSAGE_V2, header, b"reply")
             assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -115,8 +105,6 @@ def test_a_reply_is_pushed_and_stored_with_its_properties(tmp_path: Path, text: 
         pushed.pop(properties.PUSH_REPLY_TIME)
         assert (pushed, record.properties) == (expected, expected)
 
-    with_broker(tmp_path, talk)
-
 
 def batch_of(*strings: bytes) -> bytes:
     """A batch of messages of one byte each with these property strings, whatever they hold."""
@@ -125,37 +113,33 @@ def batch_of(*strings: bytes) -> bytes:
     )
 
 
-def test_a_message_of_a_batch_keeps_its_properties(tmp_path: Path) -> None:
+async def test_a_message_of_a_batch_keeps_its_properties(tmp_path: Path) -> None:
     strings = [*(text.encode() for text in ODD), b"a\x01\xff\xfe\x02b\x01c", b"\xff\x01v\x02"]
 
-    async def talk(peer: Peer) -> None:
+    async with broker_with_delays(tmp_path, LEVELS) as peer:
         answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(), batch_of(*strings))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         for message, text in zip(decode_many((await peer.pull()).body), strings, strict=True):
-            assert (await give_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
-            (again,) = await arrives(peer, topic="%RETRY%g", queue_offset=message.queue_offset)
+            assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
+            (again,) = await next_messages(peer, topic="%RETRY%g", queue_offset=message.queue_offset)
             assert without_marks(again.properties) == without_marks(message.properties) == properties.parse(text)
-
-    with_delays(tmp_path, talk, LEVELS)
 
 
 @pytest.mark.parametrize("room", [0, 20, 300])
-def test_a_message_without_room_for_a_retry_goes_to_the_dead_letter_topic_as_it_is(
+async def test_a_message_without_room_for_a_retry_goes_to_the_dead_letter_topic_as_it_is(
     tmp_path: Path, room: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A retry adds properties, and a record holds 32,767 bytes of them."""
     cluster = len("\x02CLUSTER\x01DefaultCluster")
     text = "a\x01" + "v" * (properties.MAX_PROPERTIES_SIZE - cluster - 2 - room)
 
-    async def talk(peer: Peer) -> None:
+    async with broker_with_delays(tmp_path, LEVELS) as peer:
         sent = await peer.send(properties=text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
         (message,) = decode_many((await peer.pull()).body)
-        answer = await give_back(peer, message.physical_offset)
+        answer = await send_back(peer, message.physical_offset)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
-        (again,) = await arrives(peer, topic="%RETRY%g" if room == 300 else "%DLQ%g")
+        (again,) = await next_messages(peer, topic="%RETRY%g" if room == 300 else "%DLQ%g")
         assert without_marks(again.properties) == properties.parse(text)
         assert again.reconsume_times == 1
-
-    with_delays(tmp_path, talk, LEVELS)
     assert ("leave no room for a retry" in caplog.text) == (room < 300)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from rucola.store.config_files import config_path, read_config, write_config
+from support.broker_peer import Peer, broker_peer
 
 
 async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:
@@ -19,20 +19,18 @@ async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:
     return answer.code, answer.ext_fields.get("offset")
 
 
-def test_a_new_group_gets_all_of_a_young_queue(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_new_group_gets_all_of_a_young_queue(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         assert await asked(peer) == (ResponseCode.SUCCESS, "0")
         for _ in range(3):
             await peer.send()
         assert await asked(peer) == (ResponseCode.SUCCESS, "0")
 
-    with_broker(tmp_path, talk)
 
-
-def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_it_commits(tmp_path: Path) -> None:
+async def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_it_commits(tmp_path: Path) -> None:
     """So that its clients decide, by CONSUME_FROM_LAST_OFFSET and its like. Nothing is in memory here."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as peer:
         assert await asked(peer) == (ResponseCode.SUCCESS, "0"), "an empty queue is young"
         await peer.send()
         assert await asked(peer) == (ResponseCode.QUERY_NOT_FOUND, None)
@@ -41,29 +39,23 @@ def test_of_a_queue_that_began_long_ago_a_new_group_is_told_nothing_until_it_com
         await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
         assert await asked(peer) == (ResponseCode.SUCCESS, "1")
 
-    with_broker(tmp_path, talk, store={"access_message_in_memory_max_ratio": 0})
 
-
-def test_an_offset_behind_the_end_of_its_queue_is_set_back_to_it(
+async def test_an_offset_behind_the_end_of_its_queue_is_set_back_to_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a power cut, which took messages that a group had consumed, and not what it had committed."""
 
-    async def before(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         for number in range(3):
             await peer.send(b"%d" % number)
-
-    async def after(peer: Peer) -> None:
+    path = config_path(tmp_path, "consumerOffset")
+    write_config(path, {"offsetTable": {"T@new": {0: 5, 1: 7}, "T@old": {0: 2, 1: -1}}})
+    async with broker_peer(tmp_path) as peer:
         assert await asked(peer) == (ResponseCode.SUCCESS, "3")
         assert await asked(peer, queue_id=1) == (ResponseCode.SUCCESS, "0")
         await peer.send(b"in the place of one that was lost")
         (message,) = decode_many((await peer.pull(queue_offset=3)).body)
         assert message.body == b"in the place of one that was lost"
-
-    with_broker(tmp_path, before)
-    path = config_path(tmp_path, "consumerOffset")
-    write_config(path, {"offsetTable": {"T@new": {0: 5, 1: 7}, "T@old": {0: 2, 1: -1}}})
-    with_broker(tmp_path, after)
     assert "group new: its offset on T:0 is 5, and the queue ends at 3; it goes on there" in caplog.messages
     written = read_config(path)["offsetTable"]
     assert (written["T@new"], written["T@old"]) == ({0: 3, 1: 0}, {0: 2, 1: -1})

@@ -12,11 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.test_broker import Peer, send_header, serving, with_broker
-from broker.test_delay import arrives, with_delays
-from broker.test_reply import REPLY_TOPIC, asking, reply
-from broker.test_retry import give_back
-from broker.test_transactions import COMMIT
 from rucola.message import Message, MessageExt, properties, sysflag
 from rucola.message.batch import encode_batch
 from rucola.message.ids import parse_offset_msg_id
@@ -31,6 +26,9 @@ from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from support import stores
+from support.broker_peer import Peer, broker_peer, broker_with_delays, next_messages, send_back, send_header
+from support.requester import REPLY_TOPIC, requester, send_reply
+from support.transaction_store import COMMIT
 
 QUEUES = 4
 PLACES = [*((topic, number) for topic in ("T", "%RETRY%g") for number in range(QUEUES)), ("%DLQ%g", 0)]
@@ -89,7 +87,7 @@ def test_what_is_acknowledged_reaches_its_queue(script: list[Send]) -> None:
 
 
 async def _play(path: Path, script: list[Send]) -> None:
-    async with serving(path, store={"message_delay_level": "0s " * 20}) as peer:
+    async with broker_peer(path, store={"message_delay_level": "0s " * 20}) as peer:
         for topic in ("T", "%RETRY%g"):
             header = send_header(topic=topic, default_topic_queue_nums=QUEUES, reconsume_times=0)
             assert (await peer.ask(RequestCode.SEND_MESSAGE_V2, header, b"first")).code == ResponseCode.SUCCESS
@@ -106,7 +104,7 @@ async def _play(path: Path, script: list[Send]) -> None:
         found = await _find(peer, acknowledged)
         for message in found.values():
             assert sysflag.is_dispatched(message.sys_flag)
-            given = await give_back(peer, message.physical_offset, delay_level=-1)
+            given = await send_back(peer, message.physical_offset, delay_level=-1)
             assert given.code == ResponseCode.SUCCESS, given.remark
         dead = {message.body async for message in _all(peer, [("%DLQ%g", 0)])}
         assert dead >= acknowledged
@@ -173,41 +171,37 @@ async def _all(peer: Peer, places: list[tuple[str, int]]) -> AsyncIterator[Messa
 
 @pytest.mark.parametrize("sys_flag", [0, 4])
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g"])
-def test_half_of_a_transaction_that_was_consumed_before_is_half_of_a_transaction(
+async def test_half_of_a_transaction_that_was_consumed_before_is_half_of_a_transaction(
     tmp_path: Path, sys_flag: int, topic: str
 ) -> None:
     """TRAN_MSG with reconsumeTimes, as Apache's `asyncSendMessage` takes it."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         marks = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
         sent = await peer.send(b"half", topic=topic, sys_flag=sys_flag, reconsume_times=1, properties=marks)
         assert sent.code == ResponseCode.SUCCESS
         (half,) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
         assert (half.offset_msg_id, half.sys_flag, half.reconsume_times) == (sent.ext_fields["msgId"], 0, 1)
         await _commit_all(peer)
-        (message,) = await arrives(peer, topic=topic)
+        (message,) = await next_messages(peer, topic=topic)
         assert (message.body, message.sys_flag) == (b"half", COMMIT)
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_retry_of_an_old_client_is_no_transaction_again(tmp_path: Path) -> None:
+async def test_a_retry_of_an_old_client_is_no_transaction_again(tmp_path: Path) -> None:
     """Before 4.6.1 TRAN_MSG stayed in what a consumer sent to its retry topic, and so did the bit in sysFlag."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_with_delays(tmp_path, "0s " * 20) as peer:
         marks = "TRAN_MSG\x01true\x02PGROUP\x01p\x02DELAY\x014\x02"
         sent = await peer.send(b"again", topic="%RETRY%g", sys_flag=4, reconsume_times=1, properties=marks)
         assert sent.code == ResponseCode.SUCCESS
-        (message,) = await arrives(peer, topic="%RETRY%g")
+        (message,) = await next_messages(peer, topic="%RETRY%g")
         assert (message.body, message.sys_flag) == (b"again", 0)
         assert (await peer.pull(topic=TRANS_HALF_TOPIC)).code != ResponseCode.SUCCESS
 
-    with_delays(tmp_path, talk, "0s " * 20)
-
 
 @pytest.mark.parametrize("sys_flag", [4, 5, 12, -1])
-def test_a_message_that_no_queue_would_get_is_refused(tmp_path: Path, sys_flag: int) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_message_that_no_queue_would_get_is_refused(tmp_path: Path, sys_flag: int) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send()
         refused = await peer.send(sys_flag=sys_flag, properties="TRAN_MSG\x01false\x02")
         assert (refused.code, "TRAN_MSG is not true" in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True)
@@ -218,31 +212,25 @@ def test_a_message_that_no_queue_would_get_is_refused(tmp_path: Path, sys_flag: 
         assert (refused.code, "a batch cannot be part of a transaction" in str(refused.remark)) == (13, True)
         assert (await peer.send()).ext_fields["queueOffset"] == "1"
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("sys_flag", [4, 12])
-def test_a_reply_is_stored_whatever_its_sys_flag(tmp_path: Path, sys_flag: int) -> None:
-    async def talk(peer: Peer) -> None:
-        async with asking(peer):
-            assert (await reply(peer, b"reply", sys_flag=sys_flag)).code == ResponseCode.SUCCESS
+async def test_a_reply_is_stored_whatever_its_sys_flag(tmp_path: Path, sys_flag: int) -> None:
+    async with broker_peer(tmp_path) as peer:
+        async with requester(peer):
+            assert (await send_reply(peer, b"reply", sys_flag=sys_flag)).code == ResponseCode.SUCCESS
         (record,) = decode_many((await peer.pull(topic=REPLY_TOPIC)).body)
         assert (record.body, record.sys_flag) == (b"reply", 0)
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("sys_flag", [4, 12])
-def test_a_record_that_no_queue_has_can_be_given_back(tmp_path: Path, sys_flag: int) -> None:
+async def test_a_record_that_no_queue_has_can_be_given_back(tmp_path: Path, sys_flag: int) -> None:
     """As in stores of Apache's, which takes them."""
     store = MessageStore(stores.config(tmp_path, mapped_file_size_commit_log=1 << 20))
     store.open(1)
     put = store.put(stores.inner(sys_flag=sys_flag), 1)
     store.close()
 
-    async def talk(peer: Peer) -> None:
-        assert (await give_back(peer, put.physical_offset)).code == ResponseCode.SUCCESS
-        (again,) = await arrives(peer, topic="%RETRY%g")
+    async with broker_with_delays(tmp_path, "0s " * 20) as peer:
+        assert (await send_back(peer, put.physical_offset)).code == ResponseCode.SUCCESS
+        (again,) = await next_messages(peer, topic="%RETRY%g")
         assert (again.body, again.sys_flag) == (b"body", 0)
-
-    with_delays(tmp_path, talk, "0s " * 20)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.replication import slave as slave_module
+from rucola.broker.replication import ha_client
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.message import Message
@@ -56,18 +56,15 @@ async def test_sync_master_answers_when_the_slave_has_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-def test_sync_master_without_a_slave(tmp_path: Path, flush: FlushDiskType) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker(store=SYNC | {"flush_disk_type": flush})
-            await running.create_topic(master, "T", queues=1)
-            assert await send(running, 2) == [SendStatus.SLAVE_NOT_AVAILABLE] * 2
-            assert await send(running, 1, properties={"WAIT": "false"}) == [SendStatus.SEND_OK]
-            async with Producer("p", running.namesrv, retry_times=0) as producer:
-                result = await producer.send(Message("T", b"x"))
-            assert (result.queue_offset, len(result.offset_msg_id)) == (3, 32), "it is stored all the same"
-
-    asyncio.run(run())
+async def test_sync_master_without_a_slave(tmp_path: Path, flush: FlushDiskType) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC | {"flush_disk_type": flush})
+        await running.create_topic(master, "T", queues=1)
+        assert await send(running, 2) == [SendStatus.SLAVE_NOT_AVAILABLE] * 2
+        assert await send(running, 1, properties={"WAIT": "false"}) == [SendStatus.SEND_OK]
+        async with Producer("p", running.namesrv, retry_times=0) as producer:
+            result = await producer.send(Message("T", b"x"))
+        assert (result.queue_offset, len(result.offset_msg_id)) == (3, 32), "it is stored all the same"
     assert check(tmp_path / "broker-a") == []
 
 
@@ -168,19 +165,16 @@ async def test_a_slave_that_fell_behind_is_none(tmp_path: Path) -> None:
         slave.close()
 
 
-def test_a_second_slave_serves_as_well(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path, SYNC) as (running, master, slave):
-            third = await running.start_broker(store={"broker_role": BrokerRole.SLAVE}, directory="third", broker_id=2)
-            await send(running, 30)
-            await caught_up(running, master, slave)
-            await caught_up(running, master, third)
-            await third.stop()
-            async with Producer("p", running.namesrv, retry_times=0) as producer:
-                await until(lambda: is_stored_safely(producer))
-            await caught_up(running, master, slave)
-
-    asyncio.run(run())
+async def test_a_second_slave_serves_as_well(tmp_path: Path) -> None:
+    async with pair(tmp_path, SYNC) as (running, master, slave):
+        third = await running.start_broker(store={"broker_role": BrokerRole.SLAVE}, directory="third", broker_id=2)
+        await send(running, 30)
+        await caught_up(running, master, slave)
+        await caught_up(running, master, third)
+        await third.stop()
+        async with Producer("p", running.namesrv, retry_times=0) as producer:
+            await until(lambda: is_stored_safely(producer))
+        await caught_up(running, master, slave)
     assert check(tmp_path / "third") == []
 
 
@@ -212,33 +206,30 @@ async def test_a_new_slave_gets_the_newest_file(tmp_path: Path) -> None:
     same_logs(tmp_path)
 
 
-def test_a_master_that_lost_messages_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            master = await running.start_broker()
-            await running.create_topic(master, "T", queues=1)
-            await send(running, 5)
-            await master.stop()
-            shutil.copytree(tmp_path / "broker-a", tmp_path / "backup")
-            master = await running.start_broker()
-            slave = await running.start_slave()
-            await send(running, 5)
-            await caught_up(running, master, slave)
-            end = await end_of(running, slave)
-            await master.stop()
-            shutil.rmtree(tmp_path / "broker-a")
-            shutil.copytree(tmp_path / "backup", tmp_path / "broker-a")
-            lost = await running.start_broker()
-            await until(lambda: said("and that of this master only to"))
-            await send(running, 10)
-            await until(lambda: said("the master's log is another one"))
-            assert await end_of(running, slave) == end
-            assert await end_of(running, lost) > end
-
+async def test_a_master_that_lost_messages_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def said(words: str) -> bool:
         return words in caplog.text
 
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker()
+        await running.create_topic(master, "T", queues=1)
+        await send(running, 5)
+        await master.stop()
+        shutil.copytree(tmp_path / "broker-a", tmp_path / "backup")
+        master = await running.start_broker()
+        slave = await running.start_slave()
+        await send(running, 5)
+        await caught_up(running, master, slave)
+        end = await end_of(running, slave)
+        await master.stop()
+        shutil.rmtree(tmp_path / "broker-a")
+        shutil.copytree(tmp_path / "backup", tmp_path / "broker-a")
+        lost = await running.start_broker()
+        await until(lambda: said("and that of this master only to"))
+        await send(running, 10)
+        await until(lambda: said("the master's log is another one"))
+        assert await end_of(running, slave) == end
+        assert await end_of(running, lost) > end
     assert "remove its store directory, and start it again" in caplog.text
     assert check(tmp_path / "slave") == check(tmp_path / "broker-a") == []
 
@@ -300,38 +291,35 @@ async def test_garbage_on_the_port_of_the_master(
         (encode_header(0, 5)[:7], "it closed the connection"),
     ],
 )
-def test_garbage_from_a_master(
+async def test_garbage_from_a_master(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str
 ) -> None:
-    monkeypatch.setattr(slave_module, "LONG_WAIT_S", 0.01)
+    monkeypatch.setattr(ha_client, "LONG_WAIT_S", 0.01)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            turns = 0
+    async with cluster(tmp_path) as running:
+        turns = 0
 
-            async def serve(stream: Stream) -> None:
-                nonlocal turns
-                turns += 1
-                assert await stream.read(8) == encode_report(0)
-                await stream.write(sent)
-                if not words.startswith("it closed"):
-                    assert not await stream.read(8), "the slave ends it"
+        async def serve(stream: Stream) -> None:
+            nonlocal turns
+            turns += 1
+            assert await stream.read(8) == encode_report(0)
+            await stream.write(sent)
+            if not words.startswith("it closed"):
+                assert not await stream.read(8), "the slave ends it"
 
-            server = StreamServer(HOST, 0, serve)
-            server.start()
-            slave = await running.start_slave(ha_master_address=f"{HOST}:{server.port}")
+        server = StreamServer(HOST, 0, serve)
+        server.start()
+        slave = await running.start_slave(ha_master_address=f"{HOST}:{server.port}")
 
-            async def is_said() -> bool:
-                return words in caplog.text and turns > 1
+        async def is_said() -> bool:
+            return words in caplog.text and turns > 1
 
-            async def is_cut() -> bool:
-                return await end_of(running, slave) == 0
+        async def is_cut() -> bool:
+            return await end_of(running, slave) == 0
 
-            await until(is_said)
-            await server.stop()
-            await until(is_cut)
-
-    asyncio.run(run())
+        await until(is_said)
+        await server.stop()
+        await until(is_cut)
     assert len([record for record in caplog.records if words in record.getMessage()]) == 1
     assert check(tmp_path / "slave") == []
 

@@ -3,70 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, send_header, with_broker
 from rucola.client import Message, Producer, PushConsumer
 from rucola.message import properties
 from rucola.message.record import decode_many
-from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import HeartbeatData, ProducerData, UnregisterClientRequestHeader
+from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader
-from rucola.remoting.client import RemotingClient
-from rucola.remoting.connection import Connection
+from support.broker_peer import Peer, broker_peer
 from support.cluster import cluster
 from support.consumers import FIRST
-
-REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
-MARKS = "MSG_TYPE\x01reply\x02CORRELATION_ID\x01c\x02REPLY_TO_CLIENT\x01asker\x02TTL\x013000"
-
-
-class Asker:
-    """A client that asked, and what it was told; `answer` is what it says to that."""
-
-    def __init__(self) -> None:
-        self.client = RemotingClient({RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.receive})
-        self.pushed: list[RemotingCommand] = []
-        self.code: int = ResponseCode.SUCCESS
-
-    def receive(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        self.pushed.append(command)
-        return command.response(self.code, remark=None if self.code == 0 else "no")
-
-
-@asynccontextmanager
-async def asking(peer: Peer, client_id: str = "asker") -> AsyncIterator[Asker]:
-    asker = Asker()
-    beat = HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(group_name="p")])
-    command = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_body(beat))
-    assert (await asker.client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
-    try:
-        yield asker
-    finally:
-        await asker.client.close()
-
-
-async def reply(peer: Peer, body: bytes = b"reply", **fields: Any) -> RemotingCommand:
-    header = send_header(**{"topic": REPLY_TOPIC, "properties": MARKS} | fields)
-    return await peer.ask(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
+from support.requester import REPLY_PROPERTIES, REPLY_TOPIC, requester, send_reply
 
 
 async def stored(peer: Peer) -> list[bytes]:
     return [message.body for message in decode_many((await peer.pull(topic=REPLY_TOPIC)).body)]
 
 
-def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
-        async with asking(peer, "another"), asking(peer) as asker:
-            answer = await reply(peer, b"zipped", flag=7, sys_flag=1, born_timestamp=5, queue_id=-1)
+async def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        async with requester(peer, "another"), requester(peer) as asker:
+            answer = await send_reply(peer, b"zipped", flag=7, sys_flag=1, born_timestamp=5, queue_id=-1)
             assert answer.code == ResponseCode.SUCCESS
             fields = answer.ext_fields
             assert (fields["queueId"], fields["queueOffset"], len(fields["msgId"])) == ("0", "0", 32)
@@ -74,64 +38,55 @@ def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
             header = pushed.decode_header(ReplyMessageRequestHeader)
             pairs = properties.parse(header.properties)
             assert int(pairs.pop(properties.PUSH_REPLY_TIME)) == header.store_timestamp
-            assert pairs == properties.parse(MARKS)
+            assert pairs == properties.parse(REPLY_PROPERTIES)
             assert (pushed.body, header.topic, header.flag, header.sys_flag) == (b"zipped", REPLY_TOPIC, 7, 1)
             assert (header.born_timestamp, header.store_host) == (5, peer.broker.address)
             assert header.born_host.startswith("127.0.0.1:")
         (record,) = decode_many((await peer.pull(topic=REPLY_TOPIC)).body, decompress=False)
-        assert (record.body, record.sys_flag, record.properties) == (b"zipped", 1, properties.parse(MARKS))
-
-    with_broker(tmp_path, talk)
+        assert (record.body, record.sys_flag, record.properties) == (b"zipped", 1, properties.parse(REPLY_PROPERTIES))
 
 
-def test_the_older_code_does_the_same(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
-        async with asking(peer) as asker:
-            header = SendMessageRequestHeader(
-                producer_group="p",
-                topic=REPLY_TOPIC,
-                queue_id=0,
-                sys_flag=0,
-                born_timestamp=1,
-                flag=0,
-                properties=MARKS,
-            )
-            answer = await peer.ask(RequestCode.SEND_REPLY_MESSAGE, header, b"reply")
-            assert (answer.code, len(asker.pushed)) == (ResponseCode.SUCCESS, 1)
-
-    with_broker(tmp_path, talk)
+async def test_the_older_code_does_the_same(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer, requester(peer) as asker:
+        header = SendMessageRequestHeader(
+            producer_group="p",
+            topic=REPLY_TOPIC,
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=1,
+            flag=0,
+            properties=REPLY_PROPERTIES,
+        )
+        answer = await peer.ask(RequestCode.SEND_REPLY_MESSAGE, header, b"reply")
+        assert (answer.code, len(asker.pushed)) == (ResponseCode.SUCCESS, 1)
 
 
-def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
-        async with asking(peer) as asker:
-            answer = await reply(peer)
+async def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, store_reply_message_enable=False) as peer:
+        async with requester(peer) as asker:
+            answer = await send_reply(peer)
             assert (answer.code, answer.ext_fields["msgId"], len(asker.pushed)) == (ResponseCode.SUCCESS, "0", 1)
         assert await stored(peer) == []
 
-    with_broker(tmp_path, talk, store_reply_message_enable=False)
 
-
-def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
-        nobody = await reply(peer, b"0")
+async def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        nobody = await send_reply(peer, b"0")
         assert nobody.remark == "push reply message fail, channel of <asker> not found."
-        nameless = await reply(peer, b"1", properties="MSG_TYPE\x01reply")
+        nameless = await send_reply(peer, b"1", properties="MSG_TYPE\x01reply")
         assert nameless.remark == "reply message properties[REPLY_TO_CLIENT] is null"
-        async with asking(peer) as asker:
+        async with requester(peer) as asker:
             asker.code = ResponseCode.SYSTEM_ERROR
-            refused = await reply(peer, b"2")
+            refused = await send_reply(peer, b"2")
             assert "it answered code 1, no" in (refused.remark or "")
             header = UnregisterClientRequestHeader(client_id="asker", producer_group="p")
             await asker.client.invoke(
                 peer.broker.address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
             )
-            left = await reply(peer, b"3")
+            left = await send_reply(peer, b"3")
         assert {answer.code for answer in (nobody, nameless, refused, left)} == {ResponseCode.SYSTEM_ERROR}
         assert left.remark == nobody.remark
         assert await stored(peer) == [b"0", b"1", b"2", b"3"], "a reply is stored all the same"
-
-    with_broker(tmp_path, talk)
 
 
 @pytest.mark.parametrize(
@@ -144,16 +99,14 @@ def test_the_answer_says_why_the_asker_does_not_have_it(tmp_path: Path) -> None:
         (b"", {"queue_id": 9}, ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_a_reply_is_checked_like_any_message(
+async def test_a_reply_is_checked_like_any_message(
     tmp_path: Path, body: bytes, fields: dict[str, Any], code: ResponseCode
 ) -> None:
-    async def talk(peer: Peer) -> None:
-        async with asking(peer) as asker:
-            assert (await reply(peer, body, **fields)).code == code
+    async with broker_peer(tmp_path, store={"max_message_size": 1000}) as peer:
+        async with requester(peer) as asker:
+            assert (await send_reply(peer, body, **fields)).code == code
             assert asker.pushed == []
         assert await stored(peer) == []
-
-    with_broker(tmp_path, talk, store={"max_message_size": 1000})
 
 
 async def test_askers_and_a_replier_that_use_the_client(tmp_path: Path) -> None:

@@ -2,86 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.test_broker import SMALL_FILES, Peer
 from rucola.broker.background.retention import disk_usage
-from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
-from rucola.remoting.client import RemotingClient
-from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
-from rucola.store.retention import DiskUsage
-from rucola.store.tools.check import check
-from support.stores import HOST, inner
+from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config, until
+from support.broker_peer import Peer
+from support.stores import inner
 
 HOUR_MS = 3_600_000
-NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000
 
 
-class World:
-    """The time, and how full the disk is."""
-
-    def __init__(self) -> None:
-        self.now_ms = NOON_MS
-        self.percent = 50
-
-    def clock(self) -> int:
-        return self.now_ms
-
-    def ask_disk(self, path: Path) -> DiskUsage:
-        return DiskUsage(path, self.percent << 30, 100 << 30)
-
-
-def store_config(path: Path) -> StoreConfig:
-    settings: dict[str, Any] = SMALL_FILES | {"mapped_file_size_commit_log": 4096}
-    return StoreConfig(path, HOST, clean_resource_interval=5, delete_commit_log_files_interval=1, **settings)
-
-
-@asynccontextmanager
-async def serving(path: Path, world: World, **settings: Any) -> AsyncIterator[Peer]:
-    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    async with Broker(config, store_config(path), clock=world.clock, ask_disk=world.ask_disk) as broker:
-        client = RemotingClient()
-        try:
-            yield Peer(broker, client)
-        finally:
-            await client.close()
-
-
-def with_broker(path: Path, talk: Callable[[Peer, World], Awaitable[None]], **settings: Any) -> None:
-    """Run a conversation with a broker on the directory `path`; afterwards its store is sound."""
-    world = World()
-
-    async def run() -> None:
-        async with serving(path, world, **settings) as peer:
-            await talk(peer, world)
-
-    asyncio.run(run())
-    assert check(path) == []
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until it is so. Each time the broker gets to work in between."""
-    async with asyncio.timeout(20):
-        while not await holds():
-            pass
-
-
-async def send_days(peer: Peer, world: World, count: int) -> None:
+async def send_days(peer: Peer, world: ClockAndDisk, count: int) -> None:
     """Three messages a day, which fill a file of the log."""
     for day in range(count):
         world.now_ms = NOON_MS + 24 * HOUR_MS * day
@@ -102,8 +42,8 @@ def queues(path: Path) -> list[str]:
     return sorted(str(queue.relative_to(path / "consumequeue")) for queue in path.glob("consumequeue/*/*"))
 
 
-def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Path) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Path) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         assert (await peer.send()).code == ResponseCode.SUCCESS
         world.percent = 91
 
@@ -124,23 +64,18 @@ def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Path) -> 
 
         await until(taken)
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_broker_that_starts_on_a_full_disk_takes_nothing(tmp_path: Path) -> None:
-    world = World()
+async def test_a_broker_that_starts_on_a_full_disk_takes_nothing(tmp_path: Path) -> None:
+    world = ClockAndDisk()
     world.percent = 95
 
-    async def run() -> None:
-        async with serving(tmp_path, world) as peer:
-            assert (await peer.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
-
-    asyncio.run(run())
+    async with aging_broker(tmp_path, world) as (peer, _):
+        assert (await peer.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert log_files(tmp_path) == []
 
 
-def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         assert len(log_files(tmp_path)) >= 6
         assert await min_offset(peer) == 0
@@ -162,12 +97,10 @@ def test_old_files_go_at_four_and_pulls_are_sent_on(tmp_path: Path) -> None:
 
         await until(removed)
 
-    with_broker(tmp_path, talk)
-
 
 @pytest.mark.parametrize("code", [RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.TRIGGER_DELETE_FILES])
-def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         world.now_ms = NOON_MS + 24 * 5 * HOUR_MS
         assert (await peer.ask(code)).code == ResponseCode.SUCCESS
@@ -177,11 +110,9 @@ def test_old_files_go_by_hand(tmp_path: Path, code: RequestCode) -> None:
 
         await until(moved)
 
-    with_broker(tmp_path, talk)
 
-
-def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
-    async def talk(peer: Peer, world: World) -> None:
+async def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
+    async with aging_broker(tmp_path) as (peer, world):
         await send_days(peer, world, 6)
         changed = await peer.ask(
             RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24\ndiskMaxUsedSpaceRatio=40\n"
@@ -193,10 +124,8 @@ def test_the_settings_can_be_changed_while_it_runs(tmp_path: Path) -> None:
 
         await until(moved)
 
-    with_broker(tmp_path, talk)
 
-
-def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> None:
+async def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> None:
     with MessageStore(store_config(tmp_path)) as store:
         for age_hours, topic, queue_id in (
             *((999, "Gone", 0), (999, "T", 0), (999, "T", 0)),
@@ -206,7 +135,7 @@ def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> Non
             store.put(inner(topic=topic, queue_id=queue_id, body=bytes(1200)), NOON_MS - age_hours * HOUR_MS)
     assert len(log_files(tmp_path)) == 3
 
-    async def talk(peer: Peer, world: World) -> None:
+    async with aging_broker(tmp_path) as (peer, _):
         created = CreateTopicRequestHeader(topic="T", read_queue_nums=4, write_queue_nums=4, perm=6)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
         await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
@@ -219,18 +148,14 @@ def test_empty_queues_of_topics_that_are_gone_are_removed(tmp_path: Path) -> Non
         assert queues(tmp_path) == ["Gone/1", "Lives/0", "T/0"]
         assert (await peer.send()).ext_fields["queueOffset"] == "2"  # a group that read to the end misses nothing
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_broker_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+async def test_a_broker_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
 
-    async def talk(peer: Peer, world: World) -> None:
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-
     try:
-        with_broker(tmp_path, talk)
+        async with aging_broker(tmp_path) as (_, _):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

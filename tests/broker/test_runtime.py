@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, with_broker
 from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.errors import SendFailed
@@ -18,6 +17,7 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
 from rucola.store.tools.check import check
+from support.broker_peer import broker_peer
 from support.cluster import Cluster, cluster
 
 
@@ -28,64 +28,58 @@ async def permissions(running: Cluster, topic: str) -> dict[str, int]:
     return {data.broker_name: data.perm for data in decode_body(TopicRouteData, answer.body).queue_datas}
 
 
-def test_a_broker_that_takes_no_messages_leaves_the_routes_at_once(tmp_path: Path) -> None:
+async def test_a_broker_that_takes_no_messages_leaves_the_routes_at_once(tmp_path: Path) -> None:
     """Producers move to the other broker, one that is open without a failed send, and come back afterwards."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            first, second = await running.start_broker("broker-a"), await running.start_broker("broker-b")
-            for broker in (first, second):
-                await running.create_topic(broker, "T", queues=1)
-            async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
+    async with cluster(tmp_path) as running:
+        first, second = await running.start_broker("broker-a"), await running.start_broker("broker-b")
+        for broker in (first, second):
+            await running.create_topic(broker, "T", queues=1)
+        async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
 
-                async def brokers_of_sends() -> Counter[str]:
-                    sent = [await producer.send(Message("T", b"x")) for _ in range(8)]
-                    return Counter(result.queue.broker_name for result in sent)
+            async def brokers_of_sends() -> Counter[str]:
+                sent = [await producer.send(Message("T", b"x")) for _ in range(8)]
+                return Counter(result.queue.broker_name for result in sent)
 
-                assert await brokers_of_sends() == {"broker-a": 4, "broker-b": 4}
-                await admin.update_broker_config(first.address, {"brokerPermission": "4"})
-                assert await permissions(running, "T") == {"broker-a": 4, "broker-b": 6}
-                assert await brokers_of_sends() == {"broker-b": 8}
-                await producer.instance.routes.refresh_all()
-                assert [queue.broker_name for queue in await producer.queues("T")] == ["broker-b"]
+            assert await brokers_of_sends() == {"broker-a": 4, "broker-b": 4}
+            await admin.update_broker_config(first.address, {"brokerPermission": "4"})
+            assert await permissions(running, "T") == {"broker-a": 4, "broker-b": 6}
+            assert await brokers_of_sends() == {"broker-b": 8}
+            await producer.instance.routes.refresh_all()
+            assert [queue.broker_name for queue in await producer.queues("T")] == ["broker-b"]
 
-                await admin.update_broker_config(first.address, {"brokerPermission": "6"})
-                assert await permissions(running, "T") == {"broker-a": 6, "broker-b": 6}
-                await producer.instance.routes.refresh_all()
-                assert await brokers_of_sends() == {"broker-a": 4, "broker-b": 4}
-
-    asyncio.run(run())
+            await admin.update_broker_config(first.address, {"brokerPermission": "6"})
+            assert await permissions(running, "T") == {"broker-a": 6, "broker-b": 6}
+            await producer.instance.routes.refresh_all()
+            assert await brokers_of_sends() == {"broker-a": 4, "broker-b": 4}
     for name in ("broker-a", "broker-b"):
         assert check(tmp_path / name) == []
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-def test_auto_creation_of_topics_is_switched_while_the_broker_runs(tmp_path: Path, at_start: bool) -> None:
+async def test_auto_creation_of_topics_is_switched_while_the_broker_runs(tmp_path: Path, at_start: bool) -> None:
     """Both ways, whatever the broker was started with; topics that exist take messages in any case."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker(auto_create_topic_enable=at_start)
-            await running.create_topic(broker, "Made")
-            async with AdminClient(running.namesrv) as admin:
-                for topic, enabled in zip(["A", "B", "C", "D"], [not at_start, at_start] * 2, strict=True):
-                    await admin.update_broker_config(broker.address, {"autoCreateTopicEnable": str(enabled).lower()})
-                    async with Producer("p", running.namesrv, retry_times=0) as producer:
-                        await producer.send(Message("Made", b"x"))
-                        if enabled:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(auto_create_topic_enable=at_start)
+        await running.create_topic(broker, "Made")
+        async with AdminClient(running.namesrv) as admin:
+            for topic, enabled in zip(["A", "B", "C", "D"], [not at_start, at_start] * 2, strict=True):
+                await admin.update_broker_config(broker.address, {"autoCreateTopicEnable": str(enabled).lower()})
+                async with Producer("p", running.namesrv, retry_times=0) as producer:
+                    await producer.send(Message("Made", b"x"))
+                    if enabled:
+                        await producer.send(Message(topic, b"x"))
+                    else:
+                        with pytest.raises(SendFailed, match=r"answered code 17: .* autoCreateTopicEnable=true"):
                             await producer.send(Message(topic, b"x"))
-                        else:
-                            with pytest.raises(SendFailed, match=r"answered code 17: .* autoCreateTopicEnable=true"):
-                                await producer.send(Message(topic, b"x"))
-
-    asyncio.run(run())
     assert check(tmp_path / "broker-a") == []
 
 
-def test_figures_tell_how_far_each_delay_level_is_delivered(tmp_path: Path) -> None:
+async def test_figures_tell_how_far_each_delay_level_is_delivered(tmp_path: Path) -> None:
     """And have the names of Apache's thread pools and buffers, which monitors read."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path, store={"message_delay_level": "0s 1h"}) as peer:
         for level in (1, 2, 2):
             await peer.send(properties=f"DELAY\x01{level}\x02")
         async with AdminClient(peer.broker.address) as admin, asyncio.timeout(10):
@@ -94,5 +88,3 @@ def test_figures_tell_how_far_each_delay_level_is_delivered(tmp_path: Path) -> N
                 found = await admin.fetch_broker_runtime_stats(peer.broker.address)
         assert "scheduleMessageOffset_2" not in found
         assert found["sendThreadPoolQueueCapacity"] == found["dispatchMaxBuffer"] == "0"
-
-    with_broker(tmp_path, talk, store={"message_delay_level": "0s 1h"})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rucola import fastjson
-from rucola.broker import broker as broker_module
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
+from rucola.broker.replication import table_sync
 from rucola.client import Producer, PullConsumer
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message
@@ -34,7 +34,7 @@ from support.replication import caught_up, pair, send, until
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "SYNCHRONIZE_INTERVAL_MS", 50)
+    monkeypatch.setattr(table_sync, "SYNC_INTERVAL_MS", 50)
 
 
 async def ask(running: Cluster, broker: Broker, code: RequestCode, header: Any = None, body: bytes = b"") -> Any:
@@ -75,44 +75,7 @@ async def change_group(running: Cluster, broker: Broker, **fields: Any) -> None:
     assert (await ask(running, broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
 
 
-def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with pair(tmp_path) as (running, master, slave):
-            await running.create_topic(master, "Later", queues=3)
-            await change_group(running, master, retry_max_times=7)
-            async with Producer("p", running.namesrv) as producer:
-                await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
-                await producer.send(Message("T", b"now"))
-            async with PullConsumer("g", running.namesrv) as consumer:
-                (queue, *_) = await consumer.queues("T")
-                await consumer.commit(queue, 17)
-
-            async def has_all() -> bool:
-                config = tmp_path / "slave" / "config"
-                groups = await ask(running, slave, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-                return (
-                    await topics_of(running, slave) == await topics_of(running, master)
-                    and b'"retryMaxTimes":7' in groups.body
-                    and await committed(running, slave) == 17
-                    and "Later" in (config / "topics.json").read_text()
-                    and fastjson.loads((config / "delayOffset.json").read_bytes()) == {"offsetTable": {1: 1}}
-                )
-
-            await until(has_all)
-            answer = await running.remoting.invoke_ok(
-                running.namesrv,
-                RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="Later")),
-            )
-            (route,) = decode_body(TopicRouteData, answer.body).broker_datas
-            assert route.broker_addrs == {0: master.address, 1: slave.address}
-
-            header = {"consumer_group": "g", "topic": "T", "queue_id": 0}
-            await until(lambda: is_committed_again(running, slave, header))
-            await slave.stop()
-            await master.stop()
-            slave = await running.start_slave()
-            assert await committed(running, slave) == 17, "though its queue ends before that"
-
+async def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
     async def is_committed_again(running: Cluster, slave: Broker, header: dict[str, Any]) -> bool:
         """What is committed at the slave is taken, until the master's comes in its place."""
         update = UpdateConsumerOffsetRequestHeader(**header, commit_offset=5)
@@ -125,7 +88,41 @@ def test_the_master_s_tables_come_over(tmp_path: Path) -> None:
         await until(is_master_s)
         return True
 
-    asyncio.run(run())
+    async with pair(tmp_path) as (running, master, slave):
+        await running.create_topic(master, "Later", queues=3)
+        await change_group(running, master, retry_max_times=7)
+        async with Producer("p", running.namesrv) as producer:
+            await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
+            await producer.send(Message("T", b"now"))
+        async with PullConsumer("g", running.namesrv) as consumer:
+            (queue, *_) = await consumer.queues("T")
+            await consumer.commit(queue, 17)
+
+        async def has_all() -> bool:
+            config = tmp_path / "slave" / "config"
+            groups = await ask(running, slave, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            return (
+                await topics_of(running, slave) == await topics_of(running, master)
+                and b'"retryMaxTimes":7' in groups.body
+                and await committed(running, slave) == 17
+                and "Later" in (config / "topics.json").read_text()
+                and fastjson.loads((config / "delayOffset.json").read_bytes()) == {"offsetTable": {1: 1}}
+            )
+
+        await until(has_all)
+        answer = await running.remoting.invoke_ok(
+            running.namesrv,
+            RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="Later")),
+        )
+        (route,) = decode_body(TopicRouteData, answer.body).broker_datas
+        assert route.broker_addrs == {0: master.address, 1: slave.address}
+
+        header = {"consumer_group": "g", "topic": "T", "queue_id": 0}
+        await until(lambda: is_committed_again(running, slave, header))
+        await slave.stop()
+        await master.stop()
+        slave = await running.start_slave()
+        assert await committed(running, slave) == 17, "though its queue ends before that"
 
 
 async def test_a_sender_hears_that_there_is_no_master(tmp_path: Path) -> None:

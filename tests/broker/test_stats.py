@@ -21,7 +21,7 @@ from rucola.protocol.stats import (
 )
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.store.consume_queue import ConsumeQueue
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.mapped_file import MappedFileQueue
 
 BEGIN_MS = 1_795_217_554_000
@@ -42,12 +42,12 @@ def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0
     """Let time pass, with so many messages for topic T before each sample; the time afterwards."""
     for now_ms in range(begin_ms + SAMPLE_INTERVAL_MS, begin_ms + duration_ms + 1, SAMPLE_INTERVAL_MS):
         if per_sample:
-            stats.put(arrived("T", per_sample, 100 * per_sample))
+            stats.record_put(arrived("T", per_sample, 100 * per_sample))
         stats.sample(now_ms)
     return begin_ms + duration_ms
 
 
-def arrived(topic: str, count: int, size: int) -> dict[str, Arrived]:
+def arrived(topic: str, count: int, size: int) -> dict[str, TopicArrivals]:
     """So many messages of so many bytes in all, in one queue."""
     queue = ConsumeQueue(topic, 0, MappedFileQueue(Path(topic), 6000, []))
     return {topic: ([queue], [0] * count, [size] + [0] * (count - 1))}
@@ -61,9 +61,9 @@ def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsD
 
 def test_what_was_counted_is_there_at_once() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put(arrived("T", 3, 300))
-    stats.put(arrived("T", 1, 60))
-    stats.got("g", "T", 2, 200)
+    stats.record_put(arrived("T", 3, 300))
+    stats.record_put(arrived("T", 1, 60))
+    stats.record_get("g", "T", 2, 200)
     now_ms = BEGIN_MS + 2000
     put = viewed(stats, TOPIC_PUT_NUMS, "T", now_ms).stats_minute
     assert (put.sum, put.tps, put.avgpt) == (4, 2.0, 2.0)
@@ -82,8 +82,8 @@ def test_what_was_counted_is_there_at_once() -> None:
 )
 def test_what_was_never_counted_is_none(name: str, key: str) -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put(arrived("T", 1, 1))
-    stats.got("g", "T", 1, 1)
+    stats.record_put(arrived("T", 1, 1))
+    stats.record_get("g", "T", 1, 1)
     assert stats.view(name, key, BEGIN_MS) is None
     assert stats.consume_tps("nobody", "T", BEGIN_MS) == 0.0
 
@@ -107,8 +107,8 @@ def test_windows_forget_what_is_older_than_they_are() -> None:
 
 def test_what_was_sent_back_is_counted_by_the_minute() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.sent_back("g", "T")
-    stats.sent_back("g", "T")
+    stats.record_send_back("g", "T")
+    stats.record_send_back("g", "T")
     assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", BEGIN_MS + 2000).stats_minute.sum == 2
     now_ms = run(stats, BEGIN_MS, 2 * MINUTE_MS)
     assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", now_ms).stats_minute.sum == 0
@@ -126,27 +126,27 @@ def test_rates_of_ten_seconds_a_minute_and_an_hour() -> None:
 
 def test_mornings() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
-    stats.put(arrived("T", 5, 5))
+    stats.record_put(arrived("T", 5, 5))
     now_ms = run(stats, BEGIN_MS, 24 * HOUR_MS)
-    assert (stats.put_mornings.yesterday, stats.put_mornings.today) == (0, 5)
-    stats.put(arrived("T", 2, 2))
-    stats.got("g", "T", 1, 1)
+    assert (stats.put_at_midnight.yesterday, stats.put_at_midnight.today) == (0, 5)
+    stats.record_put(arrived("T", 2, 2))
+    stats.record_get("g", "T", 1, 1)
     run(stats, now_ms, 24 * HOUR_MS)
-    assert (stats.put_mornings.yesterday, stats.put_mornings.today) == (5, 7)
-    assert (stats.get_mornings.yesterday, stats.get_mornings.today) == (0, 1)
+    assert (stats.put_at_midnight.yesterday, stats.put_at_midnight.today) == (5, 7)
+    assert (stats.get_at_midnight.yesterday, stats.get_at_midnight.today) == (0, 1)
 
 
 def test_topics_and_groups_are_forgotten() -> None:
     stats = BrokerStats(BEGIN_MS, "cluster")
     for topic in ("T", "U"):
-        stats.put(arrived(topic, 1, 1))
+        stats.record_put(arrived(topic, 1, 1))
         for group in ("g", "h"):
-            stats.got(group, topic, 1, 1)
-            stats.sent_back(group, topic)
-    stats.forget_group("h")
+            stats.record_get(group, topic, 1, 1)
+            stats.record_send_back(group, topic)
+    stats.remove_group("h")
     assert stats.view(GROUP_GET_NUMS, "U@h", BEGIN_MS) is None
     assert stats.view(SNDBCK_PUT_NUMS, "U@h", BEGIN_MS) is None
-    stats.forget_topic("T")
+    stats.remove_topic("T")
     assert stats.view(TOPIC_PUT_NUMS, "T", BEGIN_MS) is None
     assert stats.view(GROUP_GET_NUMS, "T@g", BEGIN_MS) is None
     assert stats.view(SNDBCK_PUT_NUMS, "T@g", BEGIN_MS) is None

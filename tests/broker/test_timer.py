@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,15 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.test_broker import Peer, serving, with_broker
-from broker.test_delay import arrives
-from broker.test_retention import World, until
-from broker.test_retention import serving as serving_world
-from rucola.broker.delivery.due_delivery import BATCH
-from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
-from rucola.broker.delivery.timer import Progress, TimedDelivery, waiting_place
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
+from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
+from rucola.broker.delivery.timer import TimerCheckpoint, redirect_delayed
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import MessageExt, MessageInner, properties
+from rucola.message import properties
 from rucola.message.properties import (
     DELAY,
     REAL_QID,
@@ -39,72 +32,12 @@ from rucola.message.properties import (
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
-from rucola.store.config import PutMessageStatus
-from rucola.store.dispatch import Arrived
-from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support import stores
-
-T0 = 1_000_000
-DAY_MS = 24 * 3600 * 1000
-
-
-class Scene:
-    """A store with timed delivery over it, and what a test does to both."""
-
-    def __init__(self, path: Path, sizes: dict[str, int], **more: Any) -> None:
-        self.path = path
-        self.store = MessageStore(stores.config(path, **more), self._arrived)
-        self.store.open(T0)
-        self.puts = InternalPuts(self.store)
-        self.timed = TimedDelivery(self.store, self.puts, path / "config" / "timer.json", **sizes)
-        self.timed.load()
-
-    def _arrived(self, topics: Mapping[str, Arrived]) -> None:
-        if TIMER_TOPIC in topics:
-            queues, tags_codes, _ = topics[TIMER_TOPIC]
-            self.timed.arrived(queues[0].max_offset, tags_codes)
-
-    def send(self, now_ms: int, due_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
-        """Put a message for a time, as the broker does."""
-        named = {TIMER_DELIVER_MS: str(due_ms), **pairs}
-        place = waiting_place("T", queue_id, named, 18, now_ms)
-        message = MessageInner(
-            *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
-        )
-        assert self.store.put(message, now_ms).status is PutMessageStatus.PUT_OK
-
-    def deliver(self, now_ms: int) -> int | None:
-        """Deliver until nothing is left to do now; when to come back."""
-        self.store.reput()
-        while (due_ms := self.timed.deliver(now_ms)) is not None and due_ms <= now_ms:
-            pass
-        return due_ms
-
-    def roll(self, now_ms: int) -> bool:
-        self.store.reput()
-        return asyncio.run(self.timed.roll(lambda: now_ms))
-
-    def delivered(self, queue_id: int = 0) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get("T", queue_id, len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
-
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.delivered()]
-
-
-@contextmanager
-def scene(path: Path, *, near: int = 4, stretch: int = 8, **more: Any) -> Iterator[Scene]:
-    here = Scene(path, {"near": near, "stretch": stretch}, **more)
-    try:
-        yield here
-    finally:
-        here.store.close()
-    assert check(path) == []
-
+from support.aging_broker import ClockAndDisk, aging_broker, until
+from support.broker_peer import Peer, broker_peer, next_messages
+from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
 
 # Where a message waits.
 
@@ -123,7 +56,7 @@ def scene(path: Path, *, near: int = 4, stretch: int = 8, **more: Any) -> Iterat
 )
 def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> None:
     named = dict(pairs)
-    assert waiting_place("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
+    assert redirect_delayed("T", 3, named, 18, T0) == (TIMER_TOPIC, 0)
     assert named == {**pairs, TIMER_OUT_MS: str(due_ms), REAL_TOPIC: "T", REAL_QID: "3"}
 
 
@@ -140,25 +73,25 @@ def test_a_time_to_come_is_waited_for(pairs: dict[str, str], due_ms: int) -> Non
 )
 def test_a_time_that_is_past_is_now(pairs: dict[str, str]) -> None:
     named = dict(pairs)
-    assert waiting_place("T", 3, named, 18, T0) == ("T", 3)
+    assert redirect_delayed("T", 3, named, 18, T0) == ("T", 3)
     assert named == pairs
 
 
 def test_a_delay_level_counts_more_than_a_time() -> None:
-    assert waiting_place("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
+    assert redirect_delayed("T", 3, {DELAY: "2", TIMER_DELAY_MS: "5"}, 18, T0) == (SCHEDULE_TOPIC, 1)
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1.5", "9" * 5000, str(2**63)])
 def test_a_time_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="TIMER_DELIVER_MS"):
-        waiting_place("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
+        redirect_delayed("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
 
 
 # Delivery.
 
 
 def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         assert here.deliver(T0) is None
         here.send(T0, T0 + 5000, b"body", queue_id=3, TAGS="A", UNIQ_KEY="K", colour="red")
         assert here.deliver(T0 + 4999) == T0 + 5000
@@ -175,18 +108,18 @@ def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
 
 
 def test_the_unit_of_a_waiting_message_says_when_it_is_due(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 5000, b"body", TAGS="A")
         assert here.store.units(TIMER_TOPIC, 0, 0, 1)[0][2] == T0 + 5000
     shutil.rmtree(tmp_path / "consumequeue")
     rebuild(tmp_path, settings=stores.config(tmp_path))
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         assert here.deliver(T0) == T0 + 5000
 
 
 def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: Path) -> None:
     order = random.Random(7).sample(range(600), 600)
-    with scene(tmp_path, near=16, stretch=32, mapped_file_size_commit_log=1 << 20) as here:
+    with timer_store(tmp_path, near_capacity=16, segment_units=32, mapped_file_size_commit_log=1 << 20) as here:
         for number in order:
             here.send(T0, T0 + 1000 + number // 3, b"%d" % number)
         for now_ms in range(T0 + 1000, T0 + 1300, 25):
@@ -199,23 +132,23 @@ def test_messages_come_in_the_order_of_their_times_however_many_wait(tmp_path: P
 
 
 def test_many_due_messages_come_in_turns(tmp_path: Path) -> None:
-    with scene(tmp_path, near=1000, mapped_file_size_commit_log=1 << 20) as here:
-        for number in range(BATCH + 10):
+    with timer_store(tmp_path, near_capacity=1000, mapped_file_size_commit_log=1 << 20) as here:
+        for number in range(DELIVERY_BATCH + 10):
             here.send(T0, T0 + 1000, b"%d" % number)
         here.store.reput()
         assert here.timed.deliver(T0 + 1000) == T0 + 1000
-        assert here.bodies() == [b"%d" % number for number in range(BATCH)]
+        assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH)]
         assert here.timed.deliver(T0 + 1000) is None
-        assert here.bodies() == [b"%d" % number for number in range(BATCH + 10)]
+        assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
 
 
 def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, b"body")
         here.deliver(T0)
         here.store.refuses_writes = "full"
         assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.timed.progress() == Progress(T0 + 999, 1, 0)
+        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 1, 0)
         here.store.refuses_writes = None
         assert here.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
@@ -223,11 +156,11 @@ def test_a_store_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None
 
 def test_a_message_due_before_one_that_was_delivered_is_delivered(tmp_path: Path) -> None:
     """As after a clock was set back."""
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 5000, b"late")
         here.deliver(T0 + 5000)
         here.send(T0, T0 + 1000, b"early")
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         assert here.deliver(T0) == T0 + 1000
         here.deliver(T0 + 1000)
         assert here.bodies() == [b"late", b"early"]
@@ -237,43 +170,43 @@ def test_a_message_due_before_one_that_was_delivered_is_delivered(tmp_path: Path
 
 
 def test_after_a_restart_nothing_comes_again_and_the_rest_comes(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         for number in range(40):
             here.send(T0, T0 + 1000 + 10 * (number % 20), b"%d" % number)
         here.deliver(T0 + 1095)
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         written = json.loads((tmp_path / "config" / "timer.json").read_text())
         assert written == {"deliveredMs": T0 + 1099, "queueOffset": 40, "rolledOffset": 0}
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         assert here.deliver(T0 + 1095) == T0 + 1100
         assert len(here.bodies()) == 20
         here.deliver(T0 + 2000)
         assert sorted(map(int, here.bodies())) == list(range(40))
-        here.timed.persist(here.timed.progress())
-    with scene(tmp_path) as here:
+        here.timed.persist(here.timed.checkpoint())
+    with timer_store(tmp_path) as here:
         assert here.deliver(T0 + 9000) is None
         assert len(here.bodies()) == 40
 
 
 def test_after_a_crash_only_messages_without_a_unique_key_come_again(tmp_path: Path) -> None:
-    with scene(tmp_path / "before") as here:
+    with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + 1000, b"noted")
         here.deliver(T0 + 1000)
-        here.timed.persist(here.timed.progress())
+        here.timed.persist(here.timed.checkpoint())
         here.send(T0 + 1000, T0 + 1500, b"not noted", UNIQ_KEY="1")
         here.send(T0 + 1000, T0 + 1500, b"has no key")
         here.deliver(T0 + 1500)
         here.send(T0 + 1500, T0 + 9000, b"waits")
         stores.crashed_copy(here.store, tmp_path / "after")
-    with scene(tmp_path / "after") as here:
+    with timer_store(tmp_path / "after") as here:
         here.deliver(T0 + 9000)
         assert here.bodies() == [b"noted", b"not noted", b"has no key", b"has no key", b"waits"]
 
 
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
 def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
-    with scene(tmp_path) as here:
-        here.timed.persist(Progress(0, 1, 0))
+    with timer_store(tmp_path) as here:
+        here.timed.persist(TimerCheckpoint(0, 1, 0))
         (tmp_path / "config" / "timer.json").write_text(text)
         with pytest.raises(StoreCorrupt, match=r"timer\.json"):
             here.timed.load()
@@ -282,14 +215,8 @@ def test_a_progress_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> N
 # Rolling.
 
 
-def fill(here: Scene, now_ms: int, until_begin: int) -> None:
-    """Put other messages until the log's last file begins there or behind."""
-    while here.store.max_physical_offset < until_begin:
-        here.store.put(stores.inner("Other", body=bytes(500)), now_ms)
-
-
 def test_what_waits_in_the_oldest_file_is_put_again_at_the_end(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + 10, b"soon", UNIQ_KEY="0")
         here.send(T0, T0 + 90 * DAY_MS, b"far", UNIQ_KEY="1")
         here.deliver(T0 + 10)
@@ -302,26 +229,26 @@ def test_what_waits_in_the_oldest_file_is_put_again_at_the_end(tmp_path: Path) -
         assert here.store.max_offset(TIMER_TOPIC, 0) == 4
         copy = decode(here.store.get(TIMER_TOPIC, 0, 3, 1).records[0])
         assert (copy.body, copy.properties[TIMER_ROLL_TIMES]) == (b"far", "1")
-        assert here.timed.progress() == Progress(T0 + 80 * DAY_MS - 1, 4, 2)
+        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 80 * DAY_MS - 1, 4, 2)
         here.deliver(T0 + 90 * DAY_MS)
         assert here.bodies() == [b"soon", b"in the next file", b"far"]
         assert TIMER_ROLL_TIMES not in here.delivered()[2].properties
 
 
 def test_what_was_rolled_before_a_crash_comes_once(tmp_path: Path) -> None:
-    with scene(tmp_path / "before") as here:
+    with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + DAY_MS, b"far", UNIQ_KEY="1")
         fill(here, T0, 4096)
         assert here.roll(T0)
         here.store.reput()
         stores.crashed_copy(here.store, tmp_path / "after")
-    with scene(tmp_path / "after") as here:
+    with timer_store(tmp_path / "after") as here:
         here.deliver(T0 + DAY_MS)
         assert here.bodies() == [b"far"]
 
 
 def test_nothing_is_rolled_into_a_store_that_takes_nothing(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, b"far")
         fill(here, T0, 4096)
         here.store.refuses_writes = "full"
@@ -345,8 +272,8 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=10))
 def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:
-        sizes = {"near": 3, "stretch": 5}
-        here, count, now_ms, due = Scene(Path(directory) / "0", sizes), 0, T0, {}
+        sizes = {"near_capacity": 3, "segment_units": 5}
+        here, count, now_ms, due = TimerStore(Path(directory) / "0", sizes), 0, T0, {}
         for number, (step, value) in enumerate([*script, ("wait", 100)], 1):
             match step:
                 case "send":
@@ -360,13 +287,13 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
                     arrived = sorted(map(int, here.bodies()))
                     assert arrived == sorted(key for key, due_ms in due.items() if due_ms <= now_ms)
                 case "note":
-                    here.timed.persist(here.timed.progress())
+                    here.timed.persist(here.timed.checkpoint())
                 case "roll":
                     assert here.roll(now_ms)
                 case _:
                     if step == "restart":
                         here.store.reput()
-                        here.timed.persist(here.timed.progress())
+                        here.timed.persist(here.timed.checkpoint())
                     after = Path(directory) / str(number)
                     here.store.reput()
                     if step == "crash":
@@ -375,7 +302,7 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
                     else:
                         here.store.close()
                         shutil.copytree(here.path, after)
-                    here = Scene(after, sizes)
+                    here = TimerStore(after, sizes)
         here.store.close()
         assert check(here.path) == []
 
@@ -383,39 +310,33 @@ def test_every_message_comes_once_when_due(script: list[tuple[str, Any]]) -> Non
 # A whole broker.
 
 
-def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_delivers_at_a_time(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"now")
         sent = await peer.send(b"later", properties="TIMER_DELAY_MS\x011\x02WAIT\x01true\x02TAGS\x01A\x02")
         assert (sent.code, sent.ext_fields["queueId"], sent.ext_fields["queueOffset"]) == (0, "0", "0")
-        (message,) = await arrives(peer, queue_offset=1)
+        (message,) = await next_messages(peer, queue_offset=1)
         assert (message.topic, message.body, message.tags) == ("T", b"later", "A")
         (waited,) = decode_many((await peer.pull(topic=TIMER_TOPIC)).body)
         assert waited.offset_msg_id == sent.ext_fields["msgId"]
         assert properties.WAIT not in waited.properties
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
+async def test_a_waiting_message_outlives_the_broker(tmp_path: Path) -> None:
     now_ms = T0
 
-    async def run() -> None:
-        nonlocal now_ms
-        async with serving(tmp_path, clock=lambda: now_ms) as peer:
-            await peer.send(b"now")
-            await peer.send(b"later", properties=f"TIMER_DELIVER_MS\x01{T0 + 400 * DAY_MS}\x02")
-        now_ms += 400 * DAY_MS
-        async with serving(tmp_path, clock=lambda: now_ms) as peer:
-            (message,) = await arrives(peer, queue_offset=1)
-            assert message.body == b"later"
-
-    asyncio.run(run())
+    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
+        await peer.send(b"now")
+        await peer.send(b"later", properties=f"TIMER_DELIVER_MS\x01{T0 + 400 * DAY_MS}\x02")
+    now_ms += 400 * DAY_MS
+    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
+        (message,) = await next_messages(peer, queue_offset=1)
+        assert message.body == b"later"
     assert check(tmp_path) == []
 
 
-def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
-    world = World()
+async def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
+    world = ClockAndDisk()
     due_ms = world.now_ms + 30 * DAY_MS
 
     async def wait_for_weeks(peer: Peer) -> None:
@@ -436,13 +357,10 @@ def test_retention_takes_no_message_that_waits(tmp_path: Path) -> None:
                 assert (await peer.send(bytes(1000))).code == ResponseCode.SUCCESS
             await until(has_let_files_go)
 
-    async def run() -> None:
-        async with serving_world(tmp_path, world) as peer:
-            await wait_for_weeks(peer)
-        world.now_ms = due_ms
-        async with serving_world(tmp_path, world) as peer:
-            found = await arrives(peer, queue_offset=100)
-            assert [message.body for message in found] == [b"far"]
-
-    asyncio.run(run())
+    async with aging_broker(tmp_path, world) as (peer, _):
+        await wait_for_weeks(peer)
+    world.now_ms = due_ms
+    async with aging_broker(tmp_path, world) as (peer, _):
+        found = await next_messages(peer, queue_offset=100)
+        assert [message.body for message in found] == [b"far"]
     assert check(tmp_path) == []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from broker.test_broker import Peer, send_header, with_broker
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
@@ -16,12 +14,14 @@ from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQu
 from rucola.protocol.route import TopicList
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
 from rucola.store.tools.check import check
+from support.broker_peer import broker_peer, send_header
 from support.cluster import cluster
 
 
 @pytest.mark.parametrize("topic", ["C", "broker-a", "C_REPLY_TOPIC", "MyTraces", "TBW102", "rmq_sys_any"])
-def test_topics_of_the_system_and_of_the_broker_cannot_be_changed_or_deleted(tmp_path: Path, topic: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_topics_of_the_system_and_of_the_broker_cannot_be_changed_or_deleted(tmp_path: Path, topic: str) -> None:
+    settings = {"broker_cluster_name": "C", "trace_topic_enable": True, "msg_trace_topic_name": "MyTraces"}
+    async with broker_peer(tmp_path, **settings) as peer:
         create = CreateTopicRequestHeader(topic=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
         delete = TopicRequestHeader(topic=topic)
         for code, header in (
@@ -37,13 +37,10 @@ def test_topics_of_the_system_and_of_the_broker_cannot_be_changed_or_deleted(tmp
             listed = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
             assert topic in decode_body(TopicList, listed.body).topic_list
 
-    settings = {"broker_cluster_name": "C", "trace_topic_enable": True, "msg_trace_topic_name": "MyTraces"}
-    with_broker(tmp_path, talk, **settings)
-
 
 @pytest.mark.parametrize("kind", ["FOO", "", "single_tag"])
-def test_a_type_of_tags_that_does_not_exist_is_refused(tmp_path: Path, kind: str) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_type_of_tags_that_does_not_exist_is_refused(tmp_path: Path, kind: str) -> None:
+    async with broker_peer(tmp_path) as peer:
         header = CreateTopicRequestHeader(
             topic="T", read_queue_nums=1, write_queue_nums=1, perm=6, topic_filter_type=kind
         )
@@ -52,47 +49,40 @@ def test_a_type_of_tags_that_does_not_exist_is_refused(tmp_path: Path, kind: str
         assert answer.remark == f"topicFilterType is {kind!r}; SINGLE_TAG or MULTI_TAG is expected"
         assert (await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="T"))).code == 17
 
-    with_broker(tmp_path, talk)
 
-
-def test_name_servers_list_the_topics_of_units(tmp_path: Path) -> None:
+async def test_name_servers_list_the_topics_of_units(tmp_path: Path) -> None:
     """Topics made by a producer of a unit, and the retry topics of groups in one, by a heartbeat or by a send."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await running.start_broker()
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
 
-            async def ask(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-                return await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code, header, body))
+        async def ask(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
+            return await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code, header, body))
 
-            for topic in ("Unit", "%RETRY%sent"):
-                await ask(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic, unit_mode="true"), b"x")
-            for topic in ("Plain", "%RETRY%plain"):
-                await ask(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic), b"x")
-            groups = [ConsumerData(group_name="beat", unit_mode=True), ConsumerData(group_name="other")]
-            await ask(RequestCode.HEART_BEAT, body=encode_body(HeartbeatData(client_id="c", consumer_data_set=groups)))
-            both = CreateTopicRequestHeader(
-                topic="Both", read_queue_nums=1, write_queue_nums=1, perm=6, topic_sys_flag=3
-            )
-            await ask(RequestCode.UPDATE_AND_CREATE_TOPIC, both)
+        for topic in ("Unit", "%RETRY%sent"):
+            await ask(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic, unit_mode="true"), b"x")
+        for topic in ("Plain", "%RETRY%plain"):
+            await ask(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic), b"x")
+        groups = [ConsumerData(group_name="beat", unit_mode=True), ConsumerData(group_name="other")]
+        await ask(RequestCode.HEART_BEAT, body=encode_body(HeartbeatData(client_id="c", consumer_data_set=groups)))
+        both = CreateTopicRequestHeader(topic="Both", read_queue_nums=1, write_queue_nums=1, perm=6, topic_sys_flag=3)
+        await ask(RequestCode.UPDATE_AND_CREATE_TOPIC, both)
 
-            async def listed(code: RequestCode) -> list[str]:
-                answer = await running.remoting.invoke_ok(running.namesrv, RemotingCommand.request(code))
-                return sorted(decode_body(TopicList, answer.body).topic_list)
+        async def listed(code: RequestCode) -> list[str]:
+            answer = await running.remoting.invoke_ok(running.namesrv, RemotingCommand.request(code))
+            return sorted(decode_body(TopicList, answer.body).topic_list)
 
-            retries = ["%RETRY%beat", "%RETRY%sent"]
-            assert await listed(RequestCode.GET_UNIT_TOPIC_LIST) == ["Both", "Unit"]
-            assert await listed(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == [*retries, "Both"]
-            assert await listed(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == retries
-
-    asyncio.run(run())
+        retries = ["%RETRY%beat", "%RETRY%sent"]
+        assert await listed(RequestCode.GET_UNIT_TOPIC_LIST) == ["Both", "Unit"]
+        assert await listed(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == [*retries, "Both"]
+        assert await listed(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == retries
     assert check(tmp_path / "broker-a") == []
 
 
-def test_units_of_a_queue(tmp_path: Path) -> None:
+async def test_units_of_a_queue(tmp_path: Path) -> None:
     """As many as are asked for and there; none for a count of 0 or less; no body where no unit begins."""
 
-    async def talk(peer: Peer) -> None:
+    async with broker_peer(tmp_path) as peer:
         for _ in range(3):
             await peer.send(properties="TAGS\x01a\x02")
 
@@ -115,5 +105,3 @@ def test_units_of_a_queue(tmp_path: Path) -> None:
             assert await units(0, count) == []
         for index in (-1, 3, 2**62):
             assert await units(index, 1) is None
-
-    with_broker(tmp_path, talk)

@@ -1,23 +1,17 @@
-"""Transactions, with a clock that the test winds: ends, checks, repeats, restarts; then a whole broker."""
+"""TransactionalMessageService, with a clock that the test winds: ends, checks, repeats, restarts; then a whole
+broker."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, serving, with_broker
-from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.transactions import TRANSACTION_GROUP, CheckBack, Transactions
-from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.topics import TopicConfigTable
-from rucola.message import MessageExt, MessageInner, properties, sysflag
+from rucola.broker.delivery.transactions import TRANSACTION_GROUP
+from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import (
     SCHEDULE_TOPIC,
@@ -32,98 +26,30 @@ from rucola.protocol.heartbeat import HeartbeatData, ProducerData
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
-from rucola.store.config import PutMessageStatus, PutResult
+from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
+from support.broker_peer import Peer, broker_peer
 from support.cluster import Tally
+from support.transaction_store import (
+    COMMIT,
+    ROLLBACK,
+    T0,
+    TIMEOUT_MS,
+    TransactionStore,
+    checked_body,
+    end_transaction,
+    transaction_store,
+)
 from support.wire import decode as decode_frame
 from support.wire import frames
-
-T0 = 1_000_000
-TIMEOUT_MS = 6000
-COMMIT, ROLLBACK = sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK
-
-
-class Scene:
-    """A store with transactions over it, and a producer of group `p`."""
-
-    def __init__(self, store: MessageStore, check_max: int = 3) -> None:
-        self.store = store
-        root = Path(store.config.store_path_root_dir)
-        self.offsets = ConsumerOffsetTable(root / "config" / "consumerOffset.json")
-        self.offsets.load(self.store.max_offset)
-        config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
-        self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
-        self.topics.load(T0)
-        self.puts = InternalPuts(store)
-        self.transactions = Transactions(
-            store,
-            self.puts,
-            self.topics,
-            self.offsets,
-            stores.HOST,
-            3,
-            timeout_ms=TIMEOUT_MS,
-            check_max=check_max,
-        )
-        self.transactions.load()
-
-    def prepare(self, now_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> PutResult:
-        named = {properties.TRAN_MSG: "true", properties.PGROUP: "p", **pairs}
-        place = self.transactions.prepare("T", queue_id, named, now_ms)
-        message = MessageInner(*place, body, properties.join(named), 7, 0, now_ms, stores.HOST)
-        put = self.store.put(message, now_ms)
-        assert put.status is PutMessageStatus.PUT_OK
-        return put
-
-    def end(self, half: PutResult | CheckBack, outcome: int, now_ms: int = T0, **fields: Any) -> str | None:
-        if isinstance(half, CheckBack):
-            place = (half.header.tran_state_table_offset, half.header.commit_log_offset)
-        else:
-            place = (half.queue_offset, half.physical_offset)
-        named = {"producer_group": "p", "tran_state_table_offset": place[0], "commit_log_offset": place[1]}
-        header = EndTransactionRequestHeader(**{**named, "commit_or_rollback": outcome, **fields})
-        return self.transactions.end(header, now_ms)
-
-    def check(self, now_ms: int) -> list[CheckBack]:
-        return list(self.transactions.check(now_ms))
-
-    def note(self) -> None:
-        """Write the progress, as a broker does."""
-        self.transactions.commit(self.transactions.progress())
-        self.offsets.persisting()()
-
-    def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get(topic, queue_id, len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
-
-    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        return [message.body for message in self.messages(topic, queue_id)]
-
-
-@contextmanager
-def scene(path: Path, **settings: Any) -> Iterator[Scene]:
-    store = MessageStore(stores.config(path))
-    store.open(T0)
-    try:
-        yield Scene(store, **settings)
-    finally:
-        store.close()
-    assert check(path) == []
-
-
-def asked(question: CheckBack) -> bytes:
-    return decode(question.record).body
-
 
 # Ends.
 
 
 def test_nobody_sees_a_message_before_its_commit(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body", queue_id=2, TAGS="A", UNIQ_KEY="U", KEYS="k")
         assert here.bodies(queue_id=2) == []
         assert here.end(half, COMMIT, T0 + 5) is None
@@ -142,7 +68,7 @@ def test_nobody_sees_a_message_before_its_commit(tmp_path: Path) -> None:
 
 
 def test_nobody_ever_sees_a_message_that_was_rolled_back(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         assert here.end(half, ROLLBACK) is None
         assert here.check(T0 + 1_000_000) == []
@@ -151,7 +77,7 @@ def test_nobody_ever_sees_a_message_that_was_rolled_back(tmp_path: Path) -> None
 
 
 def test_an_end_that_comes_twice_counts_once(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         early, late = here.prepare(T0, b"early"), here.prepare(T0, b"late")
         for half in (late, late, early, early, late):
             assert here.end(half, COMMIT) is None
@@ -169,22 +95,22 @@ def test_an_end_that_comes_twice_counts_once(tmp_path: Path) -> None:
     ],
 )
 def test_an_end_that_does_not_fit_its_half_message_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         assert why in (here.end(half, COMMIT, **fields) or "")
         assert here.bodies() == []
-        assert [asked(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"body"]
+        assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"body"]
 
 
 def test_what_is_no_half_message_cannot_be_committed(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         put = here.store.put(stores.inner(), T0)
         assert "Find prepared transaction message failed" in (here.end(put, COMMIT) or "")
         assert len(here.messages()) == 1
 
 
 def test_a_store_that_takes_nothing_leaves_the_transaction_open(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         here.store.refuses_writes = "full"
         assert here.end(half, COMMIT) == "full"
@@ -197,7 +123,7 @@ def test_a_store_that_takes_nothing_leaves_the_transaction_open(tmp_path: Path) 
 
 
 def test_a_committed_message_may_be_delayed(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body", queue_id=1, DELAY="2")
         assert here.end(half, COMMIT) is None
         (waiting,) = here.messages(SCHEDULE_TOPIC, 1)
@@ -209,7 +135,7 @@ def test_a_committed_message_may_be_delayed(tmp_path: Path) -> None:
 
 
 def test_the_producer_is_asked_when_the_time_is_up(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         done = here.prepare(T0, b"done", UNIQ_KEY="D")
         here.prepare(T0, b"open", queue_id=3, UNIQ_KEY="O")
         here.prepare(T0 + 1, b"young")
@@ -235,7 +161,7 @@ def test_the_producer_is_asked_when_the_time_is_up(tmp_path: Path) -> None:
 
 
 def test_a_transaction_that_nobody_ends_is_laid_aside(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body", UNIQ_KEY="U")
         now_ms = T0
         for times in (1, 2, 3):
@@ -254,7 +180,7 @@ def test_a_transaction_that_nobody_ends_is_laid_aside(tmp_path: Path) -> None:
 
 
 def test_a_late_end_of_what_was_checked_counts_once(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"body")
         (first,) = here.check(T0 + 60_000)
         (second,) = here.check(T0 + 120_000)
@@ -266,40 +192,40 @@ def test_a_late_end_of_what_was_checked_counts_once(tmp_path: Path) -> None:
 
 
 def test_ends_between_the_questions_of_one_check(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         questions = here.transactions.check(T0 + TIMEOUT_MS)
-        assert asked(next(questions)) == b"0"
+        assert checked_body(next(questions)) == b"0"
         here.end(halves[1], COMMIT)
         here.end(halves[0], COMMIT)
         here.end(halves[3], ROLLBACK)
-        assert [asked(question) for question in questions] == [b"2"]
+        assert [checked_body(question) for question in questions] == [b"2"]
         assert here.bodies() == [b"1", b"0"]
-        assert [asked(question) for question in here.check(T0 + 60_000)] == [b"2"]
+        assert [checked_body(question) for question in here.check(T0 + 60_000)] == [b"2"]
 
 
 def test_a_producer_whose_clock_is_ahead_is_asked_at_once(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         here.prepare(T0, b"body")
         assert len(here.check(T0 - 1)) == 1
 
 
 def test_a_message_may_ask_for_its_own_time(tmp_path: Path) -> None:
-    with scene(tmp_path, check_max=2) as here:
+    with transaction_store(tmp_path, check_max=2) as here:
         here.prepare(T0, b"patient", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         here.prepare(T0, b"hasty", CHECK_IMMUNITY_TIME_IN_SECONDS="1")
         here.prepare(T0, b"unclear", CHECK_IMMUNITY_TIME_IN_SECONDS="-1")
-        assert [asked(question) for question in here.check(T0 + 1000)] == [b"hasty"]
-        assert {asked(question) for question in here.check(T0 + TIMEOUT_MS)} == {b"unclear", b"hasty"}
+        assert [checked_body(question) for question in here.check(T0 + 1000)] == [b"hasty"]
+        assert {checked_body(question) for question in here.check(T0 + TIMEOUT_MS)} == {b"unclear", b"hasty"}
         for minute in range(1, 10):
-            assert b"patient" not in [asked(question) for question in here.check(T0 + minute * 60_000)]
+            assert b"patient" not in [checked_body(question) for question in here.check(T0 + minute * 60_000)]
         (question,) = here.check(T0 + 600_000)
-        assert asked(question) == b"patient"
+        assert checked_body(question) == b"patient"
         assert decode(question.record).properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
 
 
 def test_a_message_with_its_own_time_is_ended_by_its_first_place(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"patient", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         assert here.check(T0 + 60_000) == []
         assert here.check(T0 + 120_000) == []
@@ -311,13 +237,13 @@ def test_a_message_with_its_own_time_is_ended_by_its_first_place(tmp_path: Path)
 def test_a_copy_that_no_longer_fits_a_record_is_laid_aside(tmp_path: Path) -> None:
     store = MessageStore(stores.config(tmp_path, mapped_file_size_commit_log=1 << 17))
     store.open(T0)
-    here = Scene(store)
+    here = TransactionStore(store)
     named = {"TRAN_MSG": "true", "PGROUP": "p", "REAL_TOPIC": "T", "REAL_QID": "0", "a": "x"}
     named["a"] = "x" * (32_767 - len(properties.join(named)) + 1)
     large = MessageInner(TRANS_HALF_TOPIC, 0, b"large", properties.join(named), 7, 0, T0, stores.HOST)
     assert store.put(large, T0).status is PutMessageStatus.PUT_OK, "as Apache's broker would"
     here.prepare(T0, b"small")
-    assert [asked(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"small"]
+    assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"small"]
     assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"large"]
     store.close()
 
@@ -326,7 +252,7 @@ def test_a_copy_that_no_longer_fits_a_record_is_laid_aside(tmp_path: Path) -> No
 
 
 def test_open_transactions_survive_a_restart(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         here.prepare(T0, b"0")
         committed = here.prepare(T0, b"1")
         rolled_back = here.prepare(T0, b"2")
@@ -334,46 +260,46 @@ def test_open_transactions_survive_a_restart(tmp_path: Path) -> None:
         here.end(committed, COMMIT)
         here.end(rolled_back, ROLLBACK)
         here.note()
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         assert here.end(committed, COMMIT) is None, "it was ended before"
         here.end(late, COMMIT)
-        assert [asked(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"0"]
+        assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"0"]
         assert here.bodies() == [b"1", b"3"]
 
 
 def test_progress_is_noted_no_further_than_the_oldest_open_transaction(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         for number in (3, 1, 0):
             here.end(halves[number], COMMIT)
-        assert here.transactions.progress() == (2, 0)
+        assert here.transactions.offsets() == (2, 0)
         here.end(halves[2], COMMIT)
-        assert here.transactions.progress() == (4, 4)
+        assert here.transactions.offsets() == (4, 4)
         here.note()
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 4
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0) == 4
 
 
 def test_an_end_after_a_restart_ends_the_copy_for_a_message_with_its_own_time(tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         half = here.prepare(T0, b"patient", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
         here.check(T0 + 60_000)
         here.note()
-    with scene(tmp_path) as here:
+    with transaction_store(tmp_path) as here:
         assert here.end(half, COMMIT) is None
         assert here.check(T0 + 600_000) == []
         assert here.bodies() == [b"patient"]
 
 
 def test_a_crash_before_progress_was_noted_loses_no_end(tmp_path: Path) -> None:
-    with scene(tmp_path / "before") as here:
+    with transaction_store(tmp_path / "before") as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(30)]
         for half in halves[:20]:
             here.end(half, COMMIT)
         crashed = stores.crashed_copy(here.store, tmp_path / "after")
     crashed.open(T0)
-    here = Scene(crashed)
-    assert [asked(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"%d" % n for n in range(20, 30)]
+    here = TransactionStore(crashed)
+    assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"%d" % n for n in range(20, 30)]
     assert len(here.messages()) == 20
     crashed.close()
     assert check(tmp_path / "after") == []
@@ -387,12 +313,12 @@ def test_what_apaches_broker_ended_stays_ended(golden: Path, tmp_path: Path, not
             path.unlink()
     store = MessageStore(stores.golden_config(tmp_path / "store", "g1-clean"))
     store.open(T0)
-    here = Scene(store)
+    here = TransactionStore(store)
     before = store.max_offset("GTx", 0), store.max_offset("GTx", 1)
     questions = here.check(store.last_store_timestamp + 1_000_000)
     if noted:
         assert questions == []
-        assert here.transactions.progress() == (20, 8)
+        assert here.transactions.offsets() == (20, 8)
     else:  # two were laid aside, six went on as copies; only the notes tell that of their older copies
         assert {decode(question.record).keys for question in questions} == {
             "tx-2", "tx-3", "tx-4", "tx-7", "tx-8", "tx-9",
@@ -416,29 +342,22 @@ async def prepare(peer: Peer, body: bytes) -> EndTransactionRequestHeader:
     )
 
 
-async def end(peer: Peer, header: EndTransactionRequestHeader, outcome: int) -> RemotingCommand:
-    header.commit_or_rollback = outcome
-    return await peer.ask(RequestCode.END_TRANSACTION, header)
-
-
-def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_keeps_commits_and_drops(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         good, bad = await prepare(peer, b"good"), await prepare(peer, b"bad")
-        assert (await end(peer, good, COMMIT)).code == ResponseCode.SUCCESS
-        assert (await end(peer, bad, ROLLBACK)).code == ResponseCode.SUCCESS
+        assert (await end_transaction(peer, good, COMMIT)).code == ResponseCode.SUCCESS
+        assert (await end_transaction(peer, bad, ROLLBACK)).code == ResponseCode.SUCCESS
         good.producer_group = "stranger"
-        refused = await end(peer, good, COMMIT)
+        refused = await end_transaction(peer, good, COMMIT)
         assert (refused.code, "producer group wrong" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
         assert [message.body for message in decode_many((await peer.pull()).body)] == [b"plain", b"good"]
         (half, _) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
         assert half.properties["WAIT"] == "true"
 
-    with_broker(tmp_path, talk)
 
-
-def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         header = await prepare(peer, b"half")
         command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
@@ -447,57 +366,50 @@ def test_an_unknown_end_gets_no_answer_and_one_that_does_not_exist_a_refusal(tmp
         assert not waiting.done()
         waiting.cancel()
         for outcome in (sysflag.TRANSACTION_PREPARED, 77, -1):
-            refused = await end(peer, header, outcome)
+            refused = await end_transaction(peer, header, outcome)
             assert refused.code == ResponseCode.SYSTEM_ERROR
             assert (refused.remark or "").startswith(f"commitOrRollback is {outcome}; 8 (commit), 12 (rollback)")
-        assert (await end(peer, header, COMMIT)).code == ResponseCode.SUCCESS
+        assert (await end_transaction(peer, header, COMMIT)).code == ResponseCode.SUCCESS
         assert [message.body for message in decode_many((await peer.pull()).body)] == [b"plain", b"half"]
 
-    with_broker(tmp_path, talk)
 
-
-def test_a_broker_may_refuse_transactions(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_may_refuse_transactions(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, reject_transaction_message=True) as peer:
         await peer.send()
         refused = await peer.send(properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02")
         assert refused.code == ResponseCode.NO_PERMISSION
         assert "rejectTransactionMessage" in (refused.remark or "")
 
-    with_broker(tmp_path, talk, reject_transaction_message=True)
 
-
-def test_a_broker_asks_the_producer_also_after_a_restart(golden: Path, tmp_path: Path) -> None:
+async def test_a_broker_asks_the_producer_also_after_a_restart(golden: Path, tmp_path: Path) -> None:
     settings = {"transaction_time_out": 0, "transaction_check_interval": 1, "transaction_check_max": 1_000_000}
     recorded = next(row for row in frames(golden) if row["code"] == RequestCode.CHECK_TRANSACTION_STATE)
 
-    async def run() -> None:
-        async with serving(tmp_path) as peer:
-            await peer.send(b"plain")
-            await prepare(peer, b"half")
-        async with serving(tmp_path, **settings) as peer:
-            questions: Tally[RemotingCommand] = Tally()
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(b"plain")
+        await prepare(peer, b"half")
+    async with broker_peer(tmp_path, **settings) as peer:
+        questions: Tally[RemotingCommand] = Tally()
 
-            def checked(connection: Connection, command: RemotingCommand) -> None:
-                questions.add(command)
+        def checked(connection: Connection, command: RemotingCommand) -> None:
+            questions.add(command)
 
-            producer = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: checked})
-            heartbeat = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="p")])
-            request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_body(heartbeat))
-            await producer.invoke_ok(peer.broker.address, request)
-            question = (await questions.reach(1))[0]
-            assert question.is_oneway
-            assert question.ext_fields.keys() == decode_frame(bytes.fromhex(recorded["frame"])).ext_fields.keys()
-            place = question.decode_header(CheckTransactionStateRequestHeader)
-            header = EndTransactionRequestHeader(
-                producer_group="p",
-                tran_state_table_offset=place.tran_state_table_offset,
-                commit_log_offset=place.commit_log_offset,
-                commit_or_rollback=COMMIT,
-            )
-            assert (await peer.ask(RequestCode.END_TRANSACTION, header)).code == ResponseCode.SUCCESS
-            (message,) = decode_many((await peer.pull(queue_offset=1)).body)
-            assert (message.topic, message.body, message.sys_flag) == ("T", b"half", COMMIT)
-            await producer.close()
-
-    asyncio.run(run())
+        producer = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: checked})
+        heartbeat = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="p")])
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_body(heartbeat))
+        await producer.invoke_ok(peer.broker.address, request)
+        question = (await questions.reach(1))[0]
+        assert question.is_oneway
+        assert question.ext_fields.keys() == decode_frame(bytes.fromhex(recorded["frame"])).ext_fields.keys()
+        place = question.decode_header(CheckTransactionStateRequestHeader)
+        header = EndTransactionRequestHeader(
+            producer_group="p",
+            tran_state_table_offset=place.tran_state_table_offset,
+            commit_log_offset=place.commit_log_offset,
+            commit_or_rollback=COMMIT,
+        )
+        assert (await peer.ask(RequestCode.END_TRANSACTION, header)).code == ResponseCode.SUCCESS
+        (message,) = decode_many((await peer.pull(queue_offset=1)).body)
+        assert (message.topic, message.body, message.sys_flag) == ("T", b"half", COMMIT)
+        await producer.close()
     assert check(tmp_path) == []

@@ -7,8 +7,8 @@ as they were recorded, in their order; only an address of a message is replaced 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -208,35 +208,31 @@ def recorded_clients(golden: Path) -> dict[int, Processor]:
     }
 
 
-def with_stage(
-    path: Path, scenario: Callable[[Stage], Awaitable[None]], clients: dict[int, Processor] | None = None
-) -> None:
-    async def run() -> None:
-        async with Namesrv("127.0.0.1", 0) as namesrv:
-            config = BrokerConfig(
-                broker_name="broker-a",
-                broker_ip1="127.0.0.1",
-                bind_address="127.0.0.1",
-                listen_port=0,
-                namesrv_addr=f"127.0.0.1:{namesrv.port}",
-                enable_property_filter=True,
-            )
-            store = StoreConfig(
-                store_path_root_dir=str(path),
-                mapped_file_size_commit_log=1 << 20,
-                mapped_file_size_consume_queue=20_000,
-                max_hash_slot_num=1000,
-                max_index_num=4000,
-                max_message_size=100_000,
-                message_delay_level="0s",
-            )
-            async with Broker(config, store, clock=lambda: RECORDED_MS) as broker:
-                ignored = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
-                client = RemotingClient({**dict.fromkeys(ignored, _ignore), **(clients or {})})
-                await scenario(Stage(broker.address, client))
-                await client.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def recorded_stage(path: Path, clients: dict[int, Processor] | None = None) -> AsyncIterator[Stage]:
+    async with Namesrv("127.0.0.1", 0) as namesrv:
+        config = BrokerConfig(
+            broker_name="broker-a",
+            broker_ip1="127.0.0.1",
+            bind_address="127.0.0.1",
+            listen_port=0,
+            namesrv_addr=f"127.0.0.1:{namesrv.port}",
+            enable_property_filter=True,
+        )
+        store = StoreConfig(
+            store_path_root_dir=str(path),
+            mapped_file_size_commit_log=1 << 20,
+            mapped_file_size_consume_queue=20_000,
+            max_hash_slot_num=1000,
+            max_index_num=4000,
+            max_message_size=100_000,
+            message_delay_level="0s",
+        )
+        async with Broker(config, store, clock=lambda: RECORDED_MS) as broker:
+            ignored = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
+            client = RemotingClient({**dict.fromkeys(ignored, _ignore), **(clients or {})})
+            yield Stage(broker.address, client)
+            await client.close()
 
 
 def _ignore(connection: Connection, command: RemotingCommand) -> None:
@@ -264,7 +260,7 @@ def differences(exchange: Exchange, request: RemotingCommand, answer: RemotingCo
 
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
-def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, serializer: str) -> None:
+async def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, serializer: str) -> None:
     recorded = [
         exchange
         for exchange in exchanges(golden)
@@ -273,7 +269,7 @@ def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, ser
     not_answered = {row.code for row in rows() if not row.is_answered_by("broker")}
     found: list[str] = []
 
-    async def scenario(stage: Stage) -> None:
+    async with recorded_stage(tmp_path, recorded_clients(golden)) as stage:
         for exchange in recorded:
             request = decode(exchange.request)
             if exchange.code in not_answered:
@@ -285,6 +281,4 @@ def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, ser
                 continue
             await stage.prepare(request, decode(exchange.answer))
             found.extend(differences(exchange, request, await stage.ask(request)))
-
-    with_stage(tmp_path, scenario, recorded_clients(golden))
     assert found == [], "\n".join(found)

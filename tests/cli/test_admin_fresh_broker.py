@@ -17,20 +17,16 @@ from support.servers import run
 FRESH = {"brokerVersionDesc": "V4_9_8", "putTps": "", "getTransferedTps": "", "earliestMessageTimeStamp": "-1"}
 
 
-def test_cluster_list_shows_a_rate_of_zero(tmp_path: Path) -> None:
+async def test_cluster_list_shows_a_rate_of_zero(tmp_path: Path) -> None:
     def runtime_info(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=FRESH)))
 
-    async def listing() -> tuple[str, str]:
-        async with cluster(tmp_path) as running:
-            await running.scripted_broker("fresh", "T", {RequestCode.GET_BROKER_RUNTIME_INFO: runtime_info})
-            command = ("admin", "clusterList", "-n", running.namesrv)
-            table = await asyncio.to_thread(run, *command)
-            document = await asyncio.to_thread(run, *command, "--json")
-            return table.stdout + table.stderr, document.stdout
-
-    table, document = asyncio.run(listing())
-    row = table.splitlines()[1].split()
+    async with cluster(tmp_path) as running:
+        await running.scripted_broker("fresh", "T", {RequestCode.GET_BROKER_RUNTIME_INFO: runtime_info})
+        command = ("admin", "clusterList", "-n", running.namesrv)
+        table = await asyncio.to_thread(run, *command)
+        document = await asyncio.to_thread(run, *command, "--json")
+    row = (table.stdout + table.stderr).splitlines()[1].split()
     assert row[1] == "fresh"
     assert [cell.partition("(")[0] for cell in row[5:7]] == ["0.00", "0.00"]
-    assert json.loads(document)[0]["runtimeStats"] == FRESH
+    assert json.loads(document.stdout)[0]["runtimeStats"] == FRESH

@@ -93,5 +93,5 @@ def test_what_is_no_lake_is_said(tmp_path: Path, command: str) -> None:
     result = invoke(command, "--lake", tmp_path, *(["-k", "key"] if command == "search" else []))
     assert result.exit_code == 1
     assert result.stderr == (
-        f"Error: {tmp_path} is no lake; give a directory into which `rucola pipeline archive` has written\n"
+        f"Error: {tmp_path} is not a lake; give a directory into which `rucola pipeline archive` has written\n"
     )

@@ -56,15 +56,12 @@ def test_the_table_of_descriptors_is_as_large_at_once_as_it_may_become(tmp_path:
         assert running.stop() == 0
 
 
-def test_what_is_there_at_the_start_is_not_collected_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
-    async def start() -> None:
+async def test_what_is_there_at_the_start_is_not_collected_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gc.get_freeze_count() == 0
+    try:
         serving = asyncio.ensure_future(serve_until_cancelled("ready"))
         await asyncio.sleep(0)
         serving.cancel()
-
-    assert gc.get_freeze_count() == 0
-    try:
-        asyncio.run(start())
         assert capsys.readouterr().out == "ready\n"
         assert gc.get_freeze_count() > 1000
     finally:

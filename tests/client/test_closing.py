@@ -1,4 +1,4 @@
-"""Closing: it is done once, awaited by all, hurried by a cancellation, and leaves nothing to starve a successor."""
+"""Closing: it is done once, awaited by all, expedited by a cancellation, and leaves nothing to starve a successor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from client.test_orderly import LockingBroker, other_locks
-from client.test_sync import servers
 from rucola.client import (
     ClientInstance,
     LocalTransactionState,
@@ -22,7 +20,7 @@ from rucola.client import (
     PullConsumer,
     PushConsumer,
     TransactionProducer,
-    background,
+    background_tasks,
     lifecycle,
 )
 from rucola.client import sync as blocking
@@ -33,8 +31,21 @@ from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Reply
+from support.broker_thread import servers
 from support.cluster import Cluster, Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from support.consumers import (
+    FIRST,
+    LockingBroker,
+    ScriptedBroker,
+    cluster_with_topic,
+    committed,
+    consumer_of,
+    other_locks,
+    record_of,
+    send,
+    take,
+    until,
+)
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 
@@ -62,7 +73,7 @@ def tasks_of_clients() -> list[str]:
 async def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Path, orderly: bool, how: str) -> None:
     """The listener never ends. The member would keep its queues, and in order its locks, which expire in a minute."""
 
-    async with filled(tmp_path, range(40)) as (running, broker):
+    async with cluster_with_topic(tmp_path, range(40)) as (running, broker):
         blocked = Blocked()
         consumer = consumer_of(running, orderly=orderly)
         consumer.listen(blocked.listen)
@@ -93,7 +104,7 @@ async def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Pat
 
 
 async def test_what_was_done_is_committed_by_a_cancelled_close(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         consumer = consumer_of(running)
         await consumer.open()
         assert await take(consumer, 2) == [0, 1]
@@ -126,7 +137,7 @@ async def test_a_second_close_awaits_the_first(tmp_path: Path) -> None:
 
 
 async def test_one_cancelled_caller_hurries_the_close_for_all(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(1), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
         blocked = Blocked()
         consumer = consumer_of(running)
         consumer.listen(blocked.listen)
@@ -141,35 +152,32 @@ async def test_one_cancelled_caller_hurries_the_close_for_all(tmp_path: Path) ->
         assert tasks_of_clients() == []
 
 
-def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
+async def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It never answers a commit, for which a close has five seconds; locks and membership are given up all the same."""
-    monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
+    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = LockingBroker([record_of(i, b"%d" % i) for i in range(3)])
-            asked = asyncio.Event()
-            broker.processors[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda _, command: asked.set()
-            await broker.start(running)
-            consumer = consumer_of(running, orderly=True)
-            await consumer.open()
-            assert await take(consumer, 1) == [0]
-            closing = asyncio.create_task(consumer.close())
-            await asked.wait()
-            closing.cancel()
-            await asyncio.wait([closing])
-            assert broker.left == ["c"]
-            await until(lambda: not broker.server.connections)
-            assert tasks_of_clients() == []
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = LockingBroker([record_of(i, b"%d" % i) for i in range(3)])
+        asked = asyncio.Event()
+        broker.processors[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda _, command: asked.set()
+        await broker.start(running)
+        consumer = consumer_of(running, orderly=True)
+        await consumer.open()
+        assert await take(consumer, 1) == [0]
+        closing = asyncio.create_task(consumer.close())
+        await asked.wait()
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert broker.left == ["c"]
+        await until(lambda: not broker.server.connections)
+        assert tasks_of_clients() == []
     assert "a step has not ended within 50 ms" in caplog.text
 
 
 async def test_a_cancelled_body_closes_and_a_second_cancellation_hurries(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(4)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(4)) as (running, _):
         blocked = Blocked()
         consumer = consumer_of(running, orderly=True)
         consumer.listen(blocked.listen)
@@ -214,34 +222,31 @@ def test_the_end_of_the_loop_cannot_keep_a_close_from_finishing(tmp_path: Path) 
             assert [message.body for message in successor.messages(idle_timeout_ms=500)] == [b"0"]
 
 
-def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
+async def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 10)
-    monkeypatch.setattr(background, "CANCEL_TIMEOUT_MS", 10)
+    monkeypatch.setattr(background_tasks, "CANCEL_TIMEOUT_MS", 10)
 
-    async def run() -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-        async def listen(message: MessageExt) -> None:
-            begun.set()
-            while not may_end.is_set():
-                try:
-                    await may_end.wait()
-                except asyncio.CancelledError:
-                    pass
+    async def listen(message: MessageExt) -> None:
+        begun.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                pass
 
-        async with filled(tmp_path, range(1), queues=1) as (running, _):
-            consumer = consumer_of(running)
-            consumer.listen(listen)
-            async with consumer:
-                await begun.wait()
-            async with consumer_of(running) as successor:
-                assert len(successor.queues) == 1
-            may_end.set()
-            await until(lambda: tasks_of_clients() == [])
-
-    asyncio.run(run())
+    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
+        consumer = consumer_of(running)
+        consumer.listen(listen)
+        async with consumer:
+            await begun.wait()
+        async with consumer_of(running) as successor:
+            assert len(successor.queues) == 1
+        may_end.set()
+        await until(lambda: tasks_of_clients() == [])
     assert "is still running 10 ms after it was cancelled" in caplog.text
 
 
@@ -249,9 +254,9 @@ def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
 async def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Directly, closing goes on when the listener has ended, and its message is done. In a task it awaits itself."""
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
-    monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
+    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
-    async with filled(tmp_path, range(1), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
         consumer = consumer_of(running)
 
         async def listen(message: MessageExt) -> None:
@@ -298,7 +303,7 @@ async def test_every_client_that_is_cancelled_while_it_closes_is_closed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker never says that it has taken note."""
-    monkeypatch.setattr(lifecycle, "HURRIED_STEP_MS", 50)
+    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker()
@@ -373,7 +378,7 @@ async def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_a
 
 
 async def test_two_that_open_at_a_time_open_once_and_both_wait(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(8)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(8)) as (running, _):
         seen: Tally[int] = Tally()
 
         async def listen(message: MessageExt) -> None:
@@ -392,7 +397,7 @@ async def test_two_that_open_at_a_time_open_once_and_both_wait(tmp_path: Path) -
 
 
 async def test_a_client_can_be_opened_again_also_while_it_closes(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(2), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
         consumer = consumer_of(running, orderly=True)
         await consumer.open()
         assert await take(consumer, 1) == [0]

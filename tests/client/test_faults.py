@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from rucola.client import Producer
 from rucola.client.producer import latency_faults
-from rucola.client.producer.latency_faults import BrokerFaults, Turns
+from rucola.client.producer.latency_faults import BrokerFaults, QueueRotation
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -54,7 +53,7 @@ def test_a_failure_counts_as_thirty_seconds_and_a_good_answer_ends_it() -> None:
 
 
 def test_only_brokers_in_turn_are_sent_to() -> None:
-    turns = Turns(BrokerFaults())
+    turns = QueueRotation(BrokerFaults())
     turns.answered("broker-a", -700, 0)
     assert {turns.next([A, B, C], 10) for _ in range(6)} == {B, C}
     assert {turns.next([A, B, C], 10, "broker-b") for _ in range(6)} == {C}
@@ -62,7 +61,7 @@ def test_only_brokers_in_turn_are_sent_to() -> None:
 
 
 def test_where_none_is_in_turn_the_better_half_is() -> None:
-    turns = Turns(BrokerFaults())
+    turns = QueueRotation(BrokerFaults())
     for broker_name, latency_ms in (("broker-a", 4000), ("broker-b", 700), ("broker-c", 20_000), ("broker-d", 800)):
         turns.answered(broker_name, -latency_ms, 0)
     assert {turns.next([A, B, C], 10) for _ in range(8)} >= {B}
@@ -82,7 +81,7 @@ def test_the_least_bad_is_in_turn_first_then_fast() -> None:
 
 
 def test_without_fault_tolerance_turns_go_round_and_only_the_last_failure_is_avoided() -> None:
-    turns = Turns(None)
+    turns = QueueRotation(None)
     turns.answered("broker-a", 10**6, 0, failed=True)
     assert {turns.next([A, B], 0) for _ in range(4)} == {A, B}
     assert {turns.next([A, B], 0, "broker-a") for _ in range(4)} == {B}
@@ -90,28 +89,23 @@ def test_without_fault_tolerance_turns_go_round_and_only_the_last_failure_is_avo
 
 
 @pytest.mark.parametrize("tolerant", [True, False])
-def test_a_producer_passes_a_failing_broker_over(
+async def test_a_producer_passes_a_failing_broker_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool
 ) -> None:
     """With tolerance it is tried once; without, whenever its turn comes. Here no slowness counts, only failures."""
     monkeypatch.setattr(latency_faults, "LATENCY_MAX_MS", (20_000,))
     monkeypatch.setattr(latency_faults, "NOT_AVAILABLE_DURATION_MS", (600_000,))
 
-    async def run() -> int:
-        async with cluster(tmp_path) as running:
-            tries = 0
+    async with cluster(tmp_path) as running:
+        tries: list[RemotingCommand] = []
 
-            def refuse(connection: Connection, command: RemotingCommand) -> Reply:
-                nonlocal tries
-                tries += 1
-                return command.response(ResponseCode.SYSTEM_ERROR, remark="as told")
+        def refuse(connection: Connection, command: RemotingCommand) -> Reply:
+            tries.append(command)
+            return command.response(ResponseCode.SYSTEM_ERROR, remark="as told")
 
-            await running.scripted_broker("broker-b", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
-            await running.create_topic(await running.start_broker("broker-a"), "T", queues=1)
-            async with Producer("p", running.namesrv, latency_fault_tolerance=tolerant) as producer:
-                for number in range(10):
-                    assert (await producer.send(Message("T", b"%d" % number))).queue.broker_name == "broker-a"
-            return tries
-
-    tries = asyncio.run(run())
-    assert tries == 1 if tolerant else tries > 1
+        await running.scripted_broker("broker-b", "T", {RequestCode.SEND_MESSAGE_V2: refuse})
+        await running.create_topic(await running.start_broker("broker-a"), "T", queues=1)
+        async with Producer("p", running.namesrv, latency_fault_tolerance=tolerant) as producer:
+            for number in range(10):
+                assert (await producer.send(Message("T", b"%d" % number))).queue.broker_name == "broker-a"
+    assert len(tries) == 1 if tolerant else len(tries) > 1

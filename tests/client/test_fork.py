@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola.client.sync import Message, Producer, PullConsumer
+from support.broker_thread import servers
 
 COUNT = 200
 

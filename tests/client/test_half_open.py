@@ -95,28 +95,10 @@ async def test_a_consumer_goes_on_over_a_new_connection(tmp_path: Path, quick_pr
         await stop(broker, tmp_path)
 
 
-def test_a_group_takes_over_all_queues_though_its_broker_still_lists_the_dead_connection(
+async def test_a_group_takes_over_all_queues_though_its_broker_still_lists_the_dead_connection(
     tmp_path: Path, quick_probes: None
 ) -> None:
     """A client that is connected twice, once half-open, is one member, not two."""
-
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker, proxy = await running.start_broker_behind_proxy()
-            await running.create_topic(broker, "T", queues=4)
-            first, second = consumer_of(running), consumer_of(running)
-            async with asyncio.timeout(30), first, second:
-                await settled(first, second)
-                rebalanced = asyncio.gather(first.rebalanced(), second.rebalanced())
-                proxy.half_open()
-                await rebalanced
-                await settled(first, second)
-                header = GetConsumerListByGroupRequestHeader(consumer_group="c")
-                request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-                answer = await running.remoting.invoke_ok(f"{HOST}:{broker.config.listen_port}", request)
-                members = decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list
-                assert sorted(members) == sorted([first.instance.client_id, second.instance.client_id])
-            await stop(broker, tmp_path)
 
     async def settled(*consumers: PushConsumer) -> None:
         while sorted(queue.queue_id for consumer in consumers for queue in consumer.queues) != [0, 1, 2, 3]:
@@ -124,7 +106,22 @@ def test_a_group_takes_over_all_queues_though_its_broker_still_lists_the_dead_co
                 [asyncio.ensure_future(c.rebalanced()) for c in consumers], return_when="FIRST_COMPLETED"
             )
 
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker, proxy = await running.start_broker_behind_proxy()
+        await running.create_topic(broker, "T", queues=4)
+        first, second = consumer_of(running), consumer_of(running)
+        async with asyncio.timeout(30), first, second:
+            await settled(first, second)
+            rebalanced = asyncio.gather(first.rebalanced(), second.rebalanced())
+            proxy.half_open()
+            await rebalanced
+            await settled(first, second)
+            header = GetConsumerListByGroupRequestHeader(consumer_group="c")
+            request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+            answer = await running.remoting.invoke_ok(f"{HOST}:{broker.config.listen_port}", request)
+            members = decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list
+            assert sorted(members) == sorted([first.instance.client_id, second.instance.client_id])
+        await stop(broker, tmp_path)
 
 
 async def test_a_member_that_its_broker_lists_twice_counts_once(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from client.test_sync import servers
 from rucola.client import Message, MessageExt, PullLimits, PushConsumer
 from rucola.client import sync as blocking
+from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, take, until
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, take, until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 
@@ -32,7 +32,7 @@ async def fail_at_the_next(consumer: PushConsumer) -> MessageExt:
 
 @each_order
 async def test_an_error_in_the_loop_brings_the_message_to_the_next_iteration(tmp_path: Path, orderly: bool) -> None:
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             for _ in range(3):
                 assert (await fail_at_the_next(consumer)).body == b"0"
@@ -44,7 +44,7 @@ async def test_an_error_in_the_loop_brings_the_message_to_the_next_iteration(tmp
 async def test_a_queue_moves_on_though_every_message_fails_once(tmp_path: Path, orderly: bool) -> None:
     """No more than two messages are held, so each one that is stuck would be noticed."""
 
-    async with filled(tmp_path, range(20), queues=2) as (running, _):
+    async with cluster_with_topic(tmp_path, range(20), queues=2) as (running, _):
         async with consumer_of(running, orderly=orderly, limits=PullLimits(count=2), pull_batch_size=1) as consumer:
             failed: set[bytes] = set()
             done: set[bytes] = set()
@@ -66,7 +66,7 @@ async def test_a_queue_moves_on_though_every_message_fails_once(tmp_path: Path, 
 
 @each_order
 async def test_another_iteration_under_way_gets_it(tmp_path: Path, orderly: bool) -> None:
-    async with filled(tmp_path, range(2), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             first = consumer.messages()
             assert (await anext(first)).body == b"0"
@@ -89,7 +89,7 @@ async def test_another_iteration_under_way_gets_it(tmp_path: Path, orderly: bool
 
 @each_order
 async def test_a_generator_that_is_collected_or_cancelled_gives_its_message_up(tmp_path: Path, orderly: bool) -> None:
-    async with filled(tmp_path, range(2), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             stream: AsyncGenerator[MessageExt, None] | None = consumer.messages()
             assert stream is not None
@@ -115,7 +115,7 @@ async def test_a_generator_that_is_collected_or_cancelled_gives_its_message_up(t
 
 @each_order
 async def test_a_message_can_be_acknowledged_after_its_loop_was_left(tmp_path: Path, orderly: bool) -> None:
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             message = await fail_at_the_next(consumer)
             await until(lambda: consumer.stats()["T"].in_hand == 0)  # the loop has closed its generator
@@ -143,7 +143,7 @@ async def test_a_message_can_be_given_back_after_its_loop_was_left(tmp_path: Pat
 
 
 async def test_in_order_a_message_given_back_after_its_loop_was_left_still_comes_first(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
             message = await fail_at_the_next(consumer)
             await until(lambda: consumer.stats()["T"].in_hand == 0)
@@ -155,7 +155,7 @@ async def test_in_order_a_message_given_back_after_its_loop_was_left_still_comes
 
 @each_order
 async def test_what_was_left_is_not_given_out_after_its_queue_began_anew(tmp_path: Path, orderly: bool) -> None:
-    async with filled(tmp_path, range(5), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(5), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             (queue,) = consumer.queues
             left = consumer.messages()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.client.consumer.assigned_queue import Delivery, OwnQueue
+from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
 from rucola.client.consumer.process_queue import PullLimits
-from rucola.client.consumer.ready_queue import Line
+from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.message import MessageExt, MessageInner
 from rucola.message.record import decode, encode
 from rucola.protocol.queue import MessageQueue
@@ -22,19 +22,19 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 STORED = decode(encode(MessageInner("T", 0, b"body", b"", 0, 0, 0, HOST), 0, 0, 0, HOST))
 
 
-def own_queue(queue_id: int = 0) -> OwnQueue:
-    return OwnQueue(MessageQueue("T", "broker-a", queue_id), 0, PullLimits())
+def own_queue(queue_id: int = 0) -> AssignedQueue:
+    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), 0, PullLimits())
 
 
-def pulled(own: OwnQueue, count: int) -> list[MessageExt]:
+def pulled(own: AssignedQueue, count: int) -> list[MessageExt]:
     """So many more messages of the queue."""
     begin = own.progress.next_offset
     messages = [replace(STORED, queue_id=own.queue.queue_id, queue_offset=begin + i) for i in range(count)]
     return own.progress.put(messages, begin + count)
 
 
-def line_of(*, in_order: bool, may_take: Callable[[OwnQueue], bool] = lambda own: True) -> Line:
-    line = Line(in_order=in_order, may_take=may_take)
+def line_of(*, in_order: bool, may_take: Callable[[AssignedQueue], bool] = lambda own: True) -> ReadyQueue:
+    line = ReadyQueue(in_order=in_order, may_take=may_take)
     line.open()
     return line
 
@@ -56,7 +56,7 @@ def test_every_message_is_taken_once_and_in_its_queues_order(
         line = line_of(in_order=in_order)
         queues = [own_queue(queue_id) for queue_id in range(len(counts))]
         taken: dict[int, list[int]] = {queue_id: [] for queue_id in range(len(counts))}
-        at_work: list[OwnQueue] = []
+        at_work: list[AssignedQueue] = []
 
         async def take() -> None:
             while (delivery := await line.take(max_count)) is not None:
@@ -186,9 +186,9 @@ def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
         line = line_of(in_order=in_order)
         queues = [own_queue(queue_id) for queue_id in range(2)]
         done: dict[int, list[int]] = {0: [], 1: []}
-        at_work: list[OwnQueue] = []
+        at_work: list[AssignedQueue] = []
 
-        async def finish(delivery: Delivery) -> None:
+        async def run_close_steps(delivery: Delivery) -> None:
             own = delivery.own
             assert not (in_order and own in at_work)
             at_work.append(own)
@@ -202,13 +202,13 @@ def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
         async def take() -> None:
             while (delivery := await line.take()) is not None:
                 if random.random() < 0.5:
-                    await finish(delivery)
+                    await run_close_steps(delivery)
                     continue
                 line.requeue(delivery)
                 for _ in range(random.randrange(3)):
                     await asyncio.sleep(0)
                 if random.random() < 0.5 and line.take_again(delivery):
-                    await finish(delivery)
+                    await run_close_steps(delivery)
 
         for own in queues:
             line.put(own, pulled(own, count))

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola.client import (
     LocalTransactionState,
     Message,
@@ -26,11 +25,12 @@ from rucola.client import (
 )
 from rucola.client import sync as blocking
 from rucola.client.consumer import assignment, dispatcher, push_consumer
-from rucola.client.producer.producer import Sent
+from rucola.client.producer.producer import CompletedSend
 from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
+from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, until
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, until
 
 
 class Panic(BaseException):
@@ -70,26 +70,23 @@ def raising(
 
 @each_error
 @each_kind
-def test_side_by_side_each_failure_is_counted_logged_and_given_back(
+async def test_side_by_side_each_failure_is_counted_logged_and_given_back(
     tmp_path: Path, error: BaseException, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Six failures are more than the two workers could take if each ended with its failure."""
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(6)])
-            await broker.start(running)
-            consumer = consumer_of(running, concurrency=2)
-            consumer.listen(raising(error, kind))
-            async with consumer:
-                returned = await broker.given_back.reach(6)
-                await until(lambda: consumer.stats()["T"].held == 0)
-                stats = consumer.stats()["T"]
-            assert sorted(header.offset for header in returned) == list(range(1000, 1006))
-            assert (stats.failed, stats.consumed, stats.in_hand) == (6, 0, 0)
-            assert broker.committed == 6
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(6)])
+        await broker.start(running)
+        consumer = consumer_of(running, concurrency=2)
+        consumer.listen(raising(error, kind))
+        async with consumer:
+            returned = await broker.given_back.reach(6)
+            await until(lambda: consumer.stats()["T"].held == 0)
+            stats = consumer.stats()["T"]
+        assert sorted(header.offset for header in returned) == list(range(1000, 1006))
+        assert (stats.failed, stats.consumed, stats.in_hand) == (6, 0, 0)
+        assert broker.committed == 6
     assert caplog.text.count("the listener failed on message") == 6
     assert type(error).__name__ in caplog.text
 
@@ -101,7 +98,7 @@ async def test_in_order_the_message_comes_again_and_its_queue_can_go_to_another_
 ) -> None:
     monkeypatch.setattr(assignment, "UNBALANCED_PAUSE_MS", 20)
 
-    async with filled(tmp_path, range(40)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(40)) as (running, _):
         seen: Tally[tuple[int, int]] = Tally()
         failed: set[tuple[int, int]] = set()
         loop = asyncio.get_running_loop()
@@ -229,40 +226,37 @@ async def test_an_operator_who_calls_the_listener_is_told(tmp_path: Path, error:
 
 @each_error
 @each_kind
-def test_a_check_that_fails_leaves_its_transaction_open(
+async def test_a_check_that_fails_leaves_its_transaction_open(
     tmp_path: Path, error: BaseException, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker asks again, and the next check settles it."""
     unknown, commit = LocalTransactionState.UNKNOW, LocalTransactionState.COMMIT_MESSAGE
 
-    async def run() -> None:
-        asked: list[MessageExt] = []
+    asked: list[MessageExt] = []
 
-        def look_up_in_a_thread(message: MessageExt) -> LocalTransactionState:
-            asked.append(message)
-            if len(asked) == 1:
-                raise error
-            return commit
+    def look_up_in_a_thread(message: MessageExt) -> LocalTransactionState:
+        asked.append(message)
+        if len(asked) == 1:
+            raise error
+        return commit
 
-        async def look_up(message: MessageExt) -> LocalTransactionState:
-            return look_up_in_a_thread(message)
+    async def look_up(message: MessageExt) -> LocalTransactionState:
+        return look_up_in_a_thread(message)
 
-        eager = {"transaction_time_out": 0, "transaction_check_interval": 1, "transaction_check_max": 1_000_000}
-        async with cluster(tmp_path) as running:
-            await running.create_topic(await running.start_broker(**eager), "T", 1)
-            seen: Tally[MessageExt] = Tally()
+    eager = {"transaction_time_out": 0, "transaction_check_interval": 1, "transaction_check_max": 1_000_000}
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(**eager), "T", 1)
+        seen: Tally[MessageExt] = Tally()
 
-            async def listen(message: MessageExt) -> None:
-                seen.add(message)
+        async def listen(message: MessageExt) -> None:
+            seen.add(message)
 
-            consumer = consumer_of(running)
-            consumer.listen(listen)
-            check = look_up if kind == "coroutine" else look_up_in_a_thread
-            async with consumer, TransactionProducer("p", running.namesrv, check=check) as producer:
-                await producer.send_in_transaction(Message("T", b"body"), lambda message: unknown)
-                await seen.reach(1)
-
-    asyncio.run(run())
+        consumer = consumer_of(running)
+        consumer.listen(listen)
+        check = look_up if kind == "coroutine" else look_up_in_a_thread
+        async with consumer, TransactionProducer("p", running.namesrv, check=check) as producer:
+            await producer.send_in_transaction(Message("T", b"body"), lambda message: unknown)
+            await seen.reach(1)
     assert "the check of transaction" in caplog.text
     assert type(error).__name__ in caplog.text
 
@@ -271,7 +265,7 @@ def test_a_check_that_fails_leaves_its_transaction_open(
 async def test_a_local_transaction_that_fails_in_a_thread_is_left_open_and_raised(
     tmp_path: Path, error: BaseException
 ) -> None:
-    async with filled(tmp_path) as (running, _):
+    async with cluster_with_topic(tmp_path) as (running, _):
 
         def execute(message: Message) -> LocalTransactionState:
             raise error
@@ -328,7 +322,7 @@ def test_ctrl_c_in_a_coroutine_listener_ends_the_program(tmp_path: Path) -> None
             asyncio.run(consume(namesrv))
 
 
-def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
+async def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In order, for nothing may be delivered twice at a time. The system has no thread for the first five calls."""
@@ -344,51 +338,45 @@ def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
 
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
 
-    async def run() -> None:
-        async with filled(tmp_path, range(20)) as (running, _):
-            seen: Tally[int] = Tally()
-            loop = asyncio.get_running_loop()
-            consumer = consumer_of(running, orderly=True)
-            consumer.listen(lambda message: loop.call_soon_threadsafe(seen.add, int(message.body)))
-            async with consumer:
-                await seen.reach(20)
-                await until(lambda: consumer.stats()["T"].consumed == 20)
-                assert consumer.stats()["T"].failed == 0
-            assert sorted(seen.items) == list(range(20))
-            assert await committed(running) == 20
-
-    asyncio.run(run())
+    async with cluster_with_topic(tmp_path, range(20)) as (running, _):
+        seen: Tally[int] = Tally()
+        loop = asyncio.get_running_loop()
+        consumer = consumer_of(running, orderly=True)
+        consumer.listen(lambda message: loop.call_soon_threadsafe(seen.add, int(message.body)))
+        async with consumer:
+            await seen.reach(20)
+            await until(lambda: consumer.stats()["T"].consumed == 20)
+            assert consumer.stats()["T"].failed == 0
+        assert sorted(seen.items) == list(range(20))
+        assert await committed(running) == 20
     assert len(refused) == 5
     assert caplog.text.count("messages wait, uncommitted: no thread takes a call of the listener: can't start") == 1
 
 
 @pytest.mark.parametrize("result", [SystemExit(3), None])
-def test_a_strategy_that_fails_leaves_the_share(
+async def test_a_strategy_that_fails_leaves_the_share(
     tmp_path: Path, result: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The second time: by an error, or by a result that is none."""
 
-    async def run() -> None:
-        async with filled(tmp_path, queues=2) as (running, _):
-            calls: list[str] = []
-
-            def share_out(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-                calls.append(queues[0].topic)
-                if calls.count("T") == 2 and queues[0].topic == "T":
-                    if result is not None:
-                        raise result
-                    return None  # type: ignore[return-value]
-                return list(queues)
-
-            async with consumer_of(running, strategy=share_out) as consumer:
-                consumer.members_changed()
-                await consumer.rebalanced()
-                assert len(consumer.queues) == 2
-                consumer.members_changed()
-                await until(lambda: calls.count("T") > 2)
-
     caplog.set_level(logging.CRITICAL, "rucola.client")
-    asyncio.run(run())
+    async with cluster_with_topic(tmp_path, queues=2) as (running, _):
+        calls: list[str] = []
+
+        def share_out(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
+            calls.append(queues[0].topic)
+            if calls.count("T") == 2 and queues[0].topic == "T":
+                if result is not None:
+                    raise result
+                return None  # type: ignore[return-value]
+            return list(queues)
+
+        async with consumer_of(running, strategy=share_out) as consumer:
+            consumer.members_changed()
+            await consumer.rebalanced()
+            assert len(consumer.queues) == 2
+            consumer.members_changed()
+            await until(lambda: calls.count("T") > 2)
 
 
 class BrokenTrace:
@@ -432,7 +420,7 @@ class FailingTrace:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def sent(self, sent: Sent) -> None:
+    def sent(self, sent: CompletedSend) -> None:
         self.told.append("sent")
         raise OSError("no disk for the trace")
 
@@ -441,22 +429,21 @@ class FailingTrace:
         raise OSError("no disk for the trace")
 
 
-def test_a_trace_that_fails_changes_nothing_for_a_producer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_trace_that_fails_changes_nothing_for_a_producer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The message is stored: an error would make the application send it again."""
 
-    async def run() -> None:
-        trace = FailingTrace()
-        async with (
-            filled(tmp_path) as (running, _),
-            TransactionProducer("p", running.namesrv, check=lambda message: None, trace=trace) as producer,
-        ):
-            assert (await producer.send(Message("T", b"0"))).is_ok
-            assert [result.is_ok async for result in producer.send_many([Message("T", b"1")])] == [True]
-            state = LocalTransactionState.COMMIT_MESSAGE
-            assert (await producer.send_in_transaction(Message("T", b"2"), lambda message: state)).state is state
-        assert trace.told == ["sent", "sent", "sent", "ended"]
-
-    asyncio.run(run())
+    trace = FailingTrace()
+    async with (
+        cluster_with_topic(tmp_path) as (running, _),
+        TransactionProducer("p", running.namesrv, check=lambda message: None, trace=trace) as producer,
+    ):
+        assert (await producer.send(Message("T", b"0"))).is_ok
+        assert [result.is_ok async for result in producer.send_many([Message("T", b"1")])] == [True]
+        state = LocalTransactionState.COMMIT_MESSAGE
+        assert (await producer.send_in_transaction(Message("T", b"2"), lambda message: state)).state is state
+    assert trace.told == ["sent", "sent", "sent", "ended"]
     assert caplog.text.count("the trace failed in FailingTrace.") == 4
 
 
@@ -465,7 +452,7 @@ async def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> 
         while messages:
             messages.pop()
 
-    async with filled(tmp_path, range(50)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(50)) as (running, _):
         consumer = consumer_of(running)
         consumer.listen_to_batches(listen, 8)
         async with consumer:
@@ -489,7 +476,7 @@ def test_what_a_listener_says_is_checked_where_it_says_it(make: Callable[[], Exc
 async def test_a_request_is_answered_after_its_responder_has_failed_before(tmp_path: Path) -> None:
     """The responder is a listener: after a failure that would have ended its only worker it still replies."""
 
-    async with filled(tmp_path, queues=1) as (running, _), Producer("r", running.namesrv) as replier:
+    async with cluster_with_topic(tmp_path, queues=1) as (running, _), Producer("r", running.namesrv) as replier:
         failing = iter([asyncio.CancelledError(), GeneratorExit()])
 
         async def respond(request: MessageExt) -> None:

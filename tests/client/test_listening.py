@@ -11,7 +11,7 @@ import pytest
 from rucola.client import MessageExt, PullLimits, PushConsumer, ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.errors import ConfigError
 from support.cluster import Tally, cluster
-from support.consumers import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take, until
 
 
 async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
     async def listen(messages: list[MessageExt]) -> None:
         batches.add(messages)
 
-    async with filled(tmp_path, range(100)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(100)) as (running, _):
         consumer = consumer_of(running)
         consumer.listen_to_batches(listen, 8)
         async with consumer:
@@ -43,7 +43,7 @@ async def test_a_batch_listener_in_a_thread(tmp_path: Path) -> None:
         for message in messages:
             loop.call_soon_threadsafe(seen.add, int(message.body))
 
-    async with filled(tmp_path, range(50)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(50)) as (running, _):
         consumer = consumer_of(running)
         consumer.listen_to_batches(listen, 32)
         async with consumer:
@@ -91,34 +91,31 @@ async def test_side_by_side_every_error_gives_the_whole_batch_back(tmp_path: Pat
         assert broker.committed == 3
 
 
-def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
+async def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(3)])
-            await broker.start(running)
-            begun, may_end = asyncio.Event(), asyncio.Event()
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(3)])
+        await broker.start(running)
+        begun, may_end = asyncio.Event(), asyncio.Event()
 
-            async def listen(message: MessageExt) -> None:
-                if message.body == b"1":
-                    begun.set()
-                    await may_end.wait()
-                    raise ValueError("too late to count")
+        async def listen(message: MessageExt) -> None:
+            if message.body == b"1":
+                begun.set()
+                await may_end.wait()
+                raise ValueError("too late to count")
 
-            consumer = consumer_of(running, consume_timeout_ms=30)
-            consumer.listen(listen)
-            async with consumer:
-                await begun.wait()
-                (header,) = await broker.given_back.reach(1)
-                assert (header.offset, header.delay_level) == (1001, 3)
-                (queue,) = consumer.queues
-                await until(lambda: consumer.held()[queue].commit_offset == 3)
-                may_end.set()
-            assert broker.committed == 3
-            assert len(broker.given_back.items) == 1
-
-    asyncio.run(run())
+        consumer = consumer_of(running, consume_timeout_ms=30)
+        consumer.listen(listen)
+        async with consumer:
+            await begun.wait()
+            (header,) = await broker.given_back.reach(1)
+            assert (header.offset, header.delay_level) == (1001, 3)
+            (queue,) = consumer.queues
+            await until(lambda: consumer.held()[queue].commit_offset == 3)
+            may_end.set()
+        assert broker.committed == 3
+        assert len(broker.given_back.items) == 1
     assert "they go back to the broker" in caplog.text
 
 
@@ -150,7 +147,7 @@ async def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path:
 async def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, limits: PullLimits, held: int) -> None:
     """One message a pull, each of ten bytes."""
 
-    async with filled(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
         async with consumer_of(running, limits=limits, pull_batch_size=1) as consumer:
             (queue,) = consumer.queues
             await until(lambda: consumer.held()[queue].cached_msg_count == held)
@@ -172,7 +169,7 @@ def test_a_limit_below_one_is_refused(name: str) -> None:
 
 
 async def test_a_suspended_consumer_gets_nothing_until_it_is_resumed(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(5)) as (running, _), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path, range(5)) as (running, _), consumer_of(running) as consumer:
         assert len(await take(consumer, 5)) == 5
         consumer.suspend()
         await send(running, range(5, 10))
@@ -192,7 +189,7 @@ async def test_a_queue_that_went_to_another_member_takes_nothing_back(tmp_path: 
         await may_end.wait()
         raise ValueError("after the queue has gone")
 
-    async with filled(tmp_path, [1], queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, [1], queues=1) as (running, _):
         consumer = consumer_of(running, strategy=lambda client_id, queues, members: list(queues)[: len(shares)])
         shares = [1, 2]
         consumer.listen(listen)

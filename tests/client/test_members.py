@@ -10,7 +10,7 @@ import pytest
 
 from rucola.client import MessageExt, PushConsumer
 from support.cluster import Tally
-from support.consumers import committed, consumer_of, filled, send, take
+from support.consumers import cluster_with_topic, committed, consumer_of, send, take
 
 MOVES = 12
 
@@ -85,7 +85,7 @@ async def test_in_order_members_that_fail_and_go_hand_over_everything(
     random = Random(seed)
     caplog.set_level("CRITICAL", "rucola.client")
 
-    async with filled(tmp_path, range(80)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(80)) as (running, _):
         ledger, count = Ledger(random), 80
         members: list[PushConsumer] = []
         for _ in range(MOVES):
@@ -133,7 +133,7 @@ async def test_side_by_side_members_that_iterate_and_go_leave_nothing_behind(tmp
             except ValueError:
                 pass
 
-    async with filled(tmp_path, range(80)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(80)) as (running, _):
         done: Tally[int] = Tally()
         count = 80
         members: list[tuple[PushConsumer, list[asyncio.Task[None]]]] = []

@@ -13,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rucola.client import Message, Producer, PushConsumer, sync
 from rucola.client.metrics import Client, ClientCollector
 from support.cluster import cluster
-from support.consumers import consumer_of, filled, take, until
+from support.consumers import cluster_with_topic, consumer_of, take, until
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
@@ -57,7 +59,7 @@ async def test_what_a_producer_tells(tmp_path: Path) -> None:
 
 
 async def test_what_a_consumer_tells(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(5), queues=1) as (running, _), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path, range(5), queues=1) as (running, _), consumer_of(running) as consumer:
         await take(consumer, 3)
         await until(lambda: consumer.stats()["T"].pulled == 5)
         samples = scrape(consumer)
@@ -79,19 +81,16 @@ async def test_what_a_consumer_tells(tmp_path: Path) -> None:
             assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) >= 0
 
 
-def test_the_page_names_every_metric_and_no_other() -> None:
+async def test_the_page_names_every_metric_and_no_other() -> None:
     """`_fail_msg_tps` beside `rocketmq_client_consume_ok_msg_tps` has that one's beginning."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     named = set()
-    for cell in re.findall(r"^\| (`rocketmq_.*?) \|", page.split("### Clients")[1], re.MULTILINE):
+    for cell in re.findall(r"^\| (`rocketmq_.*?) \|", PAGE.split("### Clients")[1], re.MULTILINE):
         first, *others = re.findall(r"`(\w+)`", cell)
         named |= {first} | {name if name.startswith("rocketmq_") else f"{beginning(first)}{name}" for name in others}
 
-    async def run() -> set[str]:
-        clients = Producer("p", "127.0.0.1:1"), PushConsumer("c", "127.0.0.1:1")
-        return {family.name for family in ClientCollector(*clients).collect()}
-
-    assert {name.removesuffix("_total") for name in named} == asyncio.run(run())
+    clients = Producer("p", "127.0.0.1:1"), PushConsumer("c", "127.0.0.1:1")
+    collected = {family.name for family in ClientCollector(*clients).collect()}
+    assert {name.removesuffix("_total") for name in named} == collected
 
 
 def beginning(name: str) -> str:
@@ -102,7 +101,7 @@ def beginning(name: str) -> str:
 async def test_several_clients_stand_side_by_side(tmp_path: Path) -> None:
     """Blocking ones among them; each family is there once, as Prometheus demands."""
 
-    async with filled(tmp_path, range(1), queues=1) as (running, _), Producer("a", running.namesrv) as one:
+    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _), Producer("a", running.namesrv) as one:
 
         def work() -> Samples:
             with sync.Producer("b", running.namesrv) as other, sync.PushConsumer("c", running.namesrv) as consumer:

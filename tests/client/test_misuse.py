@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola import fastjson
 from rucola.client import (
     ClientInstance,
@@ -26,8 +25,9 @@ from rucola.client import (
 from rucola.client import sync as blocking
 from rucola.client.consumer import options as consume_options
 from rucola.errors import ConfigError, MQError, RemotingError
+from support.broker_thread import servers
 from support.cluster import Tally
-from support.consumers import FIRST, consumer_of, filled, until
+from support.consumers import FIRST, cluster_with_topic, consumer_of, until
 
 ELSEWHERE = "belongs to the event loop on which it was opened"
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -102,7 +102,7 @@ def test_a_client_that_another_loop_uses_in_another_thread(tmp_path: Path) -> No
 
 
 async def test_a_second_listener(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(10)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(10)) as (running, _):
         seen: Tally[int] = Tally()
 
         async def listen(message: MessageExt) -> None:
@@ -128,7 +128,7 @@ async def test_a_second_listener(tmp_path: Path) -> None:
 async def test_an_iteration_and_a_listener(tmp_path: Path) -> None:
     """They would share the messages at random."""
 
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         consumer = consumer_of(running)
         async with consumer:
             async for message in consumer:
@@ -194,7 +194,10 @@ def broken(root: Path) -> Path:
 async def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
     """The consumer would begin somewhere, or nowhere, and forget how far it came."""
 
-    async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
+    async with (
+        cluster_with_topic(tmp_path) as (running, _),
+        ClientInstance(running.namesrv, client_id="me") as instance,
+    ):
         root = make(tmp_path / "offsets")
         consumer = consumer_of(running, instance=instance, offsets_root=root, **BROADCASTING)
         with pytest.raises(ConfigError, match=why):
@@ -203,7 +206,10 @@ async def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Cal
 
 
 async def test_a_place_for_offsets_is_left_as_it_is_by_opening(tmp_path: Path) -> None:
-    async with filled(tmp_path) as (running, _), ClientInstance(running.namesrv, client_id="me") as instance:
+    async with (
+        cluster_with_topic(tmp_path) as (running, _),
+        ClientInstance(running.namesrv, client_id="me") as instance,
+    ):
         path = tmp_path / "offsets" / "me" / "c" / "offsets.json"
         path.parent.mkdir(parents=True)
         path.write_bytes(fastjson.dumps({"offsetTable": {}}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,20 +66,18 @@ class Brokers:
         return answer
 
 
-def play(brokers: Brokers, path: Path, act: Callable[[Producer], Awaitable[None]], *, retry: bool = True) -> None:
-    async def run() -> None:
-        async with brokers.serving(path, retry_another=retry) as producer:
-            await act(producer)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def sending(brokers: Brokers, path: Path, *, retry: bool = True) -> AsyncIterator[Producer]:
+    async with brokers.serving(path, retry_another=retry) as producer:
+        yield producer
 
 
 @pytest.mark.parametrize("code", LACKING)
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way) -> None:
+async def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way) -> None:
     brokers = Brokers({"broker-a": code, "broker-b": OK})
 
-    async def act(producer: Producer) -> None:
+    async with sending(brokers, tmp_path) as producer:
         results = [await way(producer, Message("T", b"x")) for _ in range(4)]
         assert {(result.status, result.queue.broker_name) for result in results} == {(SendStatus.SEND_OK, "broker-b")}
         assert 1 <= brokers.asked.count("broker-a") <= 4
@@ -88,50 +85,42 @@ def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way)
         stats = producer.stats()["T"]
         assert (stats.sent, stats.not_store_ok, stats.failed, stats.in_flight) == (4, 0, 0, 0)
 
-    play(brokers, tmp_path, act)
-
 
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Way) -> None:
+async def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Way) -> None:
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
-    async def act(producer: Producer) -> None:
+    async with sending(brokers, tmp_path, retry=False) as producer:
         assert (await way(producer, Message("T", b"x"))).status is SendStatus.FLUSH_DISK_TIMEOUT
         assert len(brokers.asked) == 1
         assert producer.stats()["T"].not_store_ok == 1
 
-    play(brokers, tmp_path, act, retry=False)
 
-
-def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
+async def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
     brokers = Brokers({"broker-a": LATE, "broker-b": OK})
 
-    async def act(producer: Producer) -> None:
+    async with sending(brokers, tmp_path) as producer:
         result = await to_a_chosen_queue(producer, Message("T", b"x"))
         assert (result.status, result.queue.broker_name) == (SendStatus.FLUSH_DISK_TIMEOUT, "broker-a")
         assert brokers.asked == ["broker-a"]
 
-    play(brokers, tmp_path, act)
-
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd"])
-def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Path, names: str) -> None:
+async def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Path, names: str) -> None:
     brokers = Brokers({f"broker-{name}": LATE for name in names})
 
-    async def act(producer: Producer) -> None:
+    async with sending(brokers, tmp_path) as producer:
         result = await producer.send(Message("T", b"x"))
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
         assert len(brokers.asked) == len(set(brokers.asked)) == min(len(names), 1 + producer.retry_times)
         assert result.queue.broker_name == brokers.asked[-1]
 
-    play(brokers, tmp_path, act)
 
-
-def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
+async def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
     """Whichever broker is asked first: the one that has it says so in the end."""
     brokers = Brokers({"broker-a": LATE, "broker-b": REFUSED})
 
-    async def act(producer: Producer) -> None:
+    async with sending(brokers, tmp_path) as producer:
         while brokers.asked[-2:] != ["broker-a", "broker-b"]:
             try:
                 result = await producer.send(Message("T", b"x"))
@@ -139,8 +128,6 @@ def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
                 assert brokers.asked[-1] == "broker-b", "which was asked first"
             else:
                 assert (result.status, result.queue.broker_name) == (SendStatus.FLUSH_DISK_TIMEOUT, "broker-a")
-
-    play(brokers, tmp_path, act)
 
 
 async def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:

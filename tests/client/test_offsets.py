@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import pytest
 
 from rucola import fastjson
 from rucola.client import ClientInstance, MessageExt, MessageModel, PullLimits
-from rucola.client.consumer.assigned_queue import OwnQueue
-from rucola.client.consumer.offset_store import LocalOffsets
+from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.offset_store import LocalOffsetStore
 from rucola.errors import ConfigError
 from rucola.protocol.queue import MessageQueue
 from support.cluster import Tally
-from support.consumers import consumer_of, filled, send, take
+from support.consumers import cluster_with_topic, consumer_of, send, take
 
 BROADCASTING = MessageModel.BROADCASTING
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -25,14 +24,14 @@ AS_APACHE_WRITES = (
 )
 
 
-def own_at(offset: int, queue_id: int = 0) -> OwnQueue:
-    return OwnQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
+def own_at(offset: int, queue_id: int = 0) -> AssignedQueue:
+    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
 
 
 async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
     options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
     async with (
-        filled(tmp_path, range(20)) as (running, _),
+        cluster_with_topic(tmp_path, range(20)) as (running, _),
         ClientInstance(running.namesrv, client_id="one") as instance,
     ):
         async with consumer_of(running, instance=instance, **options) as consumer:
@@ -49,7 +48,7 @@ async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
 
 async def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None:
     async with (
-        filled(tmp_path, range(10)) as (running, _),
+        cluster_with_topic(tmp_path, range(10)) as (running, _),
         ClientInstance(running.namesrv, client_id="one") as first,
         ClientInstance(running.namesrv, client_id="two") as second,
     ):
@@ -61,35 +60,32 @@ async def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None
             assert sorted(await take(one, 10)) == sorted(await take(two, 10)) == list(range(10))
 
 
-def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
+async def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        seen: Tally[bytes] = Tally()
+    seen: Tally[bytes] = Tally()
 
-        async def listen(message: MessageExt) -> None:
-            seen.add(message.body)
-            if message.body == b"1":
-                raise ValueError("not today")
+    async def listen(message: MessageExt) -> None:
+        seen.add(message.body)
+        if message.body == b"1":
+            raise ValueError("not today")
 
-        async with filled(tmp_path, range(3), queues=1) as (running, _):
-            options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
-            consumer = consumer_of(running, **options)
-            assert consumer.instance.client_id.endswith("@DEFAULT")
-            assert consumer.settings()["messageModel"] == "BROADCASTING"
-            consumer.listen(listen)
-            async with consumer:
-                await seen.reach(3)
-            async with consumer_of(running, **options) as again:
-                assert [message async for message in again.messages(idle_timeout_ms=50)] == []
-            assert sorted(seen.items) == [b"0", b"1", b"2"]
-
-    asyncio.run(run())
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
+        options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
+        consumer = consumer_of(running, **options)
+        assert consumer.instance.client_id.endswith("@DEFAULT")
+        assert consumer.settings()["messageModel"] == "BROADCASTING"
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(3)
+        async with consumer_of(running, **options) as again:
+            assert [message async for message in again.messages(idle_timeout_ms=50)] == []
+        assert sorted(seen.items) == [b"0", b"1", b"2"]
     assert "will not come again: this is broadcasting" in caplog.text
 
 
 async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
-    offsets = LocalOffsets(tmp_path, "10.0.0.1@DEFAULT", "g")
+    offsets = LocalOffsetStore(tmp_path, "10.0.0.1@DEFAULT", "g")
     offsets.path.parent.mkdir(parents=True)
     offsets.path.write_bytes(AS_APACHE_WRITES)
     assert await offsets.read(QUEUE) == 5
@@ -97,39 +93,36 @@ async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
 
 
 async def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> None:
-    offsets = LocalOffsets(tmp_path, "me", "g")
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3, 0), own_at(4, 1))
     await offsets.commit(own_at(7, 1))
-    again = LocalOffsets(tmp_path, "me", "g")
+    again = LocalOffsetStore(tmp_path, "me", "g")
     assert await again.read(QUEUE) == 3
     assert await again.read(MessageQueue("T", "broker-a", 1)) == 7
 
 
 async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_path: Path) -> None:
-    offsets = LocalOffsets(tmp_path, "me", "g")
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3))
     await offsets.commit(own_at(4))
     offsets.path.write_bytes(b'{"offsetTable":')
-    assert await LocalOffsets(tmp_path, "me", "g").read(QUEUE) == 3
+    assert await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE) == 3
     offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
     with pytest.raises(ConfigError, match=r"mend or remove .*offsets\.json: .*offsets\.json\.bak"):
-        await LocalOffsets(tmp_path, "me", "g").read(QUEUE)
+        await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 
-def test_a_directory_that_cannot_be_written_is_told_and_tried_again(
+async def test_a_directory_that_cannot_be_written_is_told_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        (tmp_path / "me").write_text("a file where a directory should be")
-        offsets = LocalOffsets(tmp_path, "me", "g")
-        offsets._offsets = {}
-        own = own_at(3)
-        await offsets.commit(own)
-        assert own.committed is None
-        (tmp_path / "me").unlink()
-        await offsets.commit(own)
-        assert own.committed == 3
-
     caplog.set_level(logging.WARNING)
-    asyncio.run(run())
+    (tmp_path / "me").write_text("a file where a directory should be")
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
+    offsets._offsets = {}
+    own = own_at(3)
+    await offsets.commit(own)
+    assert own.committed is None
+    (tmp_path / "me").unlink()
+    await offsets.commit(own)
+    assert own.committed == 3
     assert "could not be written" in caplog.text

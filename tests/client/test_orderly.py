@@ -12,13 +12,19 @@ import pytest
 from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, ReconsumeLater
 from rucola.client import SuspendCurrentQueueAMoment as Suspend
 from rucola.client.consumer import assignment, queue_locks
-from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
-from rucola.remoting.connection import Connection, Reply
-from support.cluster import Cluster, Tally, cluster
-from support.consumers import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from support.cluster import Tally, cluster
+from support.consumers import (
+    LockingBroker,
+    cluster_with_topic,
+    committed,
+    consumer_of,
+    other_locks,
+    record_of,
+    send,
+    take,
+    until,
+)
 
 
 class InOrder:
@@ -48,17 +54,9 @@ class InOrder:
         return offsets
 
 
-async def other_locks(running: Cluster, address: str, client_id: str, code: RequestCode) -> list[MessageQueue]:
-    """Somebody else locks, or unlocks, the four queues of T for group c; those that it has then."""
-    queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
-    body = LockBatchRequestBody(client_id=client_id, consumer_group="c", mq_set=queues)
-    answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code, body=encode_body(body)))
-    return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set if code == RequestCode.LOCK_BATCH_MQ else []
-
-
 async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
     listener = InOrder()
-    async with filled(tmp_path, range(200)) as (running, broker):
+    async with cluster_with_topic(tmp_path, range(200)) as (running, broker):
         consumer = consumer_of(running, orderly=True)
         consumer.listen(listener.listen)
         async with consumer:
@@ -82,7 +80,7 @@ async def test_a_failure_suspends_its_queue_alone_and_the_message_comes_again_fi
         if message.queue_id == 1 and message.queue_offset == 2 and message.reconsume_times < 3:
             raise [ValueError("not yet"), Suspend(1), ReconsumeLater()][message.reconsume_times]
 
-    async with filled(tmp_path, queues=2) as (running, _):
+    async with cluster_with_topic(tmp_path, queues=2) as (running, _):
         await send(running, range(20))
         consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10, concurrency=2)
         consumer.listen(listen)
@@ -110,7 +108,7 @@ async def test_tried_too_often_it_goes_to_the_dead_letter_queue_and_the_rest_fol
         if message.body == b"1":
             raise ValueError("never")
 
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10, max_reconsume_times=2)
         consumer.listen(listen)
         async with consumer:
@@ -129,7 +127,7 @@ async def test_by_default_a_message_is_tried_without_end(tmp_path: Path) -> None
         tries.add(message.reconsume_times)
         raise ValueError("never")
 
-    async with filled(tmp_path, range(2), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
         consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10)
         consumer.listen(listen)
         async with consumer:
@@ -145,7 +143,7 @@ async def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path)
         if len(batches.items) == 1:
             raise ReconsumeLater(ack_index=1)
 
-    async with filled(tmp_path, range(10), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(10), queues=1) as (running, _):
         consumer = consumer_of(running, orderly=True, suspend_current_queue_ms=10)
         consumer.listen_to_batches(listen, 4)
         async with consumer:
@@ -156,7 +154,7 @@ async def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path)
 
 
 async def test_an_iteration_in_order_gets_again_what_it_left(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
             async for message in consumer:
                 assert message.body == b"0"
@@ -188,7 +186,7 @@ async def test_a_queue_goes_to_another_member_only_when_nothing_of_it_is_at_work
 
         return listen
 
-    async with filled(tmp_path, range(40)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(40)) as (running, _):
         first, second = (consumer_of(running, orderly=True) for _ in range(2))
         first.listen(listener("first"))  # type: ignore[arg-type]
         second.listen(listener("second"))  # type: ignore[arg-type]
@@ -214,7 +212,7 @@ async def test_members_come_and_go_and_every_queue_goes_on_in_order(tmp_path: Pa
     """Nothing overtakes and, as all of them leave properly, nothing even comes twice."""
 
     listener = InOrder()
-    async with filled(tmp_path, range(100)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(100)) as (running, _):
         members = [consumer_of(running, orderly=True) for _ in range(4)]
         for member in members:
             member.listen(listener.listen)
@@ -233,62 +231,38 @@ async def test_members_come_and_go_and_every_queue_goes_on_in_order(tmp_path: Pa
     assert all(offsets == list(range(100)) for offsets in listener.by_queue().values())
 
 
-def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
+async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other holder commits meanwhile: what that one has consumed does not come again."""
     monkeypatch.setattr(queue_locks, "LOCK_INTERVAL_MS", 5)
     monkeypatch.setattr(assignment, "RELOCK_PAUSE_MS", 5)
 
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = LockingBroker([record_of(i, b"%d" % i) for i in range(6)])
-            await broker.start(running)
-            seen: Tally[int] = Tally()
-            may_end = asyncio.Event()
+    async with cluster(tmp_path) as running:
+        broker = LockingBroker([record_of(i, b"%d" % i) for i in range(6)])
+        await broker.start(running)
+        seen: Tally[int] = Tally()
+        may_end = asyncio.Event()
 
-            async def listen(message: MessageExt) -> None:
-                seen.add(message.queue_offset)
-                await may_end.wait()
+        async def listen(message: MessageExt) -> None:
+            seen.add(message.queue_offset)
+            await may_end.wait()
 
-            consumer = consumer_of(running, orderly=True)
-            consumer.listen(listen)
-            async with consumer:
-                await seen.reach(1)
-                broker.gives = False
-                await until(lambda: not any(info.locked for info in consumer.held().values()))
-                may_end.set()
-                await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
-                assert seen.items == [0]
-                broker.committed = 4
-                broker.gives = True
-                assert await seen.reach(3) == [0, 4, 5]
-            assert broker.committed == 6
-            assert broker.unlocked
-
-    asyncio.run(run())
+        consumer = consumer_of(running, orderly=True)
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(1)
+            broker.gives = False
+            await until(lambda: not any(info.locked for info in consumer.held().values()))
+            may_end.set()
+            await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
+            assert seen.items == [0]
+            broker.committed = 4
+            broker.gives = True
+            assert await seen.reach(3) == [0, 4, 5]
+        assert broker.committed == 6
+        assert broker.unlocked
     assert "went to another member" in caplog.text
-
-
-class LockingBroker(ScriptedBroker):
-    """A broker that gives locks, or not."""
-
-    def __init__(self, records: list[bytes]) -> None:
-        super().__init__(records)
-        self.gives = True
-        self.unlocked = False
-        self.asked: Tally[list[MessageQueue]] = Tally()
-        self.processors |= {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
-
-    def lock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        wanted = decode_body(LockBatchRequestBody, command.body).mq_set
-        self.asked.add(wanted)
-        body = encode_body(LockBatchResponseBody(lock_ok_mq_set=wanted if self.gives else []))
-        return command.response(ResponseCode.SUCCESS, body=body)
-
-    def unlock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self.unlocked = True
-        return command.response(ResponseCode.SUCCESS)
 
 
 async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,34 +278,31 @@ async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkey
         assert broker.unlocked
 
 
-def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is_up(
+async def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = LockingBroker([record_of(0, b"0")])
-            await broker.start(running)
-            async with consumer_of(running, orderly=True) as consumer:
-                assert await take(consumer, 1) == [0]
-                locks = consumer._locks
-                assert locks is not None
-                (queue,) = consumer.queues
-                broker.processors[RequestCode.LOCK_BATCH_MQ] = lambda _, command: command.response(
-                    ResponseCode.SYSTEM_ERROR, remark="as told"
-                )
-                await locks.lock([queue])
-                assert locks.holds(queue)
-                monkeypatch.setattr(queue_locks, "LOCK_LIFE_MS", 0)
-                assert not locks.holds(queue)
-
     caplog.set_level(logging.WARNING)
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = LockingBroker([record_of(0, b"0")])
+        await broker.start(running)
+        async with consumer_of(running, orderly=True) as consumer:
+            assert await take(consumer, 1) == [0]
+            locks = consumer._locks
+            assert locks is not None
+            (queue,) = consumer.queues
+            broker.processors[RequestCode.LOCK_BATCH_MQ] = lambda _, command: command.response(
+                ResponseCode.SYSTEM_ERROR, remark="as told"
+            )
+            await locks.lock([queue])
+            assert locks.holds(queue)
+            monkeypatch.setattr(queue_locks, "LOCK_LIFE_MS", 0)
+            assert not locks.holds(queue)
     assert "no locks from broker broker-a now" in caplog.text
 
 
 async def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
     listener = InOrder()
-    async with filled(tmp_path, range(40)) as (running, broker):
+    async with cluster_with_topic(tmp_path, range(40)) as (running, broker):
         assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
         consumer = consumer_of(
             running, orderly=True, message_model=MessageModel.BROADCASTING, offsets_root=tmp_path / "offsets"

@@ -42,7 +42,7 @@ class Progress(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
+    def run_close_steps(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.held)))
         assert self.progress.done(offset)
         del self.held[offset]

@@ -140,27 +140,24 @@ async def test_a_stream_gives_its_results_in_order(tmp_path: Path, in_flight: in
             assert by_place[result.queue.queue_id, result.queue_offset] == message.body
 
 
-def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.start_broker()
-            taken = 0
+async def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.start_broker()
+        taken = 0
 
-            async def endless() -> AsyncIterator[Message]:
-                nonlocal taken
-                while True:
-                    taken += 1
-                    yield Message("T", b"x")
+        async def endless() -> AsyncIterator[Message]:
+            nonlocal taken
+            while True:
+                taken += 1
+                yield Message("T", b"x")
 
-            results: list[SendResult] = []
-            async for result in producer.send_many(endless(), in_flight=10):
-                results.append(result)
-                assert taken - len(results) <= 10
-                if len(results) == 50:
-                    break
-            assert len(await stored(running, "T")) >= 50
-
-    asyncio.run(run())
+        results: list[SendResult] = []
+        async for result in producer.send_many(endless(), in_flight=10):
+            results.append(result)
+            assert taken - len(results) <= 10
+            if len(results) == 50:
+                break
+        assert len(await stored(running, "T")) >= 50
 
 
 async def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> None:
@@ -401,18 +398,15 @@ async def test_a_broker_that_comes_back_elsewhere_is_found(tmp_path: Path) -> No
         assert parse_offset_msg_id(result.offset_msg_id)[0] == moved.address
 
 
-def test_the_stream_may_be_a_plain_generator(tmp_path: Path) -> None:
-    async def run() -> None:
-        def messages() -> Iterator[Message]:
-            yield from (Message("T", b"x") for _ in range(5))
+async def test_the_stream_may_be_a_plain_generator(tmp_path: Path) -> None:
+    def messages() -> Iterator[Message]:
+        yield from (Message("T", b"x") for _ in range(5))
 
-        async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-            await running.start_broker()
-            results = await sent(producer, messages())
-            assert all(isinstance(result.queue, MessageQueue) for result in results)
-            assert len(results) == 5
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.start_broker()
+        results = await sent(producer, messages())
+        assert all(isinstance(result.queue, MessageQueue) for result in results)
+        assert len(results) == 5
 
 
 async def test_brokers_know_the_producer_from_its_first_route_until_it_closes(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from client.test_sync import servers
 from rucola.client import MessageModel
 from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import TopicNotFound
+from support.broker_thread import servers
 from support.consumers import FIRST
 
 COUNT = 200

@@ -20,11 +20,21 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import OffsetResponseHeader, SearchOffsetRequestHeader
 from rucola.remoting.connection import Connection
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
+from support.consumers import (
+    FIRST,
+    ScriptedBroker,
+    cluster_with_topic,
+    committed,
+    consumer_of,
+    record_of,
+    send,
+    take,
+    until,
+)
 
 
 async def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(200)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(200)) as (running, _):
         async with consumer_of(running) as consumer:
             assert len(consumer.queues) == 4
             first = await take(consumer, 120)
@@ -39,14 +49,14 @@ async def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> 
 
 
 async def test_messages_that_come_later_wake_the_consumer(tmp_path: Path) -> None:
-    async with filled(tmp_path) as (running, _), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path) as (running, _), consumer_of(running) as consumer:
         taking = asyncio.create_task(take(consumer, 20))
         await send(running, range(20))
         assert sorted(await taking) == list(range(20))
 
 
 async def test_only_wanted_tags_come_and_the_others_count_as_done(tmp_path: Path) -> None:
-    async with filled(tmp_path) as (running, _):
+    async with cluster_with_topic(tmp_path) as (running, _):
         for body, tag in enumerate(["Aa", "BB", "C"] * 10):  # "Aa" and "BB" have one hash
             await send(running, [body], tags=tag)
         async with consumer_of(running, expression="Aa || C") as consumer:
@@ -59,7 +69,7 @@ async def test_only_wanted_tags_come_and_the_others_count_as_done(tmp_path: Path
 async def test_what_is_in_hand_is_not_done(tmp_path: Path) -> None:
     """Messages left by `break` come again; a message acknowledged, or followed by another, does not."""
 
-    async with filled(tmp_path, range(3), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running) as consumer:
             async for message in consumer:
                 if message.body == b"1":
@@ -86,7 +96,7 @@ async def test_progress_is_committed_while_the_consumer_is_open(
 
 
 async def test_an_error_in_the_loop_leaves_the_message_for_the_next(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(2), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
 
         async def fail_on_the_first() -> None:
             async with consumer_of(running) as consumer:
@@ -99,7 +109,7 @@ async def test_an_error_in_the_loop_leaves_the_message_for_the_next(tmp_path: Pa
 
 
 async def test_several_iterations_share_the_messages(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(100)) as (running, _), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path, range(100)) as (running, _), consumer_of(running) as consumer:
 
         async def drain() -> list[int]:
             return [int(message.body) async for message in consumer.messages(idle_timeout_ms=500)]
@@ -109,7 +119,7 @@ async def test_several_iterations_share_the_messages(tmp_path: Path) -> None:
 
 
 async def test_closing_ends_an_iteration(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(5)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(5)) as (running, _):
         consumer = consumer_of(running)
         await consumer.open()
         seen: Tally[MessageExt] = Tally()
@@ -148,7 +158,7 @@ async def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
         "lambda": lambda message: listen(message),
         "thread": listen_in_a_thread,
     }
-    async with filled(tmp_path, range(100)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(100)) as (running, _):
         consumer = consumer_of(running)
         consumer.listen(listeners[kind])
         async with consumer:
@@ -163,7 +173,7 @@ async def test_a_listener_at_work_may_finish_when_the_consumer_closes(tmp_path: 
         begun.set()
         await may_end.wait()
 
-    async with filled(tmp_path, [1], queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, [1], queues=1) as (running, _):
         consumer = consumer_of(running)
         await consumer.open()
         consumer.listen(listen)
@@ -175,7 +185,7 @@ async def test_a_listener_at_work_may_finish_when_the_consumer_closes(tmp_path: 
 
 
 async def test_two_members_share_the_queues_and_one_takes_over(tmp_path: Path) -> None:
-    async with filled(tmp_path, queues=5) as (running, _):
+    async with cluster_with_topic(tmp_path, queues=5) as (running, _):
         by_member: Tally[tuple[int, int]] = Tally()
 
         async def collect(number: int, consumer: PushConsumer) -> None:
@@ -218,7 +228,7 @@ async def test_a_topic_that_comes_later_is_taken_up(tmp_path: Path) -> None:
 
 
 async def test_subscriptions_come_and_go_while_open(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(4)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(4)) as (running, _):
         async with PushConsumer("c", running.namesrv, consume_from=FIRST) as consumer:
             consumer.subscribe("T")
             assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
@@ -232,7 +242,7 @@ async def test_subscriptions_come_and_go_while_open(tmp_path: Path) -> None:
 
 
 async def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
         assert sorted(await take(consumer, 10)) == list(range(10))
         await broker.stop()
         await running.start_broker(port=broker.config.listen_port)
@@ -248,7 +258,7 @@ async def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: 
 async def test_a_broker_that_was_started_again_learns_of_its_members_at_once(tmp_path: Path) -> None:
     """It forgets them when it stops. A newcomer then shares with the old member instead of taking everything."""
 
-    async with filled(tmp_path) as (running, broker), consumer_of(running) as old:
+    async with cluster_with_topic(tmp_path) as (running, broker), consumer_of(running) as old:
         await broker.stop()
         await running.start_broker(port=broker.config.listen_port)
         async with consumer_of(running) as new, asyncio.timeout(20):
@@ -345,29 +355,26 @@ async def test_a_message_given_back_is_done_here(tmp_path: Path) -> None:
         assert sorted(seen.items) == [b"0", b"1"]
 
 
-def test_a_message_that_cannot_be_given_back_is_tried_here_and_holds_the_offset(
+async def test_a_message_that_cannot_be_given_back_is_tried_here_and_holds_the_offset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
-            broker.send_back_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            await broker.start(running)
-            tries: Tally[int] = Tally()
-
-            async def listen(message: MessageExt) -> None:
-                if message.body == b"0":
-                    tries.add(message.reconsume_times)
-                    raise ValueError("never")
-
-            consumer = consumer_of(running, local_retry_ms=1)
-            consumer.listen(listen)
-            async with consumer:
-                assert (await tries.reach(4))[:4] == [0, 1, 2, 3]
-            assert broker.committed == 0
-
     caplog.set_level(logging.ERROR)
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
+        broker.send_back_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        await broker.start(running)
+        tries: Tally[int] = Tally()
+
+        async def listen(message: MessageExt) -> None:
+            if message.body == b"0":
+                tries.add(message.reconsume_times)
+                raise ValueError("never")
+
+        consumer = consumer_of(running, local_retry_ms=1)
+        consumer.listen(listen)
+        async with consumer:
+            assert (await tries.reach(4))[:4] == [0, 1, 2, 3]
+        assert broker.committed == 0
 
 
 async def test_an_iteration_gives_back_with_a_delay_level_of_its_choice(tmp_path: Path) -> None:
@@ -388,7 +395,7 @@ async def test_an_iteration_gives_back_with_a_delay_level_of_its_choice(tmp_path
 
 async def test_a_message_from_the_retry_topic_has_its_own_topic_again(tmp_path: Path) -> None:
     async with (
-        filled(tmp_path) as (running, _),
+        cluster_with_topic(tmp_path) as (running, _),
         Producer("g", running.namesrv) as producer,
         consumer_of(running) as consumer,
     ):
@@ -417,7 +424,7 @@ async def test_pulling_waits_while_too_much_is_held(tmp_path: Path) -> None:
 
 
 async def test_one_instance_carries_several_groups_but_each_once(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(3)) as (running, _), AsyncExitStack() as stack:
+    async with cluster_with_topic(tmp_path, range(3)) as (running, _), AsyncExitStack() as stack:
         instance = await stack.enter_async_context(ClientInstance(running.namesrv))
         producer = await stack.enter_async_context(Producer("g", instance=instance))
         for group in ("c", "d"):
@@ -450,7 +457,7 @@ async def test_opening_without_a_name_server_fails_and_leaves_nothing(tmp_path: 
 
 
 async def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(20)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(20)) as (running, _):
         before = asyncio.all_tasks()
         async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
             consumer.listen(lambda message: None)

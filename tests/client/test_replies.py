@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import ClientInstance, Message, MessageExt, Producer
-from rucola.client.request_reply import Replies, reply_message
+from rucola.client.request_reply import PendingReplies, reply_message
 from rucola.errors import InvalidMessage, RemotingTimeout, SendFailed
 from rucola.message import MessageInner, properties
 from rucola.message.compression import CompressionType, compress
@@ -120,22 +120,19 @@ async def test_without_a_reply_the_error_says_where_the_request_lies(tmp_path: P
             await asker.request(Message("T", b"x"), timeout_ms=100)
 
 
-def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
+async def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running, Producer("replier", running.namesrv) as replier:
-            broker = ReplyingBroker()
-            await broker.start(running)
-            async with Producer("asker", running.namesrv) as asker:
-                with pytest.raises(RemotingTimeout):
-                    await asker.request(Message("T", b"x"), timeout_ms=100)
-                await replier.reply(broker.requests.items[0], b"late")
-            broker.clients.clear()
-            with pytest.raises(SendFailed, match="channel not found"):
-                await replier.reply(broker.requests.items[0], b"later")
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running, Producer("replier", running.namesrv) as replier:
+        broker = ReplyingBroker()
+        await broker.start(running)
+        async with Producer("asker", running.namesrv) as asker:
+            with pytest.raises(RemotingTimeout):
+                await asker.request(Message("T", b"x"), timeout_ms=100)
+            await replier.reply(broker.requests.items[0], b"late")
+        broker.clients.clear()
+        with pytest.raises(SendFailed, match="channel not found"):
+            await replier.reply(broker.requests.items[0], b"later")
     assert "nobody waits for" in caplog.text
 
 
@@ -158,7 +155,7 @@ async def test_a_compressed_reply_is_given_out_plain(tmp_path: Path) -> None:
             producer_group="p", topic="c_REPLY_TOPIC", queue_id=0, sys_flag=CompressionType.ZSTD.sys_flag,
             born_timestamp=1, flag=0,
         )  # fmt: skip
-        replies = Replies()
+        replies = PendingReplies()
         with replies.expected() as (correlation_id, reply):
             header.properties = properties.join({properties.CORRELATION_ID: correlation_id}).decode()
             for _ in range(2):  # a second one does no harm

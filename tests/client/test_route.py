@@ -8,7 +8,7 @@ import random
 import pytest
 
 from rucola.client import route as route_module
-from rucola.client.route import NameServers, TopicRoute, TopicRoutes, borrowed_route, topic_route
+from rucola.client.route import NameServers, TopicRoute, TopicRoutes, default_topic_route, topic_route
 from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import encode_body
@@ -72,8 +72,8 @@ def test_a_borrowed_route_has_four_queues_a_broker_to_write_to_and_none_to_read(
             queue_datas=[queue_data("a", 7, 8, 8), queue_data("b", 7, 2, 2)],
         ),
     )
-    route = borrowed_route("T", default)
-    assert route.is_borrowed
+    route = default_topic_route("T", default)
+    assert route.is_default
     assert ids(route.write_queues) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]
     assert route.read_queues == ()
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from rucola.client import Message, MessageExt, Producer, ReconsumeLater, sync
-from rucola.client.stats import PROCESS_BOUNDS_MS, SEND_BOUNDS_MS, ConsumeCounts, Durations, SendCounts
+from rucola.client.stats import PROCESS_BOUNDS_MS, SEND_BOUNDS_MS, ConsumeCounters, Durations, SendCounters
 from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode
 from rucola.remoting.connection import Processor
 from support.cluster import cluster
-from support.consumers import consumer_of, filled, until
+from support.consumers import cluster_with_topic, consumer_of, until
 
 
 def test_durations() -> None:
-    counts = SendCounts()
+    counts = SendCounters()
     assert counts.view().sent_ms == Durations(SEND_BOUNDS_MS, (0,) * 8, 0.0)
     assert counts.view().sent_ms.mean_ms == 0.0
     for _ in range(3):
@@ -32,7 +32,7 @@ def test_durations() -> None:
 
 @pytest.mark.parametrize(("ms", "place"), [(0.2, 0), (1, 0), (1.1, 1), (60_000, 6), (60_001, 7)])
 def test_a_duration_counts_in_the_first_bound_that_holds_it(ms: float, place: int) -> None:
-    counts = ConsumeCounts()
+    counts = ConsumeCounters()
     counts.of("T").left(1, 1, ms)
     durations = counts.view("T", 0, 0).consumed_ms
     assert durations.bounds_ms == PROCESS_BOUNDS_MS
@@ -77,7 +77,7 @@ async def test_what_fails_and_what_is_given_up_is_counted(tmp_path: Path) -> Non
 
 
 async def test_what_a_listener_does_is_counted(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(20)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(20)) as (running, _):
         consumer = consumer_of(running)
 
         async def listen(message: MessageExt) -> None:
@@ -99,7 +99,7 @@ async def test_what_a_listener_does_is_counted(tmp_path: Path) -> None:
 
 
 async def test_of_a_batch_the_index_says_how_many(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(4), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(4), queues=1) as (running, _):
         consumer = consumer_of(running)
         sizes: list[int] = []
 
@@ -115,7 +115,7 @@ async def test_of_a_batch_the_index_says_how_many(tmp_path: Path) -> None:
 
 
 async def test_what_an_iteration_has_in_hand_is_counted(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(4), queues=1) as (running, _), consumer_of(running) as consumer:
+    async with cluster_with_topic(tmp_path, range(4), queues=1) as (running, _), consumer_of(running) as consumer:
         messages = consumer.messages()
         await anext(messages)
         await until(lambda: consumer.stats()["T"].pulled == 4)
@@ -132,7 +132,7 @@ async def test_what_an_iteration_has_in_hand_is_counted(tmp_path: Path) -> None:
 
 
 async def test_what_was_in_hand_for_too_long_has_failed_once(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(1), queues=1) as (running, _):
+    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
         consumer = consumer_of(running, consume_timeout_ms=20)
         may_end = asyncio.Event()
 
@@ -149,7 +149,7 @@ async def test_what_was_in_hand_for_too_long_has_failed_once(tmp_path: Path) -> 
 
 
 def test_a_topic_of_which_nothing_came_has_its_zeros() -> None:
-    counts = ConsumeCounts()
+    counts = ConsumeCounters()
     assert counts.status("T").consume_rt == 0.0
     assert counts.view("T", 3, 30).held == 3
     counts.of("T").brought(0, 5.0)
@@ -158,7 +158,7 @@ def test_a_topic_of_which_nothing_came_has_its_zeros() -> None:
 
 
 def test_windows_pass() -> None:
-    counts = ConsumeCounts()
+    counts = ConsumeCounters()
     counts.of("T").left(2, 1, 8.0)
     for _ in range(7):
         counts.sample()
@@ -168,7 +168,7 @@ def test_windows_pass() -> None:
 
 
 async def test_blocking_clients_count_too_and_any_thread_may_look(tmp_path: Path) -> None:
-    async with filled(tmp_path, range(10)) as (running, _):
+    async with cluster_with_topic(tmp_path, range(10)) as (running, _):
         seen: list[int] = []
 
         def work() -> None:

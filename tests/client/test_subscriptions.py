@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from rucola.client import ClientInstance, Message, Producer, PushConsumer
-from rucola.client.consumer.subscription_check import SubscriptionWatch
+from rucola.client.consumer.subscription_check import SubscriptionCheck
 from rucola.errors import InvalidExpression
 from rucola.protocol.heartbeat import subscription
 from support.cluster import cluster
-from support.consumers import FIRST, consumer_of, filled, take, until
+from support.consumers import FIRST, cluster_with_topic, consumer_of, take, until
 
 
-def test_members_that_subscribe_alike_hear_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async with filled(tmp_path) as (running, broker), consumer_of(running) as one, consumer_of(running) as two:
-            await until(lambda: len(one.queues) == len(two.queues) == 2)
-            for member in (one, two):
-                subscriptions = {data.topic: data for data in member.consumer_data().subscription_data_set}
-                await SubscriptionWatch("c", member.instance, subscriptions).look(broker.address)
-
-    asyncio.run(run())
+async def test_members_that_subscribe_alike_hear_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        cluster_with_topic(tmp_path) as (running, broker),
+        consumer_of(running) as one,
+        consumer_of(running) as two,
+    ):
+        await until(lambda: len(one.queues) == len(two.queues) == 2)
+        for member in (one, two):
+            subscriptions = {data.topic: data for data in member.consumer_data().subscription_data_set}
+            await SubscriptionCheck("c", member.instance, subscriptions).look(broker.address)
     assert "differently" not in caplog.text
 
 
 async def test_a_member_that_subscribes_otherwise_is_told_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with filled(tmp_path) as (running, _), consumer_of(running, expression="A") as one:
+    async with cluster_with_topic(tmp_path) as (running, _), consumer_of(running, expression="A") as one:
         async with consumer_of(running, expression="B") as two:
             one.members_changed()
             await until(lambda: "subscribe differently" in caplog.text)
@@ -43,10 +43,10 @@ async def test_a_member_that_subscribes_otherwise_is_told_of_it(
 async def test_each_difference_is_told_once_and_again_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with filled(tmp_path) as (running, broker), ClientInstance(running.namesrv) as instance:
+    async with cluster_with_topic(tmp_path) as (running, broker), ClientInstance(running.namesrv) as instance:
         async with consumer_of(running):
             own = {"%RETRY%c": subscription("%RETRY%c", "*"), "U": subscription("U", "*")}
-            watch = SubscriptionWatch("c", instance, own)
+            watch = SubscriptionCheck("c", instance, own)
             for _ in range(2):
                 await watch.look(broker.address)
             assert caplog.text.count("topic T only elsewhere; topic U only here") == 1

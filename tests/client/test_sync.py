@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rucola.client import ConsumeFromWhere, select_by_hash
-from rucola.client.sync import EventLoopThread, Message, Producer, PullConsumer, PushConsumer
+from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import InvalidMessage, MQError, RemotingConnectError, RemotingTimeout
-from support.cluster import cluster
+from support.broker_thread import servers
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-
-
-@contextmanager
-def servers(path: Path, queues: int = 2) -> Iterator[str]:
-    """A name server and a broker with topic T, in a thread of their own; gives the name server's address."""
-    thread = EventLoopThread("servers")
-    context = cluster(path)
-    running = thread.run(context.__aenter__())
-
-    async def fill() -> None:
-        await running.create_topic(await running.start_broker(), "T", queues)
-
-    try:
-        thread.run(fill())
-        yield running.namesrv
-    finally:
-        thread.run(context.__aexit__(None, None, None))
-        thread.stop()
 
 
 def test_send_pull_and_consume_without_a_loop(tmp_path: Path) -> None:

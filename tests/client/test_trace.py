@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -41,20 +41,18 @@ class Scene:
         return [message for pull in pulls for message in pull.messages]
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]], **settings: bool) -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            store = {"message_delay_level": "1s 1s 1s"}  # the third is that of a first retry
-            broker = await running.start_broker(store=store, **{"trace_topic_enable": True} | settings)
-            await running.create_topic(broker, "T", 1)
-            async with AdminClient(running.namesrv) as admin, MessageTrace(running.namesrv) as trace:
-                await act(Scene(running, broker, admin, trace))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def traced_cluster(path: Path, **settings: bool) -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        store = {"message_delay_level": "1s 1s 1s"}  # the third is that of a first retry
+        broker = await running.start_broker(store=store, **{"trace_topic_enable": True} | settings)
+        await running.create_topic(broker, "T", 1)
+        async with AdminClient(running.namesrv) as admin, MessageTrace(running.namesrv) as trace:
+            yield Scene(running, broker, admin, trace)
 
 
-def test_what_was_sent(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_what_was_sent(tmp_path: Path) -> None:
+    async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             one = await producer.send(Message("T", b"one", tags="x", keys="k1 k2"))
             late = Message("T", b"late")
@@ -81,14 +79,12 @@ def test_what_was_sent(tmp_path: Path) -> None:
         assert len(decode(message.body.decode())) == 6
         assert (await scene.admin.query_message_trace("nobody")).sends == []
 
-    play(tmp_path, act)
 
-
-def test_how_a_transaction_ended(tmp_path: Path) -> None:
+async def test_how_a_transaction_ended(tmp_path: Path) -> None:
     def commit(message: Message | MessageExt) -> LocalTransactionState:
         return LocalTransactionState.COMMIT_MESSAGE
 
-    async def act(scene: Scene) -> None:
+    async with traced_cluster(tmp_path) as scene:
         options = {"check": commit, "trace": scene.trace}
         async with TransactionProducer("p", scene.running.namesrv, **options) as producer:  # type: ignore[arg-type]
             sent = await producer.send_in_transaction(Message("T", b"half", keys="k"), commit)
@@ -98,11 +94,9 @@ def test_how_a_transaction_ended(tmp_path: Path) -> None:
         ((_, end),) = view.transactions
         assert (end.transaction_state, end.from_transaction_check, end.keys) == ("COMMIT_MESSAGE", False, "k")
 
-    play(tmp_path, act)
 
-
-def test_what_was_consumed(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_what_was_consumed(tmp_path: Path) -> None:
+    async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
             sent = await producer.send(Message("T", b"one", keys="k"))
         message = await scene.admin.query_message_by_id(sent.offset_msg_id)
@@ -123,11 +117,9 @@ def test_what_was_consumed(tmp_path: Path) -> None:
         assert (done.group, done.begin.retry_times, done.end.success) == ("c", 1, True)
         assert done.begin.timestamp <= done.end.timestamp
 
-    play(tmp_path, act)
 
-
-def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
+    async with traced_cluster(tmp_path) as scene:
         tries: Tally[int] = Tally()
 
         async def listen(message: MessageExt) -> None:
@@ -145,11 +137,9 @@ def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
         failed, done = (await scene.admin.query_message_trace(sent.msg_id)).deliveries
         assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
 
-    play(tmp_path, act)
 
-
-def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
+    async with traced_cluster(tmp_path) as scene:
         heard: Tally[MessageExt] = Tally()
 
         async def listen(message: MessageExt) -> None:
@@ -174,11 +164,9 @@ def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
         outcomes = [(one.begin and one.begin.retry_times, one.end and one.end.success) for one in view.deliveries]
         assert outcomes == [(0, False), (1, True)]
 
-    play(tmp_path, act)
 
-
-def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
+    async with traced_cluster(tmp_path, trace_on=False) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             sent = await producer.send(Message("T", b"one"))
         message = await scene.admin.query_message_by_id(sent.offset_msg_id)
@@ -188,11 +176,9 @@ def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
         await scene.trace.flush()
         assert await scene.written() == []
 
-    play(tmp_path, act, trace_on=False)
 
-
-def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def act(scene: Scene) -> None:
+async def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             messages = [Message("T", b"x", keys=f"key-{number}") for number in range(MAX_PENDING + 2)]
             assert len(await producer.send_batch(messages)) == MAX_PENDING + 2
@@ -204,18 +190,14 @@ def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogCapture
         assert len(entries) == MAX_PENDING
         assert "2 entries of the message trace were dropped" in caplog.text
 
-    play(tmp_path, act)
 
-
-def test_without_a_place_to_write_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_place_to_write_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Sending goes on; the trace is lost, and the log says so."""
 
-    async def act(scene: Scene) -> None:
+    async with traced_cluster(tmp_path, trace_topic_enable=False, auto_create_topic_enable=False) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             await producer.send(Message("T", b"one"))
         await scene.trace.flush()
         with pytest.raises(TopicNotFound):
             await scene.admin.query_message_trace("any")
         assert "a part of the message trace is lost" in caplog.text
-
-    play(tmp_path, act, trace_topic_enable=False, auto_create_topic_enable=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from client.test_sync import servers
 from rucola.broker.broker import Broker
 from rucola.client import (
     ClientInstance,
@@ -35,6 +33,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
+from support.broker_thread import servers
 from support.cluster import HOST, Cluster, Tally, cluster
 
 COMMIT = LocalTransactionState.COMMIT_MESSAGE
@@ -161,25 +160,22 @@ async def test_a_producer_that_was_started_again_is_asked(tmp_path: Path) -> Non
             assert message.body == b"left open"
 
 
-def test_a_question_to_a_producer_that_knows_no_transactions_is_logged(
+async def test_a_question_to_a_producer_that_knows_no_transactions_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with cluster(tmp_path) as running:
-            broker = await start(running, **EAGER)
-            async with (
-                ClientInstance(running.namesrv) as instance,
-                Producer("p", instance=instance) as producer,
-                PullConsumer("r", instance=instance) as reader,
-            ):
-                await producer.queues("T")
-                await instance.beat()
-                await producer.send(Message("T", b"body", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
-                halves = MessageQueue(TRANS_HALF_TOPIC, broker.config.broker_name, 0)
-                copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection on which it was asked
-                assert copied.messages[0].body == b"body"
-
-    asyncio.run(run())
+    async with cluster(tmp_path) as running:
+        broker = await start(running, **EAGER)
+        async with (
+            ClientInstance(running.namesrv) as instance,
+            Producer("p", instance=instance) as producer,
+            PullConsumer("r", instance=instance) as reader,
+        ):
+            await producer.queues("T")
+            await instance.beat()
+            await producer.send(Message("T", b"body", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
+            halves = MessageQueue(TRANS_HALF_TOPIC, broker.config.broker_name, 0)
+            copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection on which it was asked
+            assert copied.messages[0].body == b"body"
     assert "group 'p', which has no TransactionProducer here" in caplog.text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from rucola.client import PushConsumer
 from rucola.client.instance import ClientInstance
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
@@ -42,7 +40,7 @@ def form(body: bytes) -> Any:
 
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
-def test_recorded_questions_get_answers_of_the_same_form(golden: Path, tmp_path: Path, serializer: str) -> None:
+async def test_recorded_questions_get_answers_of_the_same_form(golden: Path, tmp_path: Path, serializer: str) -> None:
     recorded = asked_of_the_consumer(golden, serializer)
     assert {exchange.code for exchange in recorded} == {
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
@@ -50,22 +48,20 @@ def test_recorded_questions_get_answers_of_the_same_form(golden: Path, tmp_path:
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
     }
 
-    async def ask() -> list[RemotingCommand]:
-        connections: list[Connection] = []
-        asking = RemotingServer(HOST, 0, {}, on_open=connections.append)
-        await asking.start()
-        async with cluster(tmp_path) as running, ClientInstance(running.namesrv) as client:
-            await running.create_topic(await running.start_broker(), "WA")
-            consumer = PushConsumer(GROUP, instance=client)
-            consumer.subscribe("WA", "TagA || TagB")
-            consumer.listen(lambda message: None)
-            async with consumer:
-                await client.remoting.connect(f"{HOST}:{asking.port}")
-                answers = [await connections[0].request(decode(one.request), Deadline(TIMEOUT_MS)) for one in recorded]
-        await asking.stop()
-        return answers
+    connections: list[Connection] = []
+    asking = RemotingServer(HOST, 0, {}, on_open=connections.append)
+    await asking.start()
+    async with cluster(tmp_path) as running, ClientInstance(running.namesrv) as client:
+        await running.create_topic(await running.start_broker(), "WA")
+        consumer = PushConsumer(GROUP, instance=client)
+        consumer.subscribe("WA", "TagA || TagB")
+        consumer.listen(lambda message: None)
+        async with consumer:
+            await client.remoting.connect(f"{HOST}:{asking.port}")
+            answers = [await connections[0].request(decode(one.request), Deadline(TIMEOUT_MS)) for one in recorded]
+    await asking.stop()
 
-    for exchange, answer in zip(recorded, asyncio.run(ask()), strict=True):
+    for exchange, answer in zip(recorded, answers, strict=True):
         expected = decode(exchange.answer or b"")
         assert answer.code == expected.code, exchange
         assert answer.opaque == expected.opaque, exchange

@@ -28,7 +28,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
-from rucola.store.tools.grep import Question, grep
+from rucola.store.tools.grep import SearchQuery, grep
 from rucola.store.tools.repair import repair
 from support.servers import run, server
 from support.stores import config, crashed_copy, inner
@@ -377,7 +377,7 @@ def test_on_a_read_only_disk_everything_is_read_and_nobody_serves(
         assert [row["queueOffset"] for row in dump(root)] == [*range(20)]
         with StoreReader(root) as reader:
             assert reader.queues() == {("T", 0): (0, 20)}
-            (found,) = grep(reader, Question(topic="T", key="k7"))
+            (found,) = grep(reader, SearchQuery(topic="T", key="k7"))
             assert found.body == sent[7]
         assert repair(root, tmp_path / "copy", settings=config(root)).kept == 20
         for place in (root, tmp_path / "disk" / "new"):

@@ -98,7 +98,7 @@ def use(settings: StoreConfig, say: Say) -> None:
                 write_config(config_path(settings.store_path_root_dir, "topics"), {"v": number})
             if number == end - 5:
                 say("deletions", store.min_physical_offset + settings.mapped_file_size_commit_log)
-                store.begin_cleaning(now_ms, 12, [DiskUsage(settings.store_path_root_dir, 86, 100)])
+                store.begin_retention_round(now_ms, 12, [DiskUsage(settings.store_path_root_dir, 86, 100)])
                 assert store.expire(now_ms)
                 store.delete_expired()
         store.close()

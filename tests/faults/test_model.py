@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
     def clean(self, count: int, is_deleted: bool) -> None:
         """The disk is so full that the oldest files go, as many as that, but not the one that is written."""
         size = self.store.config.mapped_file_size_commit_log
-        self.store.begin_cleaning(self.now_ms, NOON, [DiskUsage(self.root, 86, 100)])
+        self.store.begin_retention_round(self.now_ms, NOON, [DiskUsage(self.root, 86, 100)])
         for _ in range(count):
             before = self.store.min_physical_offset
             if self.store.expire(self.now_ms) and is_deleted:

@@ -237,7 +237,7 @@ def test_files_that_go_when_the_power_fails_go_in_an_order_that_loses_nothing_el
     with closing(Disk(root)) as disk:
         disk.on_call = fail
         with disk.recording():
-            store.begin_cleaning(60_000, 12, [DiskUsage(root, 86, 100)])
+            store.begin_retention_round(60_000, 12, [DiskUsage(root, 86, 100)])
             while store.expire(60_000):
                 store.delete_expired()
         begin = store.min_physical_offset

@@ -240,14 +240,14 @@ class Wire:
 
     def pump(self) -> int:
         """Send all that the slave does not have; what it reports then."""
-        while (found := self.master.held(self._position, 1000)) is not None:
+        while (found := self.master.hold_bytes(self._position, 1000)) is not None:
             file, view = found
             stream = encode_header(self._position, len(view)) + bytes(view)
             self._position += len(view)
             view.release()
             file.release()
             for physical_offset, piece in self._transfers.receive_data(stream):
-                self.replica.take(physical_offset, piece)
+                self.replica.append(physical_offset, piece)
         return self._reports.receive_data(encode_report(self.slave.max_physical_offset))[-1]
 
 

@@ -43,7 +43,7 @@ def test_hosts(text: str, size: int, printed: str) -> None:
     "text", ["", "127.0.0.1", ":1", "localhost:1", "1.2.3:4", "1.2.3.4:65536", "1.2.3.4:-1", "1.2.3.4:²"]
 )
 def test_no_hosts(text: str) -> None:
-    with pytest.raises(InvalidMessage, match="no address:port"):
+    with pytest.raises(InvalidMessage, match="not an address:port"):
         encode_host(text)
 
 
@@ -126,7 +126,7 @@ def test_a_forked_process_makes_other_ids() -> None:
 
 @pytest.mark.parametrize("text", ["", "xyz", "00" * 15, "0" * 31 + "g"])
 def test_no_unique_id(text: str) -> None:
-    with pytest.raises(InvalidMessage, match="no unique id"):
+    with pytest.raises(InvalidMessage, match="not a unique id"):
         ids.unique_id_time_ms(text, 0)
 
 
@@ -157,7 +157,7 @@ def test_compressed_bodies_come_back(body: bytes, kind: CompressionType, level: 
 @pytest.mark.parametrize("kind", CompressionType)
 def test_a_bomb_is_stopped(kind: CompressionType) -> None:
     packed = compress(bytes(10_000_000), kind)
-    with pytest.raises(InvalidMessage, match="beyond 1000000 bytes"):
+    with pytest.raises(InvalidMessage, match="expands to more than 1000000 bytes"):
         decompress(packed, kind.sys_flag, max_size=1_000_000)
     assert len(decompress(packed, kind.sys_flag, max_size=10_000_000)) == 10_000_000
 

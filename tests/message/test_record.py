@@ -267,17 +267,17 @@ def test_a_changed_byte_is_refused_or_read_as_it_stands(store_host: bytes) -> No
 def test_a_record_cut_at_any_byte_is_refused(store_host: bytes) -> None:
     whole = sample(store_host)
     for size in range(len(whole)):
-        with pytest.raises(InvalidMessage, match="no record at byte 0"):
+        with pytest.raises(InvalidMessage, match="invalid record at byte 0"):
             decode(whole[:size])
     assert decode(whole).topic == "Flights"
 
 
 def test_errors_name_the_position() -> None:
-    with pytest.raises(InvalidMessage, match="no record at byte 5: magic is 0x00000000"):
+    with pytest.raises(InvalidMessage, match="invalid record at byte 5: magic is 0x00000000"):
         decode(bytes(5) + bytes(200), 5)
     with pytest.raises(InvalidMessage, match="byte -1"):
         decode(sample(), -1)
-    with pytest.raises(InvalidMessage, match=f"no record at byte {len(sample())}"):
+    with pytest.raises(InvalidMessage, match=f"invalid record at byte {len(sample())}"):
         decode_many(sample() + b"x")
 
 

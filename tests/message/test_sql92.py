@@ -95,8 +95,8 @@ def test_not_matching(expression: str, properties: dict[str, str]) -> None:
         ("NOT a > 5", 0, "only numbers and properties have an order"),
         ("-a IN ('x')", 0, "only a property can be IN a list"),
         ("a between 10 and 0", 10, "the range from 10 to 0 is empty"),
-        ("a > 0.0", 4, "0.0 is no double between 5e-324 and 1.7976931348623157e+308"),
-        ("a > 9223372036854775808", 4, "9223372036854775808 is above 9223372036854775807, the greatest long"),
+        ("a > 0.0", 4, "0.0 is not a double between 5e-324 and 1.7976931348623157e+308"),
+        ("a > 9223372036854775808", 4, "9223372036854775808 is above 9223372036854775807, the largest long"),
         ("NOT " * (MAX_DEPTH + 1) + "TRUE", 0, f"it is nested more than {MAX_DEPTH} deep"),
     ],
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,22 +63,19 @@ class Talk:
         return await self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
 
 
-def talk(
-    scenario: Callable[[Talk], Awaitable[None]],
+@asynccontextmanager
+async def running_namesrv(
     config: NamesrvConfig | None = None,
     clock_ms: Callable[[], int] = lambda: 0,
-) -> None:
+) -> AsyncIterator[Talk]:
     """Run a scenario against a name server of its own."""
 
-    async def run() -> None:
-        async with Namesrv("127.0.0.1", 0, config=config, clock_ms=clock_ms) as namesrv:
-            client = RemotingClient()
-            try:
-                await scenario(Talk(namesrv, client))
-            finally:
-                await client.close()
-
-    asyncio.run(run())
+    async with Namesrv("127.0.0.1", 0, config=config, clock_ms=clock_ms) as namesrv:
+        client = RemotingClient()
+        try:
+            yield Talk(namesrv, client)
+        finally:
+            await client.close()
 
 
 def registration(
@@ -109,7 +106,7 @@ def registration(
 
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
-def test_recorded_requests_get_equal_answers(golden: Path, serializer: str) -> None:
+async def test_recorded_requests_get_equal_answers(golden: Path, serializer: str) -> None:
     recorded = [e for e in exchanges(golden) if e.port == RECORDED_PORT and e.serializer == serializer]
     # Not every registration is in the recording: before a route that only a missing one explains, register its topic.
     missing = RegisterBrokerRequestHeader(
@@ -122,17 +119,6 @@ def test_recorded_requests_get_equal_answers(golden: Path, serializer: str) -> N
         )
     )
 
-    async def scenario(t: Talk) -> None:
-        for exchange in recorded:
-            request = decode(exchange.request)
-            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and request.ext_fields["topic"] == "WSql":
-                await t.ask(RequestCode.REGISTER_BROKER, missing, encode_registration(wsql))
-            if exchange.answer is None:
-                await t.client.invoke_oneway(t.address, request)
-                continue
-            answer = await t.client.invoke(t.address, request)
-            compare(exchange, answer, decode(exchange.answer))
-
     def compare(exchange: Exchange, answer: RemotingCommand, expected: RemotingCommand) -> None:
         assert answer.code == expected.code, exchange
         assert answer.opaque == expected.opaque, exchange
@@ -142,7 +128,16 @@ def test_recorded_requests_get_equal_answers(golden: Path, serializer: str) -> N
         if exchange.code in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO):
             assert answer.body == expected.body, exchange
 
-    talk(scenario)
+    async with running_namesrv() as t:
+        for exchange in recorded:
+            request = decode(exchange.request)
+            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and request.ext_fields["topic"] == "WSql":
+                await t.ask(RequestCode.REGISTER_BROKER, missing, encode_registration(wsql))
+            if exchange.answer is None:
+                await t.client.invoke_oneway(t.address, request)
+                continue
+            answer = await t.client.invoke(t.address, request)
+            compare(exchange, answer, decode(exchange.answer))
     assert {e.code for e in recorded} == {100, 101, 102, 103, 104, 105, 106, 205, 206, 216, 219, 224, 304, 319, 327}
 
 
@@ -150,50 +145,42 @@ def test_recorded_requests_get_equal_answers(golden: Path, serializer: str) -> N
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_registration_comes_plain_or_compressed(compress: bool) -> None:
-    async def scenario(t: Talk) -> None:
+async def test_a_registration_comes_plain_or_compressed(compress: bool) -> None:
+    async with running_namesrv() as t:
         answer = await t.ask(RequestCode.REGISTER_BROKER, *registration("T", "U", compress=compress))
         assert (answer.code, answer.ext_fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
         listed = await t.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         assert decode_body(TopicList, listed.body).topic_list == ["T", "U"]
 
-    talk(scenario)
 
-
-def test_a_registration_whose_bytes_changed_on_the_way_is_refused() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_a_registration_whose_bytes_changed_on_the_way_is_refused() -> None:
+    async with running_namesrv() as t:
         header, body = registration("T")
         answer = await t.ask(RequestCode.REGISTER_BROKER, header, body.replace(b'"T"', b'"X"'))
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
 
-    talk(scenario)
-
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-3], lambda body: b"\x00" + body[1:], lambda body: b"{"])
-def test_a_compressed_registration_that_is_damaged_is_refused(damage: Callable[[bytes], bytes]) -> None:
-    async def scenario(t: Talk) -> None:
+async def test_a_compressed_registration_that_is_damaged_is_refused(damage: Callable[[bytes], bytes]) -> None:
+    async with running_namesrv() as t:
         header, body = registration("T", compress=True)
         header.body_crc32 = 0
         answer = await t.ask(RequestCode.REGISTER_BROKER, header, damage(body))
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "compressed registration" in (answer.remark or "")
 
-    talk(scenario)
 
-
-def test_a_slave_is_told_its_master() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_a_slave_is_told_its_master() -> None:
+    async with running_namesrv() as t:
         await t.ask(RequestCode.REGISTER_BROKER, *registration("T"))
         answer = await t.ask(RequestCode.REGISTER_BROKER, *registration(address="127.0.0.2:10911", broker_id=1))
         told = answer.decode_header(RegisterBrokerResponseHeader)
         assert (told.ha_server_addr, told.master_addr) == ("127.0.0.1:10912", "127.0.0.1:10911")
 
-    talk(scenario)
 
-
-def test_a_broker_asks_whether_its_topics_changed() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_a_broker_asks_whether_its_topics_changed() -> None:
+    async with running_namesrv() as t:
         header = BrokerRequestHeader(
             broker_name="broker-a", broker_addr="127.0.0.1:10911", cluster_name="DefaultCluster", broker_id=0
         )
@@ -209,11 +196,9 @@ def test_a_broker_asks_whether_its_topics_changed() -> None:
         assert await changed(version) == (False, encode_body(version))
         assert await changed(version.next(1_700_000_000_001)) == (True, encode_body(version))
 
-    talk(scenario)
 
-
-def test_a_broker_goes_with_its_connection() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_a_broker_goes_with_its_connection() -> None:
+    async with running_namesrv() as t:
         broker = RemotingClient()
         await broker.invoke_ok(t.address, RemotingCommand.request(RequestCode.REGISTER_BROKER, *registration("T")))
         (connection,) = t.namesrv.connections
@@ -222,14 +207,11 @@ def test_a_broker_goes_with_its_connection() -> None:
         await connection.closed.wait()
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
 
-    talk(scenario)
 
-
-def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
+async def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
     now_ms = 0
 
-    async def scenario(t: Talk) -> None:
-        nonlocal now_ms
+    async with running_namesrv(clock_ms=lambda: now_ms) as t:
         broker = RemotingClient()
         connection = await broker.connect(t.address)
         await connection.request(
@@ -244,25 +226,21 @@ def test_a_silent_broker_is_dropped_and_hung_up_on() -> None:
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
         await broker.close()
 
-    talk(scenario, clock_ms=lambda: now_ms)
 
-
-def test_a_connection_that_nobody_uses_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_that_nobody_uses_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def scenario(t: Talk) -> None:
+    async with running_namesrv(NamesrvConfig(server_channel_max_idle_time_seconds=1)) as t:
         silent = await t.client.connect(t.address)
         await silent.closed.wait()
         assert any("closing the connection, idle for 1 s" in message for message in caplog.messages)
-
-    talk(scenario, NamesrvConfig(server_channel_max_idle_time_seconds=1))
 
 
 # What clients and administrators ask.
 
 
-def test_newer_clients_get_quoted_broker_ids() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_newer_clients_get_quoted_broker_ids() -> None:
+    async with running_namesrv() as t:
         await t.ask(RequestCode.REGISTER_BROKER, *registration("T"))
 
         async def body(version: int, **ext: str) -> bytes:
@@ -275,11 +253,9 @@ def test_newer_clients_get_quoted_broker_ids() -> None:
         assert b'{"0":"127.0.0.1:10911"}' in await body(333, acceptStandardJsonOnly="true")
         assert decode_body(TopicRouteData, await body(333)) == decode_body(TopicRouteData, await body(409))
 
-    talk(scenario)
 
-
-def test_an_order_configuration_reaches_brokers_and_clients() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_an_order_configuration_reaches_brokers_and_clients() -> None:
+    async with running_namesrv() as t:
         await t.ask(
             RequestCode.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="a:4")
         )
@@ -289,11 +265,9 @@ def test_an_order_configuration_reaches_brokers_and_clients() -> None:
         await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true\n")
         assert decode_body(TopicRouteData, (await t.route("T")).body).order_topic_conf == "a:4"
 
-    talk(scenario)
 
-
-def test_topics_of_units() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_topics_of_units() -> None:
+    async with running_namesrv() as t:
         header, _ = registration()
         header.body_crc32 = 0
         table = {str(flag): TopicConfig(topic_name=str(flag), topic_sys_flag=flag) for flag in range(4)}
@@ -308,11 +282,9 @@ def test_topics_of_units() -> None:
         assert await listed(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["2", "3"]
         assert await listed(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["2"]
 
-    talk(scenario)
 
-
-def test_what_is_not_there_is_answered_with_its_code() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_what_is_not_there_is_answered_with_its_code() -> None:
+    async with running_namesrv() as t:
         assert (await t.route("T")).code == ResponseCode.TOPIC_NOT_EXIST
         value = await t.ask(RequestCode.GET_KV_CONFIG, KVConfigRequestHeader(namespace="n", key="k"))
         assert (value.code, value.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: n Key: k")
@@ -323,19 +295,15 @@ def test_what_is_not_there_is_answered_with_its_code() -> None:
         info = await t.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
         assert decode_body(ClusterInfo, info.body) == ClusterInfo()
 
-    talk(scenario)
 
-
-def test_an_unknown_code_and_a_missing_field_are_answered() -> None:
-    async def scenario(t: Talk) -> None:
+async def test_an_unknown_code_and_a_missing_field_are_answered() -> None:
+    async with running_namesrv() as t:
         assert (await t.ask(9999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         answer = await t.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "topic" in (answer.remark or "")
         binary = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, serialize_type=SerializeType.ROCKETMQ, opaque=-7)
         assert (await t.client.invoke(t.address, binary)).serialize_type is SerializeType.ROCKETMQ
-
-    talk(scenario)
 
 
 # Configuration.
@@ -353,10 +321,10 @@ def test_the_defaults_are_apaches(golden: Path) -> None:
         assert differing == {"kvConfigPath", "configStorePath"}
 
 
-def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:
+async def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:
     stored = tmp_path / "namesrv.conf"
 
-    async def scenario(t: Talk) -> None:
+    async with running_namesrv(NamesrvConfig(config_store_path=str(stored))) as t:
         shown = (await t.ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
         assert f"listenPort={t.namesrv.port}\n" in shown
         assert "orderMessageEnable=false\n" in shown
@@ -375,22 +343,16 @@ def test_configuration_is_shown_and_changed(tmp_path: Path) -> None:
         )
         assert (await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG)).code == ResponseCode.SUCCESS
 
-    talk(scenario, NamesrvConfig(config_store_path=str(stored)))
 
-
-def test_the_key_value_table_outlives_the_server(tmp_path: Path) -> None:
+async def test_the_key_value_table_outlives_the_server(tmp_path: Path) -> None:
     config = NamesrvConfig(kv_config_path=str(tmp_path / "kvConfig.json"))
     put = PutKVConfigRequestHeader(namespace="n", key="k", value="v")
 
-    async def first(t: Talk) -> None:
+    async with running_namesrv(config) as t:
         assert (await t.ask(RequestCode.PUT_KV_CONFIG, put)).code == ResponseCode.SUCCESS
-
-    async def second(t: Talk) -> None:
+    async with running_namesrv(config) as t:
         answer = await t.ask(RequestCode.GET_KV_CONFIG, KVConfigRequestHeader(namespace="n", key="k"))
         assert answer.ext_fields == {"value": "v"}
-
-    talk(first, config)
-    talk(second, config)
 
 
 # Start and stop.
@@ -413,8 +375,8 @@ async def test_a_broken_key_value_table_leaves_no_port_open(tmp_path: Path) -> N
     assert namesrv.port == 0
 
 
-def test_what_happens_to_brokers_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(t: Talk) -> None:
+async def test_what_happens_to_brokers_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_namesrv() as t:
         with caplog.at_level(logging.INFO, "rucola.namesrv"):
             header, body = registration("T")
             await t.ask(RequestCode.REGISTER_BROKER, header, body)
@@ -427,8 +389,6 @@ def test_what_happens_to_brokers_is_logged(caplog: pytest.LogCaptureFixture) -> 
                     t.address,
                     RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="T")),
                 )
-
-    talk(scenario)
     assert [record.message for record in caplog.records] == [
         "broker broker-a at 127.0.0.1:10911 registered in cluster DefaultCluster",
         "broker broker-a at 127.0.0.1:10911 unregistered",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.server
 import json
 import socketserver
@@ -287,11 +286,11 @@ def server(server: socketserver.BaseServer) -> Iterator[int]:
 ALERT = digest("DEAD", ["A", "B"], [None, "in the dead letter queue of group g"])
 
 
-def deliver(sink: Sink) -> bool:
-    return asyncio.run(Alerts([sink], clock_s=lambda: 0.0).raise_alert(ALERT))
+async def deliver(sink: Sink) -> bool:
+    return await Alerts([sink], clock_s=lambda: 0.0).raise_alert(ALERT)
 
 
-def test_webhook() -> None:
+async def test_webhook() -> None:
     posted: list[Any] = []
     answers = [500, 200]
 
@@ -305,14 +304,14 @@ def test_webhook() -> None:
 
     with server(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as port:
         sink = webhook_sink(f"http://127.0.0.1:{port}/hook")
-        assert not deliver(sink)
-        assert deliver(sink)
+        assert not await deliver(sink)
+        assert await deliver(sink)
     assert posted[1]["kind"] == "DEAD"
     assert posted[1]["message_ids"] == ["A", "B"]
     assert posted[1]["text"] == ALERT.text()
 
 
-def test_email() -> None:
+async def test_email() -> None:
     mails: list[str] = []
 
     class Smtp(socketserver.StreamRequestHandler):
@@ -334,7 +333,7 @@ def test_email() -> None:
                         return
 
     with server(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as port:
-        assert deliver(email_sink("127.0.0.1", port, "rucola@example.org", ["a@example.org", "b@example.org"]))
+        assert await deliver(email_sink("127.0.0.1", port, "rucola@example.org", ["a@example.org", "b@example.org"]))
     (mail,) = mails
     assert "Subject: rucola: 2 messages DEAD" in mail
     assert "To: a@example.org, b@example.org" in mail

@@ -1,24 +1,13 @@
-"""Every test here runs on a loop of asyncio's and on one whose answers leave at the end of a turn."""
+"""Every asynchronous test of this package runs on asyncio's event loop and on the one that batches socket writes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
-import pytest
+from collections.abc import Callable
 
 from rucola.remoting.event_loop import TurnLoop
 
 
-@pytest.fixture(autouse=True, params=[asyncio.SelectorEventLoop, TurnLoop], ids=["at once", "in turns"])
-def loop_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[asyncio.AbstractEventLoop]:
-    """The type of the loop on which `asyncio.run` runs a test."""
-    loop_type: type[asyncio.AbstractEventLoop] = request.param
-
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=loop_type) as runner:
-            runner.run(main)
-
-    monkeypatch.setattr(asyncio, "run", run)
-    return loop_type
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The factories of the loops by the name that a test's id gets; pytest-asyncio calls this."""
+    return {"asyncio": asyncio.SelectorEventLoop, "write-batching": TurnLoop}

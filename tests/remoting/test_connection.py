@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,90 +15,14 @@ from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
-from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply, address_of
+from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.server import RemotingServer
-
-ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
-
-
-def echo(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    return command.response(ResponseCode.SUCCESS, body=command.body)
-
-
-def with_server(
-    scenario: Callable[[RemotingServer], Awaitable[None]], processors: dict[int, Processor], **options: object
-) -> None:
-    """Run a scenario against a server of its own."""
-
-    async def run() -> None:
-        server = RemotingServer("127.0.0.1", 0, processors, **options)  # type: ignore[arg-type]
-        await server.start()
-        try:
-            await scenario(server)
-        finally:
-            await server.stop()
-
-    asyncio.run(run())
-
-
-def request(code: int, body: bytes = b"") -> RemotingCommand:
-    return RemotingCommand.request(code, body=body)
-
-
-class Raw:
-    """A peer that writes and reads bytes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self._decoder = FrameDecoder(1 << 30)
-
-    @classmethod
-    async def to(cls, server: RemotingServer) -> Raw:
-        return cls(*await asyncio.open_connection("127.0.0.1", server.port))
-
-    @property
-    def name(self) -> str:
-        """What the server calls it."""
-        return address_of(self.writer.get_extra_info("sockname"))
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def commands(self, count: int) -> list[RemotingCommand]:
-        got: list[RemotingCommand] = []
-        while len(got) < count:
-            data = await self.reader.read(1 << 20)
-            assert data, f"the server closed after {len(got)} of {count} answers"
-            got += self._decoder.receive_data(data)
-        return got
-
-    async def end(self) -> bytes:
-        """What comes until the server closes."""
-        return await self.reader.read()
-
-    async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
-
+from support.raw_peer import BIG, ECHO, HOLD, NOTIFY, RawPeer, echo, remoting_server, request
 
 # Answers.
 
 
-def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
-        requests = [request(ECHO, str(n).encode()) for n in range(50)]
-        await peer.send(b"".join(command.encode() for command in requests))
-        expected = b"".join(command.response(0, body=command.body).encode() for command in requests)
-        first = await peer.reader.read(1 << 20)
-        rest = await peer.reader.readexactly(len(expected) - len(first))
-        assert first + rest == expected
-        assert writes == [len(expected)]
-        await peer.close()
-
+async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
     writes: list[int] = []
 
     def note_writes(connection: Connection) -> None:
@@ -111,11 +34,20 @@ def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
 
         connection._write = noted
 
-    with_server(scenario, {ECHO: echo}, on_open=note_writes)
+    async with remoting_server({ECHO: echo}, on_open=note_writes) as server:
+        peer = await RawPeer.to(server)
+        requests = [request(ECHO, str(n).encode()) for n in range(50)]
+        await peer.send(b"".join(command.encode() for command in requests))
+        expected = b"".join(command.response(0, body=command.body).encode() for command in requests)
+        first = await peer.reader.read(1 << 20)
+        rest = await peer.reader.readexactly(len(expected) - len(first))
+        assert first + rest == expected
+        assert writes == [len(expected)]
+        await peer.close()
 
 
-def test_an_answer_has_the_requests_serialization() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_an_answer_has_the_requests_serialization() -> None:
+    async with remoting_server({ECHO: echo}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         for serialize_type in SerializeType:
@@ -124,10 +56,8 @@ def test_an_answer_has_the_requests_serialization() -> None:
             assert (await client.invoke(address, command)).serialize_type is serialize_type
         await client.close()
 
-    with_server(scenario, {ECHO: echo})
 
-
-def test_one_way_requests_are_processed_and_never_answered() -> None:
+async def test_one_way_requests_are_processed_and_never_answered() -> None:
     seen: list[bytes] = []
 
     def note(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -144,8 +74,8 @@ def test_one_way_requests_are_processed_and_never_answered() -> None:
         seen.append(command.body)
         return command.response(0)
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    async with remoting_server({ECHO: note, HOLD: lambda _, command: later(command), BIG: fail}) as server:
+        peer = await RawPeer.to(server)
         for code in (ECHO, HOLD, BIG, 99):
             await peer.send(RemotingCommand.oneway(code, body=str(code).encode()).encode())
         last = request(ECHO, b"last")
@@ -155,25 +85,21 @@ def test_one_way_requests_are_processed_and_never_answered() -> None:
         assert sorted(seen) == [b"1", b"2", b"last"]
         await peer.close()
 
-    with_server(scenario, {ECHO: note, HOLD: lambda _, command: later(command), BIG: fail})
 
-
-def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_one_way_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     def fail(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    async with remoting_server({ECHO: fail, HOLD: echo}) as server:
+        peer = await RawPeer.to(server)
         await peer.send(RemotingCommand.oneway(ECHO).encode() + request(HOLD).encode())
         await peer.commands(1)
         await peer.close()
-
-    with_server(scenario, {ECHO: fail, HOLD: echo})
     (record,) = caplog.records
     assert record.message.endswith("one-way request code 1 failed: the topic is empty")
 
 
-def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixture) -> None:
     def ours(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")
 
@@ -186,7 +112,7 @@ def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixture) -
     def unsendable(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         return command.response(0, remark="\ud800")
 
-    async def scenario(server: RemotingServer) -> None:
+    async with remoting_server({1: ours, 2: other, 3: lambda _, command: late(command), 4: unsendable}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         answers = [await client.invoke(address, request(code)) for code in (1, 2, 3, 4, 5)]
@@ -204,12 +130,10 @@ def test_errors_of_processors_become_answers(caplog: pytest.LogCaptureFixture) -
         assert answers[4].remark == " request type 5 not supported"
         assert len(server.connections) == 1, "the connection lives on"
         await client.close()
-
-    with_server(scenario, {1: ours, 2: other, 3: lambda _, command: late(command), 4: unsendable})
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
-def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
+async def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
     held: list[asyncio.Future[RemotingCommand]] = []
 
     def hold(connection: Connection, command: RemotingCommand) -> Reply:
@@ -218,8 +142,8 @@ def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
         held.append(future)
         return future
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    async with remoting_server({ECHO: echo, HOLD: hold}) as server:
+        peer = await RawPeer.to(server)
         first, second, third = request(HOLD), request(ECHO), request(HOLD)
         await peer.send(first.encode() + second.encode() + third.encode())
         assert [answer.opaque for answer in await peer.commands(1)] == [second.opaque]
@@ -228,11 +152,10 @@ def test_awaitable_replies_come_when_they_are_ready_and_together() -> None:
         assert [answer.opaque for answer in await peer.commands(2)] == [third.opaque, first.opaque]
         await peer.close()
 
-    with_server(scenario, {ECHO: echo, HOLD: hold})
 
-
-def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    processors: dict[int, Processor] = {ECHO: echo}
+    async with remoting_server(processors) as server:
         asked, release = asyncio.Event(), asyncio.Event()
 
         async def hold(command: RemotingCommand) -> RemotingCommand:
@@ -241,7 +164,7 @@ def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixtu
             return command.response(0)
 
         processors[HOLD] = lambda _, command: hold(command)
-        peer = await Raw.to(server)
+        peer = await RawPeer.to(server)
         await peer.send(request(HOLD).encode())
         await asked.wait()
         (served,) = server.connections
@@ -249,13 +172,10 @@ def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixtu
         await served.closed.wait()
         release.set()
         served.send(request(ECHO))
-        other = await Raw.to(server)
+        other = await RawPeer.to(server)
         await other.send(request(ECHO).encode())
         assert len(await other.commands(1)) == 1
         await other.close()
-
-    processors: dict[int, Processor] = {ECHO: echo}
-    with_server(scenario, processors)
     assert caplog.records == []
 
 
@@ -266,9 +186,11 @@ def test_a_held_reply_of_a_gone_peer_goes_nowhere(caplog: pytest.LogCaptureFixtu
     "garbage",
     [b"\x7f\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x01"],
 )
-def test_garbage_closes_that_connection_with_one_log_line(caplog: pytest.LogCaptureFixture, garbage: bytes) -> None:
-    async def scenario(server: RemotingServer) -> None:
-        good, bad = await Raw.to(server), await Raw.to(server)
+async def test_garbage_closes_that_connection_with_one_log_line(
+    caplog: pytest.LogCaptureFixture, garbage: bytes
+) -> None:
+    async with remoting_server({ECHO: echo}) as server:
+        good, bad = await RawPeer.to(server), await RawPeer.to(server)
         before = request(ECHO, b"before")
         await bad.send(before.encode() + garbage)
         (answer,) = FrameDecoder().receive_data(await bad.end())
@@ -277,44 +199,42 @@ def test_garbage_closes_that_connection_with_one_log_line(caplog: pytest.LogCapt
         assert len(await good.commands(1)) == 1
         await bad.close()
         await good.close()
-
-    with_server(scenario, {ECHO: echo})
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "closing the connection: " in record.message
 
 
-def test_a_frame_over_the_servers_limit_closes_the_connection() -> None:
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+async def test_a_frame_over_the_servers_limit_closes_the_connection() -> None:
+    async with remoting_server({ECHO: echo}, max_frame_size=1000) as server:
+        peer = await RawPeer.to(server)
         await peer.send(request(ECHO, bytes(1000)).encode())
         assert await peer.end() == b""
         await peer.close()
 
-    with_server(scenario, {ECHO: echo}, max_frame_size=1000)
 
-
-def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
-        await peer.send(request(ECHO).encode() + request(ECHO).encode()[:-1])
-        assert len(await peer.commands(1)) == 1
-        (served,) = server.connections
-        await peer.close()
-        await served.closed.wait()
-
+async def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        with_server(scenario, {ECHO: echo})
+        async with remoting_server({ECHO: echo}) as server:
+            peer = await RawPeer.to(server)
+            await peer.send(request(ECHO).encode() + request(ECHO).encode()[:-1])
+            assert len(await peer.commands(1)) == 1
+            (served,) = server.connections
+            await peer.close()
+            await served.closed.wait()
     assert [record.message.partition(": ")[2] for record in caplog.records if record.name.startswith("rucola")] == [
         "closed in the middle of a frame"
     ]
 
 
-def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
+async def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
     size, count = 256 * 1024, 100
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    opened: asyncio.Queue[Connection] = asyncio.Queue()
+    body = bytes(size)
+    async with remoting_server(
+        {ECHO: echo, BIG: lambda _, command: command.response(0, body=body)}, on_open=opened.put_nowait
+    ) as server:
+        peer = await RawPeer.to(server)
         stuck = asyncio.Event()
         (served,) = server.connections or {await opened.get()}
         transport = served._transport
@@ -330,7 +250,7 @@ def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
         peer.writer.write(b"".join(command.encode() for command in requests[: count // 2]))
         await stuck.wait()
         peer.writer.write(b"".join(command.encode() for command in requests[count // 2 :]))
-        other = await Raw.to(server)
+        other = await RawPeer.to(server)
         await other.send(request(ECHO).encode())
         await other.commands(1)
         assert transport.get_write_buffer_size() <= 2 * (WRITE_LIMIT + size + 200)  # of 12 MiB asked for in one read
@@ -340,15 +260,9 @@ def test_a_peer_that_does_not_read_is_bounded_and_recovers() -> None:
         await other.close()
         await peer.close()
 
-    opened: asyncio.Queue[Connection] = asyncio.Queue()
-    body = bytes(size)
-    with_server(
-        scenario, {ECHO: echo, BIG: lambda _, command: command.response(0, body=body)}, on_open=opened.put_nowait
-    )
 
-
-def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
+    async with remoting_server({ECHO: echo}) as server:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
         body = bytes(512 * 1024)
@@ -356,11 +270,9 @@ def test_two_sides_with_much_to_say_do_not_starve_each_other() -> None:
         assert all(answer.body == body for answer in answers)
         await client.close()
 
-    with_server(scenario, {ECHO: echo})
 
-
-def test_many_connections() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_many_connections() -> None:
+    async with remoting_server({ECHO: echo}) as server:
         clients = [RemotingClient() for _ in range(200)]
         address = f"127.0.0.1:{server.port}"
         for _ in range(3):
@@ -374,12 +286,10 @@ def test_many_connections() -> None:
         await asyncio.gather(*[connection.closed.wait() for connection in served])
         assert server.connections == set()
 
-    with_server(scenario, {ECHO: echo})
 
-
-def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
-    async def scenario(server: RemotingServer) -> None:
-        idle, used = await Raw.to(server), await Raw.to(server)
+async def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
+    async with remoting_server({ECHO: echo}) as server:
+        idle, used = await RawPeer.to(server), await RawPeer.to(server)
         await used.send(request(ECHO).encode())
         await used.commands(1)  # so that both have been accepted
         idle_served = next(served for served in server.connections if served.peer == idle.name)
@@ -399,16 +309,19 @@ def test_idle_connections_are_closed_and_those_in_use_are_not() -> None:
         assert [served.peer for served in server.connections] == [used.name]
         await used.close()
 
-    with_server(scenario, {ECHO: echo})
 
-
-def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
+async def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
     """Each takes a few KB of this process, most of it asyncio's own; all are gone at once when told to go."""
 
-    async def scenario(server: RemotingServer) -> None:
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    count = min(
+        5000, (limit - 500) // 2
+    )  # where the system gives this process fewer descriptors, with as many as can be
+    async with remoting_server({ECHO: echo}) as server:
         before = resident_bytes()
         peers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]
-        other = await Raw.to(server)
+        other = await RawPeer.to(server)
         await other.send(request(ECHO, b"body").encode())
         (answer,) = await other.commands(1)
         assert answer.body == b"body"
@@ -420,13 +333,6 @@ def test_five_thousand_idle_connections_take_little_and_hinder_nobody() -> None:
             writer.close()
         await other.close()
 
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    count = min(
-        5000, (limit - 500) // 2
-    )  # where the system gives this process fewer descriptors, with as many as can be
-    with_server(scenario, {ECHO: echo})
-
 
 def resident_bytes() -> int:
     """How much memory this process has now."""
@@ -437,35 +343,31 @@ def resident_bytes() -> int:
 # Requests from the server.
 
 
-def test_a_servers_request_is_answered_over_the_same_connection() -> None:
+async def test_a_servers_request_is_answered_over_the_same_connection() -> None:
     async def ask_back(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         back = await connection.request(request(NOTIFY, b"how are you"), Deadline(3000))
         return command.response(0, body=back.body)
 
-    async def scenario(server: RemotingServer) -> None:
+    async with remoting_server({HOLD: ask_back}) as server:
         client = RemotingClient({NOTIFY: lambda _, command: command.response(0, body=command.body + b"? fine")})
         answer = await client.invoke(f"127.0.0.1:{server.port}", request(HOLD))
         assert answer.body == b"how are you? fine"
         await client.close()
 
-    with_server(scenario, {HOLD: ask_back})
 
-
-def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+async def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    async with remoting_server({ECHO: echo}) as server:
+        peer = await RawPeer.to(server)
         await peer.send(request(ECHO).response(0).encode() + request(ECHO, b"x").encode())
         (answer,) = await peer.commands(1)
         assert answer.body == b"x"
         await peer.close()
 
-    with_server(scenario, {ECHO: echo})
-
 
 # Closing.
 
 
-def test_close_lets_written_answers_go_out() -> None:
+async def test_close_lets_written_answers_go_out() -> None:
     size = 8 * 1024 * 1024
 
     def answer_and_close(connection: Connection, command: RemotingCommand) -> None:
@@ -474,21 +376,25 @@ def test_close_lets_written_answers_go_out() -> None:
         connection.close()
         assert not connection.is_open
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    async with remoting_server({BIG: answer_and_close}) as server:
+        peer = await RawPeer.to(server)
         await peer.send(request(BIG).encode())
         (answer,) = FrameDecoder().receive_data(await peer.end())
         assert len(answer.body) == size
         await peer.close()
 
-    with_server(scenario, {BIG: answer_and_close})
 
-
-def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.05)
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    called = asyncio.Event()
+
+    def big(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        called.set()
+        return command.response(0, body=bytes(16 * 1024 * 1024))
+
+    async with remoting_server({BIG: big}) as server:
+        peer = await RawPeer.to(server)
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await peer.send(request(BIG).encode())
         await called.wait()
@@ -497,17 +403,9 @@ def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pytest.Mon
         await served.closed.wait()
         peer.writer.transport.abort()
 
-    called = asyncio.Event()
 
-    def big(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        called.set()
-        return command.response(0, body=bytes(16 * 1024 * 1024))
-
-    with_server(scenario, {BIG: big})
-
-
-def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
+    async with remoting_server({ECHO: echo, HOLD: lambda connection, _: connection.close()}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         connection = await client.connect(address)
@@ -521,11 +419,9 @@ def test_a_request_under_way_fails_when_the_connection_breaks() -> None:
         assert (await client.invoke(address, request(ECHO))).code == 0, "a new connection is made"
         await client.close()
 
-    with_server(scenario, {ECHO: echo, HOLD: lambda connection, _: connection.close()})
 
-
-def test_a_request_without_an_answer_times_out_and_the_connection_lives_on() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_a_request_without_an_answer_times_out_and_the_connection_lives_on() -> None:
+    async with remoting_server({ECHO: echo, HOLD: lambda connection, command: None}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         with pytest.raises(RemotingTimeout, match=f"{address} gave no answer to request code 2 within [0-9]+ ms"):
@@ -534,11 +430,9 @@ def test_a_request_without_an_answer_times_out_and_the_connection_lives_on() -> 
         assert len(server.connections) == 1
         await client.close()
 
-    with_server(scenario, {ECHO: echo, HOLD: lambda connection, command: None})
 
-
-def test_a_forgotten_request_is_cancelled() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_a_forgotten_request_is_cancelled() -> None:
+    async with remoting_server({HOLD: lambda connection, command: None}) as server:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
         command = request(HOLD)
@@ -548,11 +442,11 @@ def test_a_forgotten_request_is_cancelled() -> None:
         assert answer.cancelled()
         await client.close()
 
-    with_server(scenario, {HOLD: lambda connection, command: None})
 
-
-def test_peers_are_named_by_address() -> None:
-    async def scenario(server: RemotingServer) -> None:
+async def test_peers_are_named_by_address() -> None:
+    async with remoting_server(
+        {ECHO: lambda connection, command: command.response(0, body=connection.peer.encode())}
+    ) as server:
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{server.port}")
         answer = await connection.request(request(ECHO), Deadline(3000))
@@ -561,8 +455,6 @@ def test_peers_are_named_by_address() -> None:
         host, port = connection._transport.get_extra_info("sockname")
         assert answer.body.decode() == f"{host}:{port}"
         await client.close()
-
-    with_server(scenario, {ECHO: lambda connection, command: command.response(0, body=connection.peer.encode())})
 
 
 def test_ipv6_peers_stand_in_brackets() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -16,17 +17,15 @@ LARGE = Random(0).randbytes(8 << 20)
 """More than sockets hold."""
 
 
-def with_server(serve: Callable[[Stream], Awaitable[None]], talk: Callable[[str], Awaitable[None]]) -> None:
-    async def run() -> None:
-        server = StreamServer(HOST, 0, serve)
-        server.start()
-        try:
-            async with asyncio.timeout(30):
-                await talk(f"{HOST}:{server.port}")
-        finally:
-            await server.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def stream_server(serve: Callable[[Stream], Awaitable[None]]) -> AsyncIterator[str]:
+    server = StreamServer(HOST, 0, serve)
+    server.start()
+    try:
+        async with asyncio.timeout(30):
+            yield f"{HOST}:{server.port}"
+    finally:
+        await server.stop()
 
 
 async def read_all(stream: Stream) -> bytes:
@@ -37,20 +36,18 @@ async def read_all(stream: Stream) -> bytes:
 
 
 @pytest.mark.parametrize(("head", "body"), [(b"head", LARGE), (LARGE, b"body"), (b"head", b""), (LARGE, LARGE)])
-def test_what_is_written_arrives(head: bytes, body: bytes) -> None:
+async def test_what_is_written_arrives(head: bytes, body: bytes) -> None:
     async def serve(stream: Stream) -> None:
         await stream.write(head, memoryview(body))
 
-    async def talk(address: str) -> None:
+    async with stream_server(serve) as address:
         stream = await open_stream(address)
         assert stream.peer == address
         assert await read_all(stream) == head + body
         stream.close()
 
-    with_server(serve, talk)
 
-
-def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_reads() -> None:
+async def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_reads() -> None:
     outcome: asyncio.Queue[str] = asyncio.Queue()
 
     async def serve(stream: Stream) -> None:
@@ -62,30 +59,26 @@ def test_a_peer_that_goes_is_an_error_for_who_writes_and_an_end_for_who_reads() 
             outcome.put_nowait(str(error))
             raise
 
-    async def talk(address: str) -> None:
+    async with stream_server(serve) as address:
         stream = await open_stream(address)
         await stream.write(b"x")
         await stream.read(1)
         stream.close()
         assert "broke: " in await outcome.get()
 
-    with_server(serve, talk)
 
-
-def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_fails_in_serving_ends_that_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def serve(stream: Stream) -> None:
         if await stream.read(1) == b"!":
             raise ValueError("no!")
         await stream.write(b"served")
 
-    async def talk(address: str) -> None:
+    async with stream_server(serve) as address:
         for sent, answer in ((b"!", b""), (b"?", b"served")):
             stream = await open_stream(address)
             await stream.write(sent)
             assert await read_all(stream) == answer
             stream.close()
-
-    with_server(serve, talk)
     assert "serving this connection failed" in caplog.text
 
 
@@ -106,16 +99,14 @@ async def test_a_server_that_stops_ends_what_it_serves() -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "no.such.host.invalid:1"])
-def test_addresses_that_lead_nowhere(address: str) -> None:
+async def test_addresses_that_lead_nowhere(address: str) -> None:
     with pytest.raises(RemotingConnectError):
-        asyncio.run(open_stream(address))
+        await open_stream(address)
 
 
-def test_a_port_that_is_taken() -> None:
+async def test_a_port_that_is_taken() -> None:
     async def serve(stream: Stream) -> None: ...
 
-    async def talk(address: str) -> None:
+    async with stream_server(serve) as address:
         with pytest.raises(RemotingError, match=f"cannot listen on {address}: "):
             StreamServer(HOST, int(address.rpartition(":")[2]), serve).start()
-
-    with_server(serve, talk)

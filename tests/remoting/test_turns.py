@@ -18,7 +18,6 @@ from rucola.remoting.server import RemotingServer
 
 FIRST, LAST = 1, 2
 
-LoopType = type[asyncio.AbstractEventLoop]
 Act = Callable[[list[Connection], list[socket.socket]], None]
 
 
@@ -77,35 +76,29 @@ def reset(peer: socket.socket) -> None:
     peer.close()
 
 
-def test_the_answers_of_a_turn_leave_at_its_end(loop_type: LoopType) -> None:
-    in_turns = loop_type is TurnLoop
+async def test_the_answers_of_a_turn_leave_at_its_end() -> None:
+    in_turns = isinstance(asyncio.get_running_loop(), TurnLoop)
     early: list[bool] = []
 
     def look(_: list[Connection], peers: list[socket.socket]) -> None:
         early.append(has_arrived(peers[0], 0 if in_turns else 30))
 
-    async def run() -> None:
-        async with one_turn(3, look) as peers:
-            for peer in peers:
-                assert [len(command.body) for command in await commands(peer, 1)] == [10]
-
-    asyncio.run(run())
+    async with one_turn(3, look) as peers:
+        for peer in peers:
+            assert [len(command.body) for command in await commands(peer, 1)] == [10]
     assert early == [not in_turns]
 
 
-def test_a_large_answer_waits_for_nobody_and_nobody_behind_many() -> None:
+async def test_a_large_answer_waits_for_nobody_and_nobody_behind_many() -> None:
     early: list[bool] = []
 
     def look(_: list[Connection], peers: list[socket.socket]) -> None:
         early.append(has_arrived(peers[0], 30))
 
-    async def run() -> None:
-        for count, size in ((2, LARGE), (MOST_UNSENT + 1, 10)):
-            async with one_turn(count, look, size=size) as peers:
-                for peer in peers:
-                    assert [len(command.body) for command in await commands(peer, 1)] == [size]
-
-    asyncio.run(run())
+    for count, size in ((2, LARGE), (MOST_UNSENT + 1, 10)):
+        async with one_turn(count, look, size=size) as peers:
+            for peer in peers:
+                assert [len(command.body) for command in await commands(peer, 1)] == [size]
     assert early == [True, True]
 
 

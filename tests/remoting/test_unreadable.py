@@ -10,22 +10,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remoting.test_connection import ECHO, HOLD, Raw, echo, request, with_server
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
-from rucola.remoting.server import RemotingServer
+from support.raw_peer import ECHO, HOLD, RawPeer, echo, remoting_server, request
 
 
 def frame(header: bytes, serializer: int = 0) -> bytes:
     return struct.pack(">iI", 4 + len(header), serializer << 24 | len(header)) + header
 
 
-def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+async def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with remoting_server({ECHO: echo}) as server:
+        peer = await RawPeer.to(server)
         before, after = request(ECHO, b"before"), request(ECHO, b"after")
         unreadable = [
             frame(b'{"code":"x","opaque":7}'),
@@ -45,17 +46,15 @@ def test_a_header_that_cannot_be_read_is_answered_and_the_connection_lives_on(ca
         assert binary_answer.serialize_type is SerializeType.ROCKETMQ
         assert (unsupported.opaque, unsupported.code) == (11, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         await peer.close()
-
-    with_server(scenario, {ECHO: echo})
     (record,) = caplog.records
     assert (record.levelno, "a frame cannot be read: JSON header" in record.message) == (logging.WARNING, True)
 
 
-def test_a_request_whose_answer_cannot_be_read_fails_at_once() -> None:
+async def test_a_request_whose_answer_cannot_be_read_fails_at_once() -> None:
     def answer(connection: Connection, command: RemotingCommand) -> bytes:
         return frame(b'{"code":[],"flag":1,"opaque":%d}' % command.opaque)
 
-    async def scenario(server: RemotingServer) -> None:
+    async with remoting_server({ECHO: echo, HOLD: answer}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
         with pytest.raises(RemoteProtocolError, match=f"{address} gave an answer that cannot be read: .*code"):
@@ -63,8 +62,6 @@ def test_a_request_whose_answer_cannot_be_read_fails_at_once() -> None:
         assert (await client.invoke(address, request(ECHO))).code == 0
         assert len(server.connections) == 1
         await client.close()
-
-    with_server(scenario, {ECHO: echo, HOLD: answer})
 
 
 headers = st.one_of(
@@ -95,13 +92,13 @@ headers = st.one_of(
 @settings(deadline=None, max_examples=50)
 @example([(0, b"{}")], 1)
 @given(st.lists(headers, max_size=20), st.integers(1, 200))
-def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]], chunk_size: int) -> None:
+async def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]], chunk_size: int) -> None:
     """Whatever else its header holds, and however the stream is cut; answers and one-way requests never are."""
     expected = [opaque for serializer, header in parts if (opaque := asks(serializer, header)) is not None]
     stream = b"".join(frame(header, serializer) for serializer, header in parts)
 
-    async def scenario(server: RemotingServer) -> None:
-        peer = await Raw.to(server)
+    async with remoting_server({ECHO: echo}) as server:
+        peer = await RawPeer.to(server)
         last = request(ECHO, b"last")
         for begin in range(0, len(stream), chunk_size):
             await peer.send(stream[begin : begin + chunk_size])
@@ -110,8 +107,6 @@ def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]]
         assert [answer.opaque for answer in answers] == [*expected, last.opaque]
         assert all(answer.is_response for answer in answers)
         await peer.close()
-
-    with_server(scenario, {ECHO: echo})
 
 
 def asks(serializer: int, header: bytes) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.spark.session import LaterSession, Spark, local_session
+from rucola.spark.session import AnySession, LazySession, local_session
 from support.small_store import SmallStore
 
 
@@ -18,12 +18,12 @@ def spark() -> SparkSession:
 
 
 @pytest.fixture(params=["in Spark", "in this process"])
-def jobs(request: pytest.FixtureRequest) -> Spark:
+def jobs(request: pytest.FixtureRequest) -> AnySession:
     """What jobs are given, so that a test sees them run in Spark as well as in this process."""
     if request.param == "in Spark":
         session: SparkSession = request.getfixturevalue("spark")
         return session
-    return LaterSession("tests", is_wanted=False)
+    return LazySession("tests", use_spark=False)
 
 
 @pytest.fixture

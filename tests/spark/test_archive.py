@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from rucola.errors import StoreError
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import open_lake, read_lake
+from rucola.spark.lake import read_lake
+from rucola.spark.lake.writer import open_lake
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from support.small_store import HOST, SmallStore

@@ -11,36 +11,33 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.jobs import archive
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import read_keys
-from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
+from support.processes import DEADLINE_S, wait_for
 from support.small_store import SmallStore
-
-DEADLINE_S = 300
 
 # Where this directory is on the path of a worker, the worker dies behind its first batch while there is a file `kill`.
 DYING_WORKER = """
 import os, signal, sys
 
 if "rucola.spark.worker_daemon" in sys.orig_argv:
-    from rucola.spark import reading
+    from rucola.spark.source import log_reader
 
-    def read(*arguments, whole=reading.read):
+    def read(*arguments, whole=log_reader.read):
         for batch in whole(*arguments):
             yield batch
             if os.path.exists(KILL):
                 os.unlink(KILL)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    reading.read = read
+    log_reader.read = read
 """
 
 # Loses a worker, goes on, and then dies itself when Spark has begun to write, or at the latest when it is done.
@@ -49,7 +46,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import Lake
+from rucola.spark.lake.writer import LakeWriter
 from rucola.spark.session import local_session
 from rucola.spark.lake.snapshot import read_snapshot
 
@@ -70,7 +67,7 @@ def look():
         time.sleep(0.01)
     die()
 
-Lake.publish = die
+LakeWriter.publish = die
 threading.Thread(target=look, daemon=True).start()
 archive.run(spark, store, lake)
 """
@@ -79,14 +76,14 @@ archive.run(spark, store, lake)
 DYING_COMMAND = """
 import os, signal
 from rucola.cli.main import main
-from rucola.spark import lake
+from rucola.spark.lake import writer
 
-def replace_file(path, content, whole=lake.replace_file):
+def replace_file(path, content, whole=writer.replace_file):
     whole(path, content)
-    if path.name == "pending.json" and lake.read_snapshot(path.parent.parent).number == 2:
+    if path.name == "pending.json" and writer.read_snapshot(path.parent.parent).number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-lake.replace_file = replace_file
+writer.replace_file = replace_file
 main(prog_name="rucola")
 """
 
@@ -96,15 +93,6 @@ def assert_all_once(spark: SparkSession, lake: Path, places: list[int]) -> None:
     assert sorted(row.commitLogOffset for row in rows) == places
     entries = read_keys(spark, lake, read_snapshot(lake).keys).select("commitLogOffset").collect()
     assert sorted(row.commitLogOffset for row in entries) == sorted(places * 2)
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait until something is so, while a process lives."""
-    begin = time.monotonic()
-    while not condition():
-        assert process.poll() is None, "it ended before"
-        assert time.monotonic() < begin + DEADLINE_S, "it never came to that"
-        time.sleep(0.05)
 
 
 def put(store: SmallStore, count: int) -> list[int]:
@@ -149,7 +137,7 @@ def test_an_archive_that_goes_on_for_ever_is_killed(
     with subprocess.Popen([sys.executable, "-c", DYING_COMMAND, *arguments], stdout=subprocess.DEVNULL) as process:
         try:
             for number in (1, 2):
-                until(lambda number=number: state().number >= number, process)  # type: ignore[misc]
+                wait_for(lambda number=number: state().number >= number, process)  # type: ignore[misc]
                 places += put(small_store, 50)
             assert process.wait(DEADLINE_S) == -signal.SIGKILL
         finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,25 @@ from rucola.client import Message
 from rucola.client.sync import Producer
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.lookup import by_key
 from rucola.spark.lake.snapshot import read_snapshot
-from spark.test_live import send
 from support.cluster import Cluster, cluster
+from support.live_reads import send
 
 Archiving = Callable[..., Any]
 
 
-def with_cluster(path: Path, spark: SparkSession, test: Callable[[Cluster, Archiving], Any]) -> None:
+@asynccontextmanager
+async def archived_cluster(path: Path, spark: SparkSession) -> AsyncIterator[tuple[Cluster, Archiving]]:
     """Run a test on a cluster without brokers yet; archiving goes on in a thread, for it has a loop of its own."""
 
-    async def run() -> None:
-        async with cluster(path) as running:
+    async with cluster(path) as running:
 
-            async def archiving(**given: Any) -> archive.ArchiveResult:
-                return await asyncio.to_thread(archive.run_live, spark, running.namesrv, path / "lake", **given)
+        async def archiving(**given: Any) -> archive.ArchiveResult:
+            return await asyncio.to_thread(archive.run_live, spark, running.namesrv, path / "lake", **given)
 
-            await test(running, archiving)
-
-    asyncio.run(run())
+        yield running, archiving
 
 
 def archived(spark: SparkSession, lake: Path) -> list[str]:
@@ -42,10 +41,10 @@ def archived(spark: SparkSession, lake: Path) -> list[str]:
 
 
 @pytest.mark.spark
-def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+async def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
 
-    async def test(running: Cluster, archiving: Archiving) -> None:
+    async with archived_cluster(tmp_path, spark) as (running, archiving):
         assert (await archiving()).rows == 0  # nobody is there yet
         brokers = [await running.start_broker(name) for name in ("broker-a", "broker-b")]
         for broker in brokers:
@@ -75,12 +74,10 @@ def test_brokers_are_archived_a_piece_at_a_time(spark: SparkSession, tmp_path: P
         of_store = await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", tmp_path / "other")
         assert of_store.rows == 12
 
-    with_cluster(tmp_path, spark, test)
-
 
 @pytest.mark.spark
-def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    async def test(running: Cluster, archiving: Archiving) -> None:
+async def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    async with archived_cluster(tmp_path, spark) as (running, archiving):
         broker = await running.start_broker("broker-a", store={"mapped_file_size_commit_log": 4096})
         await running.create_topic(broker, "T")
         sent = await send(running, "T", 2)
@@ -98,17 +95,15 @@ def test_what_was_deleted_before_it_was_archived_is_an_error(spark: SparkSession
         assert rows == sorted(sent[:2] + sent[-summary.rows :])
         assert (await archiving()).rows == 0
 
-    with_cluster(tmp_path, spark, test)
-
 
 @pytest.mark.spark
-def test_two_runs_by_turns_archive_each_message_once(
+async def test_two_runs_by_turns_archive_each_message_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run asks the brokers, then another one archives, and what has come meanwhile, before the first has the lake."""
     lake = tmp_path / "lake"
 
-    async def test(running: Cluster, archiving: Archiving) -> None:
+    async with archived_cluster(tmp_path, spark) as (running, archiving):
         await running.create_topic(await running.start_broker("broker-a"), "T")
         sent = await send(running, "T", 4)
 
@@ -123,14 +118,12 @@ def test_two_runs_by_turns_archive_each_message_once(
         assert (await archiving()).rows == 0
         assert archived(spark, lake) == sorted(sent)
 
-    with_cluster(tmp_path, spark, test)
-
 
 @pytest.mark.spark
-def test_a_broker_that_is_missing_is_an_error_or_named(spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_broker_that_is_missing_is_an_error_or_named(spark: SparkSession, tmp_path: Path) -> None:
     """It was archived before, or is required; when it is back, the archive goes on where it was."""
 
-    async def test(running: Cluster, archiving: Archiving) -> None:
+    async with archived_cluster(tmp_path, spark) as (running, archiving):
         for name in ("broker-a", "broker-b"):
             broker = await running.start_broker(name)
             await running.create_topic(broker, "T")
@@ -155,16 +148,14 @@ def test_a_broker_that_is_missing_is_an_error_or_named(spark: SparkSession, tmp_
         assert (last.rows, last.missing) == (7, ())
         assert archived(spark, tmp_path / "lake") == sorted(sent)
 
-    with_cluster(tmp_path, spark, test)
-
 
 @pytest.mark.spark
-def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
+async def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the bounds and the read; the command tries again after such an error (see `rucola pipeline archive`)."""
 
-    async def test(running: Cluster, archiving: Archiving) -> None:
+    async with archived_cluster(tmp_path, spark) as (running, archiving):
         await running.create_topic(await running.start_broker("broker-a"), "T")
         broker = await running.start_broker("broker-b")
         await running.create_topic(broker, "T")
@@ -183,8 +174,6 @@ def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
         await running.start_broker("broker-b")
         assert (await archiving()).rows == 8
         assert archived(spark, tmp_path / "lake") == sorted(sent)
-
-    with_cluster(tmp_path, spark, test)
 
 
 def test_nobody_there_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message.record import decode
-from rucola.spark.lake.lake import open_lake
-from rucola.spark.lake.snapshot import Progress
+from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.writer import open_lake
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from support.stores import config, inner
@@ -24,13 +24,13 @@ def test_the_store_believes_what_the_lake_publishes(tmp_path: Path) -> None:
         msg_id = decode(store.record_at(last.physical_offset) or b"").msg_id
 
         def begin_after_a_round() -> int:
-            store.begin_cleaning(1, 12, [DiskUsage(tmp_path, 95, 100)])
+            store.begin_retention_round(1, 12, [DiskUsage(tmp_path, 95, 100)])
             while store.expire(1):
                 store.delete_expired()
             return store.min_physical_offset
 
         assert begin_after_a_round() == 0
         for archived, begin in ((end, 0), (4096, 4096), (store.max_physical_offset, 8192)):
-            progress = Progress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
+            progress = ArchiveProgress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
             lake.publish({str(settings.store_path_root_dir): progress})
             assert begin_after_a_round() == begin

@@ -20,7 +20,7 @@ from rucola.fastjson import loads as load_fastjson
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive, audit
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.session import Spark
+from rucola.spark.session import AnySession
 from support.small_store import SmallStore
 
 HOUR_MS = 3_600_000
@@ -34,7 +34,7 @@ def rows(audited: audit.AuditResult, table: str, *columns: str) -> list[Any]:
 
 
 @pytest.mark.spark
-def test_a_golden_store_is_counted(jobs: Spark, golden: Path, tmp_path: Path) -> None:
+def test_a_golden_store_is_counted(jobs: AnySession, golden: Path, tmp_path: Path) -> None:
     store = golden / "g1-clean" / "store"
     lines = (golden / "g1-clean" / "expected.jsonl").read_text().splitlines()
     messages = [row for row in map(json.loads, lines) if not is_system_topic(row["topic"])]
@@ -98,7 +98,7 @@ def test_a_golden_store_is_counted(jobs: Spark, golden: Path, tmp_path: Path) ->
 
 @pytest.mark.spark
 def test_repeats_traces_and_lag_of_a_small_store(
-    spark: SparkSession, jobs: Spark, small_store: SmallStore, tmp_path: Path
+    spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     def put(topic: str, at_ms: int, **given: Any) -> int:
         return small_store.put(topic, at_ms=MIDNIGHT_MS + at_ms, **given)

@@ -13,7 +13,7 @@ import pytest
 from rucola.spark import class_archive
 from rucola.spark.session import java_home
 from rucola.spark.worker_daemon import directories_first
-from spark.test_archive_killed import DEADLINE_S
+from support.processes import DEADLINE_S
 
 # Prints which archives the runtime has mapped, how a worker imports PySpark, and the process of the runtime.
 PROGRAM = """

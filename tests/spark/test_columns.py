@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, compression, record, sysflag
-from rucola.spark.source import columns
-from rucola.spark.source.columns import Damage, batches, decode, locate
+from rucola.spark.source import columns, record_layout
+from rucola.spark.source.columns import decode
+from rucola.spark.source.record_layout import DamagedRecord, batches, locate
 from support.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
@@ -149,7 +150,7 @@ def record_of(body: bytes = b"hello", *, physical_offset: int = 0, sys_flag: int
     return record.encode(inner, 0, physical_offset, 2, bytes(8))
 
 
-def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> tuple[list[int], list[Damage]]:
+def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> tuple[list[int], list[DamagedRecord]]:
     records, damages = locate(log, 0, np.array([p for p, _ in places]), np.array([s for _, s in places]))
     left = []
     for batch, found in decode(records, ALL, broker_name="", **options):
@@ -195,7 +196,7 @@ def test_body_is_checked_only_when_it_is_wanted() -> None:
     log = bytearray(record_of(b"hello"))
     log[88] ^= 1
     places = [(0, len(log))]
-    assert found_damage(bytes(log), places) == ([], [Damage(0, "the body does not match its CRC")])
+    assert found_damage(bytes(log), places) == ([], [DamagedRecord(0, "the body does not match its CRC")])
     assert found_damage(bytes(log), places, check_crc=False) == ([0], [])
     records, _ = locate(bytes(log), 0, np.array([0]), np.array([len(log)]))
     ((batch, damages),) = decode(records, ["topic", "keys"], broker_name="")
@@ -213,7 +214,7 @@ def test_a_compressed_body_that_is_no_stream_is_damage() -> None:
 
 
 def test_bodies_that_grow_too_large_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_MAX_BODIES_SIZE", 50_000)
+    monkeypatch.setattr(record_layout, "MAX_BODIES_SIZE", 50_000)
     log, places = bytearray(), []
     for n in range(9):
         encoded = record_of(zlib.compress(bytes([n]) * 20_000), physical_offset=len(log), sys_flag=0x301)
@@ -247,13 +248,17 @@ def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
     cuts = list(batches(array, array))
     assert [index for cut in cuts for index in range(len(sizes))[cut]] == list(range(len(sizes)))
     for cut in cuts:
-        assert 0 < cut.stop - cut.start <= columns.BATCH_ROWS
-        assert array[cut].sum() <= columns.BATCH_SIZE or cut.stop - cut.start == 1
+        assert 0 < cut.stop - cut.start <= record_layout.BATCH_ROWS
+        assert array[cut].sum() <= record_layout.BATCH_SIZE or cut.stop - cut.start == 1
 
 
 def test_a_batch_has_at_most_so_many_rows() -> None:
-    sizes = np.full(columns.BATCH_ROWS * 2 + 1, 91)
-    assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [columns.BATCH_ROWS, columns.BATCH_ROWS, 1]
+    sizes = np.full(record_layout.BATCH_ROWS * 2 + 1, 91)
+    assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [
+        record_layout.BATCH_ROWS,
+        record_layout.BATCH_ROWS,
+        1,
+    ]
 
 
 def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
@@ -263,9 +268,9 @@ def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
         store.put("T", n % 3, KEYS=f"k{n} both", TAGS="A", UNIQ_KEY=f"U{n}")
     program = (
         "import sys\n"
-        "from rucola.spark import reader\n"
-        "from rucola.spark.source.options import parse\n"
-        f"options = parse({{'storePath': {str(store.path)!r}}})\n"
+        "from rucola.spark.source import batch_reader as reader\n"
+        "from rucola.spark.source.options import parse_read_options\n"
+        f"options = parse_read_options({{'storePath': {str(store.path)!r}}})\n"
         "batches = [one for part in reader.plan(options) for one in reader.read(part, options, options.columns)]\n"
         "print(sum(batch.num_rows for batch in batches), 'pandas' in sys.modules)\n"
     )

@@ -24,11 +24,11 @@ from rucola.errors import ConfigError
 from rucola.spark import session
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import AckReader
-from rucola.spark.lake.lake import LakeInUse, open_lake
 from rucola.spark.lake.snapshot import read_snapshot
-from rucola.spark.session import LaterSession, local_session
-from spark.test_archive_killed import DEADLINE_S, until
-from spark.test_sink import broker
+from rucola.spark.lake.writer import LakeInUse, open_lake
+from rucola.spark.session import LazySession, local_session
+from support.broker_thread import broker_thread
+from support.processes import DEADLINE_S, wait_for
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
 
@@ -50,11 +50,11 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("archive --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
         ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
-        ("archive --store STORE --out STORE", "STORE holds other things than a lake"),
+        ("archive --store STORE --out STORE", "STORE is not empty and not a lake"),
         ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
         ("archive -n 127.0.0.1:1 --allow-missing --require-broker broker-a --out NEW", "127.0.0.1:1"),
-        ("compact --lake EMPTY", "EMPTY is no lake"),
-        ("search --lake EMPTY -t T", "EMPTY is no lake"),
+        ("compact --lake EMPTY", "EMPTY is not a lake"),
+        ("search --lake EMPTY -t T", "EMPTY is not a lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
         ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
         ("rebuild EMPTY", "EMPTY is no store directory"),
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said_before_spark_is_there(
 
 
 def test_a_live_archive_names_the_brokers_it_leaves_out(no_session: None, tmp_path: Path) -> None:
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         command = [
             "pipeline",
             "archive",
@@ -153,13 +153,13 @@ def test_what_is_no_master_is_said(master: str) -> None:
 def test_a_master_that_is_not_there_is_said() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"no master of Spark answers at {masters}: .*refused"):
-        LaterSession("tests", masters).get()
+        LazySession("tests", masters).get()
 
 
 def test_spark_submit_has_said_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
-        LaterSession("tests", "local[1]").get()
+        LazySession("tests", "local[1]").get()
 
 
 @pytest.mark.spark
@@ -211,7 +211,7 @@ def line_of(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
         found.extend(re.findall(pattern, log.read_text()))
         return bool(found)
 
-    until(is_there, process)
+    wait_for(is_there, process)
     return found[0]
 
 
@@ -234,7 +234,7 @@ def test_an_archive_outlives_its_brokers_and_ends_when_it_is_told(tmp_path: Path
 
     def comes(condition: Callable[[], bool]) -> None:
         try:
-            until(condition, process)
+            wait_for(condition, process)
         except AssertionError as error:
             raise AssertionError(f"{error}: {log.read_text()}") from None
 
@@ -271,14 +271,14 @@ def test_a_job_that_is_interrupted_says_nothing(small_store: SmallStore, tmp_pat
         acks.refresh()
         return acks.count > 0
 
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         given = ["--from", str(small_store.path), "-n", namesrv, "--ledger", str(tmp_path / "ledger")]
         given += ["--rate", "1", option]
         with subprocess.Popen(
             [*RUCOLA, "pipeline", "replay", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
             try:
-                until(is_sending, process)
+                wait_for(is_sending, process)
                 os.killpg(process.pid, signal.SIGINT)
                 _, said = process.communicate(timeout=DEADLINE_S)
             finally:
@@ -304,7 +304,7 @@ def test_an_archive_waits_for_other_runs_and_ends_by_sigterm(
             assert process.stdout.readline().startswith("0 messages of ")
             with opened(lake):
                 waits = f"another run is writing to {lake}; wait until it has ended; trying"
-                until(lambda: waits in log.read_text(), process)
+                wait_for(lambda: waits in log.read_text(), process)
             process.terminate()
             assert process.wait(DEADLINE_S) == 0
         finally:

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from rucola.errors import StoreError
 from rucola.spark.jobs import archive, compact
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import key_hash, read_keys, runs_to_merge
-from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import KeyFile, read_snapshot
 from support.small_store import SmallStore
 
@@ -41,7 +41,7 @@ def test_small_files_become_one_and_nothing_else_changes(
     assert len(rows) == 9
     assert compact.run(spark, lake) == compact.CompactionResult(str(lake))  # there is too little of everything
     summary = compact.run(spark, lake, min_files=2)
-    assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
+    assert (summary.rows, summary.replaced_row_files, summary.parquet_files) == (9, 9, 3)
     assert (summary.replaced_key_files, summary.key_files) == (3, 1)
     snapshot = read_snapshot(lake)
     assert len({(file.topic, file.date) for file in snapshot.rows}) == len(snapshot.rows) == 3
@@ -59,7 +59,7 @@ def test_small_files_become_one_and_nothing_else_changes(
 
 def test_what_is_no_lake_is_not_made_one(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
-    with pytest.raises(StoreError, match="is no lake"):
+    with pytest.raises(StoreError, match="is not a lake"):
         compact.run(None, tmp_path)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

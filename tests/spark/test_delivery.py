@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -20,12 +19,12 @@ from rucola.client.producer.queue_selectors import select_by_hash
 from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, TopicNotFound
 from rucola.message import properties
 from rucola.protocol.codes import ResponseCode
-from rucola.spark.source.delivery import persist, queue_like, requests
-from rucola.spark.source.options import parse_sink
-from rucola.spark.source.sink import RocketMQWriter, Sent, _account
-from spark.test_archive_killed import DEADLINE_S
-from spark.test_live import Row, read
-from spark.test_sink import broker, write
+from rucola.spark.source.delivery import matching_queue, split_requests, with_retries
+from rucola.spark.source.options import parse_sink_options
+from rucola.spark.source.sink import RocketMQWriter, SinkTaskResult, report_result
+from support.broker_thread import broker_thread
+from support.live_reads import Row, read, write
+from support.processes import DEADLINE_S
 from support.servers import server
 from support.small_store import SmallStore
 
@@ -113,15 +112,15 @@ def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: 
         r"no name server answers: .* Before this, brokers acknowledged 0 messages of the task", str(raised.value)
     )
     with pytest.raises(ConfigError, match="option deliveryTimeoutMs is '-1': it must not be negative"):
-        parse_sink({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
+        parse_sink_options({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
 
 
-def test_a_request_is_tried_again_while_that_may_help() -> None:
+async def test_a_request_is_tried_again_while_that_may_help() -> None:
     lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
     refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
     missing = TopicNotFound("no route")
 
-    def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
+    async def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
         remaining = list(outcomes)
 
         async def request() -> None:
@@ -131,17 +130,17 @@ def test_a_request_is_tried_again_while_that_may_help() -> None:
 
         error: MQError | None = None
         try:
-            asyncio.run(persist(request, **given))  # type: ignore[arg-type]
+            await with_retries(request, **given)  # type: ignore[arg-type]
         except MQError as raised:
             error = raised
         return len(outcomes) - len(remaining), error
 
-    assert made([None]) == (1, None)
-    assert made([lost, busy, missing, None]) == (4, None)
-    assert made([lost, refused, None]) == (2, refused)
-    assert made([missing, None], is_known_topic=False) == (1, missing)
-    assert made([lost, None], timeout_ms=0) == (1, lost)
-    assert made([lost] * 99, timeout_ms=1)[1] is lost
+    assert await made([None]) == (1, None)
+    assert await made([lost, busy, missing, None]) == (4, None)
+    assert await made([lost, refused, None]) == (2, refused)
+    assert await made([missing, None], is_known_topic=False) == (1, missing)
+    assert await made([lost, None], timeout_ms=0) == (1, lost)
+    assert await made([lost] * 99, timeout_ms=1)[1] is lost
 
 
 # -- which queue -------------------------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def test_a_request_is_tried_again_while_that_may_help() -> None:
 
 @pytest.mark.spark
 def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> None:
-    with broker(tmp_path, "T", "U") as namesrv:
+    with broker_thread(tmp_path, "T", "U") as namesrv:
         rows = spark.range(0, 100, numPartitions=2).selectExpr(
             "cast(id AS string) AS body", "if(id < 50, concat('k', id % 10), null) AS shardingKey", "id % 6 AS queueId"
         )
@@ -173,15 +172,15 @@ def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> N
 
 def test_a_queue_of_the_same_broker_comes_first() -> None:
     queues = [MessageQueue("T", name, number) for name, count in (("a", 2), ("b", 3)) for number in range(count)]
-    assert queue_like(queues, 1, "b") == MessageQueue("T", "b", 1)
-    assert queue_like(queues, 1, "gone") == queue_like(queues, 1, None) == MessageQueue("T", "a", 1)
-    assert queue_like(queues, 2, "a") == MessageQueue("T", "b", 2)
-    assert queue_like(queues, 8, None) == MessageQueue("T", "b", 1)
+    assert matching_queue(queues, 1, "b") == MessageQueue("T", "b", 1)
+    assert matching_queue(queues, 1, "gone") == matching_queue(queues, 1, None) == MessageQueue("T", "a", 1)
+    assert matching_queue(queues, 2, "a") == MessageQueue("T", "b", 2)
+    assert matching_queue(queues, 8, None) == MessageQueue("T", "b", 1)
 
 
 def test_messages_share_requests_if_brokers_allow_it() -> None:
     def cut(*messages: Message) -> list[tuple[int, int]]:
-        return list(requests(messages, 3))
+        return list(split_requests(messages, 3))
 
     small, large = Message("T", b"x"), Message("T", bytes(5000))
     assert cut() == []
@@ -198,7 +197,7 @@ def test_messages_share_requests_if_brokers_allow_it() -> None:
 def test_a_column_of_another_type_is_refused(column: str, kind: str, spark: SparkSession) -> None:
     schema = spark.createDataFrame([], f"body string, {column} {kind}").schema
     with pytest.raises(ConfigError, match=f"column {column} is {kind}; it must be"):
-        RocketMQWriter(parse_sink({"nameServer": "h:1", "topic": "T"}), schema)
+        RocketMQWriter(parse_sink_options({"nameServer": "h:1", "topic": "T"}), schema)
 
 
 # -- rows that are no messages -----------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ INVALID = {
     "no topic": (("body", None, "k1 k2"), "row 3 of partition 0 with keys 'k1 k2' has no topic"),
     "no body": ((None, "T", "k1 k2"), "row 3 of partition 0 with keys 'k1 k2' has no body"),
     "an empty body": (("", "T", "k1"), "row 3 of partition 0 with keys 'k1': a message for topic T has an empty body"),
-    "no name of a topic": (("a", "a b", None), "row 3 of partition 0: the topic 'a b' holds other characters"),
+    "no name of a topic": (("a", "a b", None), "row 3 of partition 0: the topic 'a b' contains other characters"),
 }
 
 
@@ -220,7 +219,7 @@ def rows_with(spark: SparkSession, invalid: tuple[str | None, ...]) -> DataFrame
 
 @pytest.mark.spark
 def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         for number, (invalid, sentence) in enumerate(INVALID.values(), 1):
             with pytest.raises(PySparkException) as raised:
                 write(rows_with(spark, invalid), namesrv)
@@ -230,12 +229,18 @@ def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_
             assert set(bodies) == {b"%d" % n for n in range(6)}
             assert len(bodies) >= 6 * number
     with pytest.raises(ConfigError, match="option invalidRows is 'drop': it must be fail or skip"):
-        parse_sink({"nameServer": "h:1", "invalidRows": "drop"})
+        parse_sink_options({"nameServer": "h:1", "invalidRows": "drop"})
 
 
 def test_rows_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        _account("batch 7", [Sent({"T": 4}, skipped=2, first_skipped="row 3 has no body"), Sent({"T": 1}, skipped=1)])
+        report_result(
+            "batch 7",
+            [
+                SinkTaskResult({"T": 4}, skipped=2, first_skip_reason="row 3 has no body"),
+                SinkTaskResult({"T": 1}, skipped=1),
+            ],
+        )
     assert "batch 7: 3 invalid rows left out; the first: row 3 has no body" in caplog.text
     assert "batch 7: 5 to T sent by 2 tasks that ended well" in caplog.text
 
@@ -245,7 +250,7 @@ def test_a_row_of_a_store_is_written_where_it_was(spark: SparkSession, small_sto
     """Its brokerName is the path of the store, which no broker has; the id still says the queue."""
     for n in range(20):
         small_store.put("T", n % 4, b"%d" % n)
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         write(spark.read.format("rocketmq").load(str(small_store.path)), namesrv)
         found = by_queue(read(namesrv, subscribe="T"))
         assert {number: first_seen(rows) for number, rows in found.items()} == {

@@ -15,7 +15,7 @@ from rucola.message.batch import encode_batch
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.spark.jobs.resend import COLUMNS
 from rucola.spark.source import columns
-from rucola.spark.source.encoding import encode
+from rucola.spark.source.encoding import encode_rows
 from rucola.spark.source.sink import message_of
 
 NAMES = st.one_of(
@@ -49,7 +49,7 @@ def alone(row: dict[str, Any]) -> bytes | None:
 @given(ROWS, st.integers(0, 3))
 def test_rows_are_encoded_as_each_of_them_alone(rows: list[dict[str, Any]], first: int) -> None:
     batch = batch_of(rows).slice(first)
-    encoded = encode(batch)
+    encoded = encode_rows(batch)
     assert encoded.unique_keys == [row["msgId"] for row in rows[first:]]
     for number, row in enumerate(rows[first:]):
         message = bytes(encoded.data[encoded.offsets[number] : encoded.offsets[number + 1]])
@@ -73,7 +73,7 @@ def test_rows_are_encoded_as_each_of_them_alone(rows: list[dict[str, Any]], firs
 )
 def test_what_does_not_go_in_a_batch_is_left_out(row: dict[str, Any], is_batched: bool) -> None:
     plain = {"body": b"body", "properties": {"TAGS": "A"}, "flag": 0, "msgId": "U"}
-    encoded = encode(batch_of([plain, {**plain, **row}, plain]))
+    encoded = encode_rows(batch_of([plain, {**plain, **row}, plain]))
     assert encoded.is_batched.tolist() == [True, is_batched, True]
     for number in (0, 2):
         assert bytes(encoded.data[encoded.offsets[number] : encoded.offsets[number + 1]]) == alone(plain)

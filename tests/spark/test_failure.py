@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from rucola.errors import ConfigError, MQError, StoreError
 from rucola.spark.jobs import archive, audit, replay
 from rucola.spark.source.data_source import RocketMQSource
-from spark.test_sink import broker
+from support.broker_thread import broker_thread
 from support.small_store import SmallStore
 
 
@@ -81,7 +81,7 @@ def test_the_first_line_of_a_failed_stream_is_ours(
 @pytest.mark.spark
 def test_the_first_lines_of_a_failed_write_are_ours(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([(None,)], "body string")
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         write = rows.write.format("rocketmq").option("nameServer", namesrv).mode("append")
         lines = said(lambda: write.save())
         assert lines[0].endswith("rucola.errors.ConfigError: neither option topic nor a column of that name says where "
@@ -181,7 +181,7 @@ def test_messages_are_counted_without_columns(spark: SparkSession, small_store: 
     assert count(subscribe="T") == 300
     small_store.overwrite(0, b"\0\0\0\1")
     assert count(corruptRecords="skip") == 299
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         rows = spark.range(7).selectExpr("cast(id as string) AS body")
         rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()
         live = spark.read.format("rocketmq").options(nameServer=namesrv, subscribe="T", columns="")

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.spark.lake import lake as lake_module
-from rucola.spark.lake.lake import Lake, open_lake
-from rucola.spark.lake.snapshot import Progress, read_snapshot
+from rucola.spark.lake import writer
+from rucola.spark.lake.snapshot import ArchiveProgress, read_snapshot
+from rucola.spark.lake.writer import LakeWriter, open_lake
+from support.killing import Deadly, Killed
 
 
-def stage(lake: Lake, offsets: Iterable[int]) -> None:
+def stage(lake: LakeWriter, offsets: Iterable[int]) -> None:
     """Put a file of one message, and one of its key, into staging for each physical offset."""
     lake.staged_keys.mkdir(parents=True)
     for offset in offsets:
@@ -49,31 +50,6 @@ def published(root: Path) -> int:
     return int(progress["a"]["physical_offset"])
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Deadly:
-    """A function that kills at its n-th call, after doing its work or before."""
-
-    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
-        self.function, self.calls, self.after = function, calls, after
-        self.killed = False
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls -= 1
-        self.killed = self.calls == 0
-        if self.killed and not self.after:
-            raise Killed
-        result = self.function(*arguments, **named)
-        if self.killed:
-            raise Killed
-        return result
-
-    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        return lambda *arguments, **named: self(instance, *arguments, **named)
-
-
 BEFORE = [0, 1], [0, 1], 2
 AFTER = [1, 2, 3, 4], [1, 2, 3, 4], 5
 
@@ -81,7 +57,7 @@ AFTER = [1, 2, 3, 4], [1, 2, 3, 4], 5
 def first_commit(root: Path) -> None:
     with open_lake(root) as lake:
         stage(lake, [0, 1])
-        lake.publish({"a": Progress(2)})
+        lake.publish({"a": ArchiveProgress(2)})
 
 
 def second_commit(root: Path) -> None:
@@ -89,16 +65,16 @@ def second_commit(root: Path) -> None:
     with open_lake(root) as lake:
         stage(lake, [2, 3, 4])
         old = lake.snapshot()
-        lake.publish({"a": Progress(5)}, [old.rows[0].path, old.keys[0].path], keep_replaced_ms=0)
+        lake.publish({"a": ArchiveProgress(5)}, [old.rows[0].path, old.keys[0].path], keep_replaced_ms=0)
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (lake_module, "replace_file"),
-        (lake_module, "sync_directory"),
-        (lake_module, "_sync"),
+        (writer, "replace_file"),
+        (writer, "sync_directory"),
+        (writer, "sync_file"),
         (Path, "replace"),
         (Path, "unlink"),
     ],
@@ -136,7 +112,7 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
 STATES = {
     "the first file is staged": "stage(lake, [2]); die()",
     "everything is staged": "stage(lake, [2, 3, 4]); die()",
-    "the commit is decided": "lake_module.Lake._move = die",
+    "the commit is decided": "writer.LakeWriter.move_staged = die",
     "the first file is in its place": "Path.replace = after(Path.replace, lambda to: to.suffix == '.parquet')",
     "the snapshot is replaced": "Path.replace = after(Path.replace, lambda to: to.name == 'snapshot.json')",
     "the store was told": "Path.replace = after(Path.replace, lambda to: to.name == 'progress.json')",
@@ -144,8 +120,8 @@ STATES = {
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from rucola.spark import lake as lake_module
-from rucola.spark.lake.lake import open_lake
+from rucola.spark.lake import writer
+from rucola.spark.lake.writer import open_lake
 from spark.test_lake import second_commit, stage
 
 def die(*_):
@@ -200,7 +176,7 @@ def test_what_is_no_lake_is_said_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as raised:
         read_snapshot(tmp_path)
     assert str(raised.value) == (
-        f"{tmp_path} is no lake; give a directory into which `rucola pipeline archive` has written"
+        f"{tmp_path} is not a lake; give a directory into which `rucola pipeline archive` has written"
     )
     with open_lake(tmp_path / "lake"):
         assert read_snapshot(tmp_path / "lake").number == 0
@@ -221,11 +197,11 @@ def test_a_lake_has_one_writer(tmp_path: Path) -> None:
 
 def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path):
+    with pytest.raises(ConfigError, match="not empty"), open_lake(tmp_path):
         pass
-    with pytest.raises(ConfigError, match="other things"), open_lake(tmp_path / "file"):
+    with pytest.raises(ConfigError, match="not empty"), open_lake(tmp_path / "file"):
         pass
-    with pytest.raises(ConfigError, match="no local path"), open_lake("s3a://bucket/lake"):
+    with pytest.raises(ConfigError, match="not a local path"), open_lake("s3a://bucket/lake"):
         pass
 
 
@@ -234,17 +210,17 @@ def test_a_commit_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
     first_commit(tmp_path)
     other = tmp_path / "topic=T0" / "date=2023-11-15" / "0000000002-00000.parquet"
     other.write_bytes(b"messages")
-    with pytest.raises(StoreCorrupt, match=r"0000000002-00000\.parquet .* has the place of a new one; .*repair"):
+    with pytest.raises(StoreCorrupt, match=r"0000000002-00000\.parquet .* has the path of a new file; .*repair"):
         second_commit(tmp_path)
     assert other.read_bytes() == b"messages"
     assert seen(tmp_path) == BEFORE
     # It is noticed as well if it came between the decision and the move.
     other.unlink()
     with pytest.MonkeyPatch.context() as patched, suppress(Killed):
-        patched.setattr(lake_module, "replace_file", Deadly(lake_module.replace_file, 2, after=True))
+        patched.setattr(writer, "replace_file", Deadly(writer.replace_file, 2, after=True))
         second_commit(tmp_path)
     other.write_bytes(b"messages")
-    with pytest.raises(StoreCorrupt, match=r"0000000002-00000\.parquet .* has the place of "), open_lake(tmp_path):
+    with pytest.raises(StoreCorrupt, match=r"0000000002-00000\.parquet .* has the path to which "), open_lake(tmp_path):
         pass
     assert other.read_bytes() == b"messages"
 
@@ -252,7 +228,7 @@ def test_a_commit_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
 def test_a_reader_meets_the_first_commit_of_a_lake(tmp_path: Path) -> None:
     """Until it is complete the lake is empty, and not damaged, though files of it are there."""
     with pytest.MonkeyPatch.context() as patched, suppress(Killed):
-        patched.setattr(lake_module.Lake, "_sync_parents", Deadly(lake_module.Lake._sync_parents, 1, after=False))
+        patched.setattr(writer.LakeWriter, "sync_parents", Deadly(writer.LakeWriter.sync_parents, 1, after=False))
         first_commit(tmp_path)
     assert len(list(tmp_path.glob("topic=*/*/*.parquet"))) == 2
     assert read_snapshot(tmp_path).number == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +12,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.admin import AdminClient
-from rucola.broker.broker import Broker
-from rucola.client import Message, MessageQueue, Producer, PullConsumer
+from rucola.client import Message, Producer, PullConsumer
 from rucola.errors import ConfigError, MQError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.spark.source import batch_reader
-from rucola.spark.source.options import parse
-from spark.test_streaming import Query
-from support.cluster import Cluster, cluster
-
-Row = dict[str, Any]
+from rucola.spark.source.options import parse_read_options
+from support.live_reads import live_cluster, read, send
+from support.log_query import LogQuery
 
 
-def read(namesrv: str, **given: str) -> list[Row]:
-    """The rows of a batch; each partition goes through pickle as Spark sends it."""
-    options = parse({"nameServer": namesrv, **given})
-    partitions = pickle.loads(pickle.dumps(batch_reader.plan(options)))
-    batches = [batch for partition in partitions for batch in batch_reader.read(partition, options, options.columns)]
-    return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
-
-
-def with_cluster(path: Path, test: Callable[[Cluster, Broker, Callable[..., Any]], Any]) -> None:
-    """Run a test on a cluster with one broker; reads happen in a thread, for they have a loop of their own."""
-
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
-
-            async def reading(**given: str) -> list[Row]:
-                return await asyncio.to_thread(read, running.namesrv, **given)
-
-            await test(running, broker, reading)
-
-    asyncio.run(run())
-
-
-async def send(running: Cluster, topic: str, count: int, *, broker: str = "broker-a", **given: Any) -> list[str]:
-    """Send messages to the queues 0 to 3 of a topic in turn; their unique keys."""
-    async with Producer("senders", running.namesrv) as producer:
-        sent = []
-        for n in range(count):
-            message = Message(topic, b"body %d" % n, **{name: value(n) for name, value in given.items()})
-            result = await producer.send(message, MessageQueue(topic, broker, n % 4))
-            sent.append(result.msg_id)
-        return sent
-
-
-def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, reading):
         for each in (broker, await running.start_broker("broker-b")):
             await running.create_topic(each, "T")
         first = await send(running, "T", 300, tags=lambda n: "AB"[n % 2], keys=lambda n: [f"k{n}", "é"])
@@ -99,11 +60,9 @@ def test_a_topic_is_read_as_it_was_sent(tmp_path: Path) -> None:
             row["msgId"] for row in rows if row["storeTimestamp"] < moment or row["brokerName"] == "broker-b"
         )
 
-    with_cluster(tmp_path, test)
 
-
-def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, reading):
         for topic in ("Flights", "Orders"):
             await running.create_topic(broker, topic)
             await send(running, topic, 4)
@@ -119,41 +78,37 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
         with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
 
-    with_cluster(tmp_path, test)
-
 
 def test_no_name_server_is_one_sentence() -> None:
     with pytest.raises(MQError, match="no name server answers"):
         read("127.0.0.1:1", subscribe="T")
 
 
-def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_a_stream_follows_live_queues(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T")
         await send(running, "T", 10)
         given = {"nameServer": running.namesrv, "subscribe": "T"}
-        latest = await asyncio.to_thread(Query, **given)
-        all_of_it = await asyncio.to_thread(Query, **given, startingOffsets="earliest", maxOffsetsPerTrigger="6")
+        latest = await asyncio.to_thread(LogQuery, **given)
+        all_of_it = await asyncio.to_thread(LogQuery, **given, startingOffsets="earliest", maxOffsetsPerTrigger="6")
         assert not await asyncio.to_thread(latest.trigger)
         await send(running, "T", 7)
         assert len(await asyncio.to_thread(latest.run)) == 7
         assert len(set(await asyncio.to_thread(all_of_it.run))) == 17
         assert [len(batch) for batch in all_of_it.rows] == [6, 6, 5]
-        resumed = await asyncio.to_thread(lambda: Query(checkpoint=all_of_it.offset, **given))
+        resumed = await asyncio.to_thread(lambda: LogQuery(checkpoint=all_of_it.offset, **given))
         assert not await asyncio.to_thread(resumed.trigger)
 
-    with_cluster(tmp_path, test)
 
-
-def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+async def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as (running, broker, reading):
         await running.create_topic(broker, "T")
         await send(running, "T", 20)
         ends = {"startingOffsets": '{"T":{"1":2,"2":-2}}', "endingOffsets": '{"T":{"0":0,"1":4,"2":1,"3":0}}'}
         found = [(row["queueId"], row["queueOffset"]) for row in await reading(subscribe="T", **ends)]
         assert sorted(found) == [(1, 2), (1, 3), (2, 0)]
         given = {"nameServer": running.namesrv, "subscribe": "T"}
-        query = await asyncio.to_thread(lambda: Query(**given, startingOffsets='{"T":{"0":4,"1":4,"2":4,"3":-1}}'))
+        query = await asyncio.to_thread(lambda: LogQuery(**given, startingOffsets='{"T":{"0":4,"1":4,"2":4,"3":-1}}'))
         assert len(await asyncio.to_thread(query.run)) == 3
         times = json.dumps({"T": {"0": 1}})
         assert len(await reading(subscribe="T", startingOffsetsByTimestamp=times)) == 20
@@ -164,13 +119,13 @@ def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=says):
             await reading(subscribe="T", **ends)
 
-    with_cluster(tmp_path, test)
 
-
-def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_progress_of_a_stream_may_be_that_of_a_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Committed when a batch is finished, for tools to see; never read back."""
 
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T")
         await send(running, "T", 10)
 
@@ -180,7 +135,7 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
             return {queue.queue_id: at.broker_offset - at.consumer_offset for queue, at in table.items()}
 
         given = {"nameServer": running.namesrv, "subscribe": "T", "commitGroup": "spark-job"}
-        query = await asyncio.to_thread(lambda: Query(**given, startingOffsets="earliest", maxOffsetsPerTrigger="6"))
+        query = await asyncio.to_thread(lambda: LogQuery(**given, startingOffsets="earliest", maxOffsetsPerTrigger="6"))
         assert await behind() == {}
         assert await asyncio.to_thread(query.trigger)
         assert await behind() == {0: 3, 1: 3, 2: 2, 3: 2}  # the batch is read, and Spark has not finished it
@@ -190,7 +145,7 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
         # From an older checkpoint it goes on there, and the group shows it.
         again = await asyncio.to_thread(
-            lambda: Query(checkpoint={"T": {"broker-a": dict.fromkeys("0123", 1)}}, **given)
+            lambda: LogQuery(checkpoint={"T": {"broker-a": dict.fromkeys("0123", 1)}}, **given)
         )
         assert len(await asyncio.to_thread(again.run)) == 6
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
@@ -207,19 +162,17 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
         assert not await asyncio.to_thread(again.trigger)
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
 
-    with_cluster(tmp_path, test)
 
-
-def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Partitions that promise more than the broker has, as when files expire between plan and read."""
 
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T", queues=1)
         async with Producer("senders", running.namesrv) as producer:
             for n in range(5):
                 await producer.send(Message("T", b"%d" % n))
         options = {"nameServer": running.namesrv, "subscribe": "T"}
-        strict, tolerant = parse(options), parse({**options, "failOnDataLoss": "false"})
+        strict, tolerant = parse_read_options(options), parse_read_options({**options, "failOnDataLoss": "false"})
         (pulls,) = await asyncio.to_thread(batch_reader.plan, strict)
         pulls.ranges = (pulls.ranges[0]._replace(end=9),)
 
@@ -236,11 +189,9 @@ def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: py
             assert await asyncio.to_thread(rows, tolerant) == [0, 1, 2, 3, 4]
         assert "are gone from the broker" in caplog.text
 
-    with_cluster(tmp_path, test)
-
 
 @pytest.mark.spark
-def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
+async def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
     """A batch, and a stream that is started over on its checkpoint."""
 
     def stream(namesrv: str) -> int:
@@ -257,7 +208,7 @@ def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
         )
         return spark.read.parquet(str(tmp_path / "out")).distinct().count()
 
-    async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
+    async with live_cluster(tmp_path) as (running, broker, _):
         await running.create_topic(broker, "T")
         sent = await send(running, "T", 50)
         table = spark.read.format("rocketmq").options(nameServer=running.namesrv, subscribe="T").load()
@@ -266,5 +217,3 @@ def test_spark_reads_a_live_broker(spark: SparkSession, tmp_path: Path) -> None:
         assert await asyncio.to_thread(stream, running.namesrv) == 50
         await send(running, "T", 10)
         assert await asyncio.to_thread(stream, running.namesrv) == 60
-
-    with_cluster(tmp_path, test)

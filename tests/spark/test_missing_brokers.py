@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from rucola.client.sync import EventLoopThread
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.source import batch_reader
 from rucola.spark.source.lag import lag_of
-from rucola.spark.source.options import parse
-from spark.test_live import read, send
+from rucola.spark.source.options import parse_read_options
 from support.cluster import Cluster, cluster
+from support.live_reads import read, send
 from support.micro_batches import MicroBatches
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -61,16 +61,14 @@ class Pair:
         return MicroBatches(**options)
 
 
-def with_pair(path: Path, test: Callable[[Pair], Any]) -> None:
+@asynccontextmanager
+async def broker_pair(path: Path) -> AsyncIterator[Pair]:
     """Run a test with two brokers; reads happen in threads, for they have loops of their own."""
 
-    async def run() -> None:
-        async with cluster(path) as running:
-            pair = Pair(running)
-            await pair.start()
-            await test(pair)
-
-    asyncio.run(run())
+    async with cluster(path) as running:
+        pair = Pair(running)
+        await pair.start()
+        yield pair
 
 
 def stopping_b(
@@ -92,12 +90,12 @@ def stopping_b(
 
 @pytest.mark.parametrize("allows_loss", ["true", "false"])
 @pytest.mark.parametrize("moment", ["between batches", "max_offset", "pull_records"])
-def test_a_stream_goes_on_when_its_broker_is_back(
+async def test_a_stream_goes_on_when_its_broker_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, allows_loss: str
 ) -> None:
     """Whenever the broker goes, in a query that is started again twice: each message once."""
 
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(20)
         query = pair.query(failOnDataLoss=allows_loss)
         await asyncio.to_thread(query.start)
@@ -123,14 +121,12 @@ def test_a_stream_goes_on_when_its_broker_is_back(
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
 
-    with_pair(tmp_path, test)
-
 
 @pytest.mark.parametrize("moment", ["between batches", "max_offset"])
-def test_a_stream_may_go_on_without_a_broker(
+async def test_a_stream_may_go_on_without_a_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
 ) -> None:
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(20)
         query = pair.query(**TOLERANT, maxOffsetsPerTrigger="15")
         await asyncio.to_thread(query.start)
@@ -157,13 +153,11 @@ def test_a_stream_may_go_on_without_a_broker(
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
 
-    with_pair(tmp_path, test)
 
-
-def test_a_batch_that_was_begun_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_was_begun_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its offsets are logged, so to leave out a missing broker would lose messages for ever."""
 
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(20)
         query = pair.query(**TOLERANT, failOnDataLoss="false")
         await asyncio.to_thread(query.start)
@@ -179,14 +173,12 @@ def test_a_batch_that_was_begun_waits_for_its_broker(tmp_path: Path, monkeypatch
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
 
-    with_pair(tmp_path, test)
-
 
 @pytest.mark.parametrize("killed", ["", "in the batch after"])
-def test_a_checkpoint_that_lost_queues_is_recovered(tmp_path: Path, killed: str) -> None:
+async def test_a_checkpoint_that_lost_queues_is_recovered(tmp_path: Path, killed: str) -> None:
     """Versions up to 0.1.0 logged an end without the queues of a missing broker, and failed."""
 
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(20)
         query = pair.query()
         await asyncio.to_thread(query.start)
@@ -212,13 +204,11 @@ def test_a_checkpoint_that_lost_queues_is_recovered(tmp_path: Path, killed: str)
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
 
-    with_pair(tmp_path, test)
 
-
-def test_a_finite_query_does_not_end_without_a_broker(tmp_path: Path) -> None:
+async def test_a_finite_query_does_not_end_without_a_broker(tmp_path: Path) -> None:
     """With AvailableNow, of which the ends are noted while the broker is away."""
 
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(20)
         query = pair.query()
         await asyncio.to_thread(query.start)
@@ -244,11 +234,9 @@ def test_a_finite_query_does_not_end_without_a_broker(tmp_path: Path) -> None:
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
 
-    with_pair(tmp_path, test)
 
-
-def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path) -> None:
-    async def test(pair: Pair) -> None:
+async def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.running.create_topic(pair.b, "U")
         await send(pair.running, "U", 4, broker="broker-b")
         await pair.send(4)
@@ -263,11 +251,9 @@ def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path) -> N
         await pair.send(4)
         assert len(await asyncio.to_thread(query.run)) == 20
 
-    with_pair(tmp_path, test)
 
-
-def test_a_queue_that_may_not_be_read_for_a_while_keeps_its_place(tmp_path: Path) -> None:
-    async def test(pair: Pair) -> None:
+async def test_a_queue_that_may_not_be_read_for_a_while_keeps_its_place(tmp_path: Path) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(8)
         query = pair.query(**TOLERANT)
         await asyncio.to_thread(query.start)
@@ -284,11 +270,9 @@ def test_a_queue_that_may_not_be_read_for_a_while_keeps_its_place(tmp_path: Path
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
 
-    with_pair(tmp_path, test)
 
-
-def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(pair: Pair) -> None:
+async def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(10)
 
         async def reading(**given: str) -> list[str]:
@@ -309,17 +293,15 @@ def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: pytest
         del assigned["subscribe"]
         given = {"nameServer": pair.running.namesrv, **assigned}
         with pytest.raises(RemotingError, match=r"not registered.*: queues 1, 2 of topic 'T'"):
-            await asyncio.to_thread(batch_reader.plan, parse(given))
-        (pulls,) = await asyncio.to_thread(batch_reader.plan, parse({**given, **TOLERANT}))
+            await asyncio.to_thread(batch_reader.plan, parse_read_options(given))
+        (pulls,) = await asyncio.to_thread(batch_reader.plan, parse_read_options({**given, **TOLERANT}))
         assert pulls.broker_name == "broker-a"
 
-    with_pair(tmp_path, test)
 
-
-def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A broker that is registered and does not answer; its topic is on it alone."""
 
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.send(10, "broker-a")
         silent = await pair.running.scripted_broker("broker-c", "T", {})
         await silent.stop()
@@ -330,13 +312,11 @@ def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, caplog: 
         assert len(rows) == 10
         assert "broker-c does not answer" in caplog.text
 
-    with_pair(tmp_path, test)
 
-
-def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) -> None:
+async def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) -> None:
     """A queue for which it could not would be read from its beginning later."""
 
-    async def test(pair: Pair) -> None:
+    async with broker_pair(tmp_path) as pair:
         await pair.stop_b()
         given = {**TOLERANT, "requiredBrokers": "broker-b"}
         with pytest.raises(RemotingError, match=r"broker-b is not registered.*A stream begins"):
@@ -347,8 +327,6 @@ def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) -> Non
         await pair.send(3)
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)
-
-    with_pair(tmp_path, test)
 
 
 async def delete_topic(pair: Pair, topic: str) -> None:

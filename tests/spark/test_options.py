@@ -9,12 +9,12 @@ from rucola.errors import ConfigError
 from rucola.spark.source import options
 from rucola.spark.source.columns import SCHEMA
 from rucola.spark.source.offset_options import EARLIEST
-from rucola.spark.source.options import CorruptRecords, parse
+from rucola.spark.source.options import CorruptRecords, parse_read_options
 from support.small_store import SmallStore
 
 
 def test_names_ignore_case_and_defaults_read_everything(small_store: SmallStore) -> None:
-    parsed = parse({"storepath": str(small_store.path)})
+    parsed = parse_read_options({"storepath": str(small_store.path)})
     assert parsed.stores == {str(small_store.path): str(small_store.path)}
     assert parsed.columns == tuple(SCHEMA.names)
     assert not parsed.by_queue
@@ -23,7 +23,7 @@ def test_names_ignore_case_and_defaults_read_everything(small_store: SmallStore)
 
 
 def test_every_option_is_understood(small_store: SmallStore) -> None:
-    parsed = parse(
+    parsed = parse_read_options(
         {
             "storePath": str(small_store.path),
             "brokerName": "a",
@@ -48,11 +48,15 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
         CorruptRecords.SKIP,
         3,
     )
-    of_corrupt = parse({"storePath": str(small_store.path), "columns": "topic", "corruptRecords": "column"})
+    of_corrupt = parse_read_options(
+        {"storePath": str(small_store.path), "columns": "topic", "corruptRecords": "column"}
+    )
     assert of_corrupt.columns == ("topic", "_corrupt")
-    by_sql = parse({"storePath": str(small_store.path), "subExpression": "a > 3", "expressionType": "SQL92"})
+    by_sql = parse_read_options(
+        {"storePath": str(small_store.path), "subExpression": "a > 3", "expressionType": "SQL92"}
+    )
     assert (by_sql.tags, by_sql.expression) == (None, "a > 3")
-    assert "body" not in parse({"storePath": str(small_store.path), "includeBody": "false"}).columns
+    assert "body" not in parse_read_options({"storePath": str(small_store.path), "includeBody": "false"}).columns
 
 
 @pytest.mark.parametrize(
@@ -105,19 +109,19 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
 )
 def test_what_is_wrong_is_said(small_store: SmallStore, given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse({"storePath": str(small_store.path), **given})
+        parse_read_options({"storePath": str(small_store.path), **given})
     assert says in str(raised.value)
 
 
 def test_every_option_is_documented() -> None:
-    for name in (*options.NAMES, *options.SINK_NAMES):
+    for name in (*options.READ_OPTION_NAMES, *options.SINK_OPTION_NAMES):
         assert f"\n    {name} " in (options.__doc__ or "")
 
 
 def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_path: Path) -> None:
     other = SmallStore(tmp_path / "other")
     with pytest.raises(ConfigError, match="several"):
-        parse({"storePath": f"{small_store.path},{other.path}", "endingCommitLogOffset": "1"})
+        parse_read_options({"storePath": f"{small_store.path},{other.path}", "endingCommitLogOffset": "1"})
 
 
 @pytest.mark.parametrize(
@@ -131,32 +135,34 @@ def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_p
 )
 def test_what_is_wrong_about_live_brokers_is_said(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse(given)
+        parse_read_options(given)
     assert says in str(raised.value)
 
 
 def test_live_brokers_are_read_by_queue() -> None:
-    parsed = parse({"nameServer": " a:1 ; b:2 ", "subExpression": "x || y", "keys": "1,2", "failOnDataLoss": "false"})
+    parsed = parse_read_options(
+        {"nameServer": " a:1 ; b:2 ", "subExpression": "x || y", "keys": "1,2", "failOnDataLoss": "false"}
+    )
     assert (parsed.name_server, parsed.stores, parsed.by_queue) == ("a:1;b:2", {}, True)
     assert (parsed.tags, parsed.keys, parsed.fail_on_data_loss) == ({"x", "y"}, {"1", "2"}, False)
-    assert parse({"nameServer": "a:1", "subExpression": "*"}).tags is None
+    assert parse_read_options({"nameServer": "a:1", "subExpression": "*"}).tags is None
 
 
 def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) -> None:
     store = {"storePath": str(small_store.path), "subscribe": "T"}
     for begin in ("latest", '{"T":{"b":{"0":-1}}}'):
-        parsed = parse({**store, "startingOffsets": begin})
+        parsed = parse_read_options({**store, "startingOffsets": begin})
         options.check_for_stream(parsed)
         with pytest.raises(ConfigError, match="a batch must begin before that"):
             options.check_for_batch(parsed)
     with pytest.raises(ConfigError, match="is for streams"):
-        options.check_for_batch(parse({**store, "maxOffsetsPerTrigger": "1"}))
+        options.check_for_batch(parse_read_options({**store, "maxOffsetsPerTrigger": "1"}))
     with pytest.raises(ConfigError, match="minOffsetsPerTrigger is for streams"):
-        options.check_for_batch(parse({**store, "minOffsetsPerTrigger": "1"}))
+        options.check_for_batch(parse_read_options({**store, "minOffsetsPerTrigger": "1"}))
     with pytest.raises(ConfigError, match="commitGroup is for streams"):
-        options.check_for_batch(parse({"nameServer": "h:1", "commitGroup": "g"}))
+        options.check_for_batch(parse_read_options({"nameServer": "h:1", "commitGroup": "g"}))
     for name, end in (("endingOffsets", '{"T":{"b":{"0":1}}}'), ("endingTimestamp", "1")):
-        parsed = parse({**store, name: end})
+        parsed = parse_read_options({**store, name: end})
         options.check_for_batch(parsed)
         with pytest.raises(ConfigError, match=f"{name} is for batches"):
             options.check_for_stream(parsed)
@@ -168,17 +174,19 @@ def test_batches_have_an_end_and_streams_a_beginning(small_store: SmallStore) ->
 )
 def test_durations(small_store: SmallStore, text: str, delay_ms: int) -> None:
     given = {"storePath": str(small_store.path), "minOffsetsPerTrigger": "1", "maxTriggerDelay": text}
-    assert parse(given).max_trigger_delay_ms == delay_ms
+    assert parse_read_options(given).max_trigger_delay_ms == delay_ms
 
 
 def test_offsets_may_leave_out_the_broker(small_store: SmallStore) -> None:
-    parsed = parse({"storePath": str(small_store.path), "subscribe": "T", "startingOffsets": '{"T":{"0":5,"1":-2}}'})
+    parsed = parse_read_options(
+        {"storePath": str(small_store.path), "subscribe": "T", "startingOffsets": '{"T":{"0":5,"1":-2}}'}
+    )
     assert parsed.starting_offsets == {("T", None, 0): 5, ("T", None, 1): EARLIEST}
 
 
 def test_the_store_must_be_named() -> None:
     with pytest.raises(ConfigError, match="neither option storePath nor nameServer"):
-        parse({})
+        parse_read_options({})
 
 
 def rows_of(section: str) -> list[str]:
@@ -190,6 +198,6 @@ def rows_of(section: str) -> list[str]:
 
 
 def test_the_page_has_every_option_and_column() -> None:
-    assert rows_of("Options of a read") == list(options.NAMES)
-    assert rows_of("Options and columns of a write") == list(options.SINK_NAMES)
+    assert rows_of("Options of a read") == list(options.READ_OPTION_NAMES)
+    assert rows_of("Options and columns of a write") == list(options.SINK_OPTION_NAMES)
     assert rows_of("Columns") == list(SCHEMA.names)

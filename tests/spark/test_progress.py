@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.jobs.progress import report_tasks
-from rucola.spark.session import LaterSession
+from rucola.spark.session import LazySession
 
 
 @pytest.mark.spark
@@ -30,7 +30,7 @@ def test_tasks_are_counted_while_they_run(spark: SparkSession, tmp_path: Path) -
         if done:
             Path(one_is_done).touch()
 
-    session = LaterSession("tests")
+    session = LazySession("tests")
     session.get()
     with report_tasks(session, progress):
         assert spark.sparkContext.parallelize(range(2), 2).mapPartitions(work).count() == 2

@@ -15,16 +15,16 @@ from pyspark.sql.datasource import EqualTo
 
 from rucola.client import Message, MessageQueue, Producer, PullConsumer
 from rucola.spark.source import batch_reader as reader
-from rucola.spark.source.batch_reader import NarrowedRocketMQReader, RocketMQReader
+from rucola.spark.source.batch_reader import RocketMQPushdownReader, RocketMQReader
 from rucola.spark.source.log_splits import TARGET_SIZE
-from rucola.spark.source.options import parse
-from rucola.spark.source.pull_partitions import Pulls, pack
-from rucola.spark.source.source_offsets import Queue, Ranges
-from spark.test_live import read
+from rucola.spark.source.options import parse_read_options
+from rucola.spark.source.pull_partitions import PullPartition, pack
+from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 from support.cluster import cluster
+from support.live_reads import read
 
 RANGES = st.dictionaries(
-    st.builds(Queue, st.sampled_from("TU"), st.sampled_from("ab"), st.integers(0, 20)),
+    st.builds(BrokerQueue, st.sampled_from("TU"), st.sampled_from("ab"), st.integers(0, 20)),
     st.tuples(st.integers(0, 50), st.integers(0, 500)).map(lambda pair: (pair[0], sum(pair))),
 )
 SIZES = st.fixed_dictionaries({(topic, broker): st.integers(100, 4 << 20) for topic in "TU" for broker in "ab"})
@@ -34,20 +34,20 @@ def rows_of(reader: RocketMQReader, part: Any) -> list[dict[str, Any]]:
     return [row for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def messages(pulls: Pulls) -> int:
+def messages(pulls: PullPartition) -> int:
     return sum(each.end - each.begin for each in pulls.ranges)
 
 
 @given(RANGES, SIZES, st.integers(0, 40))
 def test_partitions_hold_every_message_once_and_in_order(
-    ranges: Ranges, sizes: dict[tuple[str, str], int], least: int
+    ranges: OffsetRanges, sizes: dict[tuple[str, str], int], least: int
 ) -> None:
-    found: dict[Queue, list[tuple[int, int]]] = {}
+    found: dict[BrokerQueue, list[tuple[int, int]]] = {}
     for pulls in pack(ranges, sizes, least):
         assert pulls.ranges
         for topic, queue_id, begin, end in pulls.ranges:
             assert begin < end
-            found.setdefault(Queue(topic, pulls.broker_name, queue_id), []).append((begin, end))
+            found.setdefault(BrokerQueue(topic, pulls.broker_name, queue_id), []).append((begin, end))
     joined = {queue: (parts[0][0], parts[-1][1]) for queue, parts in found.items()}
     assert joined == {queue: bounds for queue, bounds in ranges.items() if bounds[0] < bounds[1]}
     for parts in found.values():
@@ -55,21 +55,21 @@ def test_partitions_hold_every_message_once_and_in_order(
 
 
 def test_small_queues_share_a_partition_and_large_ones_are_cut() -> None:
-    wide = {Queue("T", "a", number): (0, 4) for number in range(256)}
+    wide = {BrokerQueue("T", "a", number): (0, 4) for number in range(256)}
     (pulls,) = pack(wide, {("T", "a"): 200}, 1)
     assert (pulls.broker_name, len(pulls.ranges), messages(pulls)) == ("a", 256, 1024)
     sizes = {("T", "a"): 1024, ("T", "b"): 1024}
-    brokers = pack({Queue("T", name, number): (0, 9) for name in "ab" for number in range(3)}, sizes, 1)
+    brokers = pack({BrokerQueue("T", name, number): (0, 9) for name in "ab" for number in range(3)}, sizes, 1)
     assert [(pulls.broker_name, messages(pulls)) for pulls in brokers] == [("a", 27), ("b", 27)]
-    long = {Queue("T", "a", 0): (100, 100 + TARGET_SIZE // 1024 * 8)}
+    long = {BrokerQueue("T", "a", 0): (100, 100 + TARGET_SIZE // 1024 * 8)}
     assert [messages(pulls) for pulls in pack(long, {("T", "a"): 1024}, 1)] == [TARGET_SIZE // 1024] * 8
     # By what messages weigh, not by their number.
-    uneven = {Queue("Large", "a", 0): (0, 1024), Queue("Small", "a", 0): (0, 1024 * 64)}
+    uneven = {BrokerQueue("Large", "a", 0): (0, 1024), BrokerQueue("Small", "a", 0): (0, 1024 * 64)}
     parts = pack(uneven, {("Large", "a"): 1 << 20, ("Small", "a"): 1 << 10}, 1)
     assert len(parts) == 8
     assert {messages(pulls) for pulls in parts[:7]} <= {136, 137}
-    assert [messages(pulls) for pulls in pack({Queue("T", "a", 0): (0, 10)}, sizes, 4)] == [2, 3, 2, 3]
-    assert len(pack({Queue("T", "a", 0): (0, 3)}, sizes, 10)) == 3
+    assert [messages(pulls) for pulls in pack({BrokerQueue("T", "a", 0): (0, 10)}, sizes, 4)] == [2, 3, 2, 3]
+    assert len(pack({BrokerQueue("T", "a", 0): (0, 3)}, sizes, 10)) == 3
 
 
 async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
@@ -90,7 +90,7 @@ async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
                 await producer.send(
                     Message("T", b"%d" % n, tags="AB"[n // 64 % 2]), MessageQueue("T", "broker-a", n % 64)
                 )
-        options = parse({"nameServer": running.namesrv, "subscribe": "T"})
+        options = parse_read_options({"nameServer": running.namesrv, "subscribe": "T"})
         (pulls_of_all,) = await asyncio.to_thread(reader.plan, options)
         assert len(pulls_of_all.ranges) == 64
         monkeypatch.setattr(PullConsumer, "pull_records", counted)
@@ -115,9 +115,9 @@ async def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> N
         async with Producer("senders", running.namesrv) as producer:
             for tag in ("A", "A || B", "*"):
                 await producer.send(Message("T", tag.encode(), tags=tag))
-        options = parse({"nameServer": running.namesrv, "subscribe": "T", "pushFilters": "true"})
+        options = parse_read_options({"nameServer": running.namesrv, "subscribe": "T", "pushFilters": "true"})
         for tag in ("A || B", "*", "A"):
-            narrowed = NarrowedRocketMQReader(options, ("body",))
+            narrowed = RocketMQPushdownReader(options, ("body",))
             assert narrowed.pushFilters([EqualTo(("tags",), tag)]) == []
             (part,) = await asyncio.to_thread(narrowed.partitions)
             rows = await asyncio.to_thread(rows_of, narrowed, part)

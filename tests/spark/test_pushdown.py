@@ -26,9 +26,9 @@ from pyspark.sql.datasource import (
 )
 
 from rucola.spark.source import batch_reader
-from rucola.spark.source.batch_reader import NarrowedRocketMQReader
-from rucola.spark.source.options import parse
-from spark.test_reading import expected
+from rucola.spark.source.batch_reader import RocketMQPushdownReader
+from rucola.spark.source.options import parse_read_options
+from support.golden_messages import expected
 from support.small_store import SmallStore
 
 OPERATIONS: dict[type[Filter], Any] = {
@@ -53,11 +53,11 @@ def lets_through(each: Filter, row: dict[str, Any]) -> bool:
 
 def read(store: Path, filters: list[Filter], **given: str) -> tuple[set[int], int]:
     """The records that a read leaves after Spark has evaluated what the source did not claim, and how many came."""
-    options = parse({"storePath": str(store), "columns": ",".join(COLUMNS), **given})
-    narrowed = NarrowedRocketMQReader(options, options.columns)
+    options = parse_read_options({"storePath": str(store), "columns": ",".join(COLUMNS), **given})
+    narrowed = RocketMQPushdownReader(options, options.columns)
     left = list(narrowed.pushFilters(filters))
     assert all(any(each is given for given in filters) for each in left)
-    rows = [row for stretch in narrowed.partitions() for batch in narrowed.read(stretch) for row in batch.to_pylist()]
+    rows = [row for split in narrowed.partitions() for batch in narrowed.read(split) for row in batch.to_pylist()]
     return {row["commitLogOffset"] for row in rows if all(lets_through(each, row) for each in left)}, len(rows)
 
 
@@ -97,11 +97,11 @@ def test_conditions_leave_out_nothing_that_is_asked_for(golden: Path, data: st.D
     ]
     choice = data.draw(st.sampled_from(choices))
     filters = data.draw(st.lists(conditions(expected(golden, "g1-clean")), max_size=4))
-    options = parse({"storePath": str(store), "columns": ",".join(COLUMNS), **choice})
+    options = parse_read_options({"storePath": str(store), "columns": ",".join(COLUMNS), **choice})
     rows = [
         row
-        for stretch in batch_reader.plan(options)
-        for batch in batch_reader.read(stretch, options, options.columns)
+        for split in batch_reader.plan(options)
+        for batch in batch_reader.read(split, options, options.columns)
         for row in batch.to_pylist()
     ]
     wanted = {row["commitLogOffset"] for row in rows if all(lets_through(each, row) for each in filters)}

@@ -8,7 +8,6 @@ import pickle
 import shutil
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,29 +19,24 @@ from rucola.message.topics import TRANS_HALF_TOPIC, is_system_topic
 from rucola.spark.source import batch_reader as reader
 from rucola.spark.source import log_splits
 from rucola.spark.source.batch_reader import plan
-from rucola.spark.source.options import parse
+from rucola.spark.source.options import parse_read_options
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
+from support.golden_messages import Row, expected, keys_of
 from support.small_store import FILE_SIZE, HOST, SmallStore
-
-Row = dict[str, Any]
 
 
 def read(store: Path, **given: str) -> list[Row]:
     """The rows of a read, in the order of its partitions; each partition goes through pickle as Spark sends it."""
-    options = parse({"storePath": str(store), **given})
-    stretches = pickle.loads(pickle.dumps(plan(options)))
-    batches = [batch for stretch in stretches for batch in reader.read(stretch, options, options.columns)]
+    options = parse_read_options({"storePath": str(store), **given})
+    splits = pickle.loads(pickle.dumps(plan(options)))
+    batches = [batch for split in splits for batch in reader.read(split, options, options.columns)]
     return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
 
 
 def offsets(rows: list[Row]) -> list[int]:
     return [row["commitLogOffset"] for row in rows]
-
-
-def expected(golden: Path, name: str) -> list[Row]:
-    return [json.loads(line) for line in (golden / name / "expected.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -78,12 +72,6 @@ def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
     assert not set(half) & set(offsets(read(g1, subscribePattern=".*")))
     assert offsets(read(g1, subscribe=TRANS_HALF_TOPIC)) == half
     assert offsets(read(g1, assign=json.dumps({TRANS_HALF_TOPIC: [0]}))) == half
-
-
-def keys_of(row: Row) -> set[str]:
-    """The keys of a message and its unique key."""
-    properties = row["properties"]
-    return {*properties.get("KEYS", "").split(), properties.get("UNIQ_KEY", "")} - {""}
 
 
 TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_TRANS_HALF_TOPIC"]
@@ -141,8 +129,8 @@ def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.Da
 
 def planned(store: Path, **given: str) -> int:
     """How many messages a read of queues looks at."""
-    stretches = plan(parse({"storePath": str(store), **given}))
-    return sum(each.end - each.begin for stretch in stretches for each in stretch.queues)
+    splits = plan(parse_read_options({"storePath": str(store), **given}))
+    return sum(each.end - each.begin for split in splits for each in split.queues)
 
 
 def test_keys_are_looked_up_in_the_index(golden: Path, tmp_path: Path) -> None:
@@ -183,8 +171,8 @@ def test_time_drops_whole_stretches(small_store: SmallStore) -> None:
     for choice in ({}, {"subscribe": "T"}):
         given = {"storePath": str(small_store.path), "minPartitions": "20", **choice}
         window = {"startingTimestamp": str(50 * hour), "endingTimestamp": str(52 * hour)}
-        assert len(plan(parse(given))) == 20
-        assert len(plan(parse(given | window))) <= 3
+        assert len(plan(parse_read_options(given))) == 20
+        assert len(plan(parse_read_options(given | window))) <= 3
         assert offsets(read(small_store.path, **choice, **window)) == places[50:52]
 
 
@@ -200,14 +188,14 @@ def test_a_clock_that_was_set_back_loses_nothing(small_store: SmallStore) -> Non
 
 @pytest.mark.parametrize("choice", [{}, {"subscribePattern": "G.*"}])
 def test_partitions_are_near_equal_and_small(g1: Path, choice: dict[str, str]) -> None:
-    stretches = plan(parse({"storePath": str(g1), "minPartitions": "8", **choice}))
-    assert len(stretches) == 8
-    for earlier, later in pairwise(stretches):
+    splits = plan(parse_read_options({"storePath": str(g1), "minPartitions": "8", **choice}))
+    assert len(splits) == 8
+    for earlier, later in pairwise(splits):
         assert earlier.end <= later.begin
-    sizes = [stretch.end - stretch.begin for stretch in stretches]
+    sizes = [split.end - split.begin for split in splits]
     if not choice:
         assert max(sizes) < 1.2 * min(sizes)
-    assert all(len(pickle.dumps(stretch)) < 2000 for stretch in stretches)
+    assert all(len(pickle.dumps(split)) < 2000 for split in splits)
 
 
 def test_queues_begin_and_end_at_times(small_store: SmallStore) -> None:
@@ -232,25 +220,25 @@ def test_queues_begin_and_end_at_times(small_store: SmallStore) -> None:
 
 def test_large_logs_are_cut_at_the_target_size(small_store: SmallStore, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [small_store.put(body=bytes(600)) for _ in range(60)]
-    options = parse({"storePath": str(small_store.path)})
+    options = parse_read_options({"storePath": str(small_store.path)})
     assert len(plan(options)) == 1
     monkeypatch.setattr(log_splits, "SMALL_SIZE", 5000)
     assert len(plan(options)) == 4  # so that a few cores have something to do
     monkeypatch.setattr(log_splits, "TARGET_SIZE", 5000)
-    stretches = plan(parse({"storePath": str(small_store.path)}))
-    assert [stretch.begin for stretch in stretches] == [0, *[stretch.end for stretch in stretches[:-1]]]
-    assert len(stretches) == 8  # 9.6 times the target: the power of two next to it
-    assert all(stretch.end - stretch.begin < 5000 + FILE_SIZE for stretch in stretches)
+    splits = plan(parse_read_options({"storePath": str(small_store.path)}))
+    assert [split.begin for split in splits] == [0, *[split.end for split in splits[:-1]]]
+    assert len(splits) == 8  # 9.6 times the target: the power of two next to it
+    assert all(split.end - split.begin < 5000 + FILE_SIZE for split in splits)
     assert offsets(read(small_store.path)) == places
 
 
 def test_the_end_is_frozen_when_the_read_is_planned(small_store: SmallStore) -> None:
     places = [small_store.put() for _ in range(3)]
     for choice in ({}, {"subscribe": "T"}):
-        options = parse({"storePath": str(small_store.path), **choice})
-        stretches = plan(options)
+        options = parse_read_options({"storePath": str(small_store.path), **choice})
+        splits = plan(options)
         small_store.put()
-        batches = [batch for stretch in stretches for batch in reader.read(stretch, options, ["commitLogOffset"])]
+        batches = [batch for split in splits for batch in reader.read(split, options, ["commitLogOffset"])]
         assert [place for batch in batches for place in batch["commitLogOffset"].to_pylist()] == places
         places = offsets(read(small_store.path))
 
@@ -425,8 +413,8 @@ def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPath
         store.put("T", data.draw(st.integers(0, 2)), bytes(data.draw(st.integers(1, 300))), dispatch=dispatch)
         for dispatch in data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=1, max_size=40))
     ]
-    options = parse({"storePath": str(store.path), "corruptRecords": "skip"})
-    stretches = plan(options)
+    options = parse_read_options({"storePath": str(store.path), "corruptRecords": "skip"})
+    splits = plan(options)
     for queue_id, offset in data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=4)):
         address = data.draw(st.one_of(st.sampled_from(places), st.integers(0, store.end + 5000)))
         store.put_unit("T", queue_id, offset, address, data.draw(st.integers(0, 500)))
@@ -434,11 +422,11 @@ def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPath
         store.overwrite(data.draw(st.sampled_from(places)) + data.draw(st.integers(0, 90)), b"\xff\x00\xff")
 
     def rows() -> list[list[Row]]:
-        found = [batch for stretch in stretches for batch in reader.read(stretch, options, ("commitLogOffset", "body"))]
+        found = [batch for split in splits for batch in reader.read(split, options, ("commitLogOffset", "body"))]
         return [row for batch in found for row in batch.to_pylist()]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rucola.spark.source.columns.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
+        patch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
         with_queues = rows()
         patch.setattr("rucola.spark.source.log_reader._MOST_QUEUES", -1)
         assert rows() == with_queues

@@ -14,19 +14,18 @@ from rucola.cli.main import main
 from rucola.errors import StoreError
 from rucola.spark.jobs import rebuild
 from rucola.store.tools.check import check
-from rucola.store.tools.rebuild import found_settings
-from store.test_rebuild import derived
+from rucola.store.tools.rebuild import detect_config
 from support.small_store import SmallStore
-from support.stores import GOLDEN_DELAYS
+from support.stores import GOLDEN_DELAYS, derived_files
 
 
 @pytest.mark.spark
 def test_every_byte_is_apaches(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     theirs = golden / "g1-clean" / "store"
-    settings = found_settings(theirs)
+    settings = detect_config(theirs)
     settings.message_delay_level = GOLDEN_DELAYS
     done = rebuild.run(spark, theirs, tmp_path / "out", settings=settings)
-    assert derived(tmp_path / "out") == derived(theirs)
+    assert derived_files(tmp_path / "out") == derived_files(theirs)
     assert (done.messages, done.units, done.index_files, done.index_entries) == (2556, 2556, 2, 7432)
     # In place, over what was damaged.
     store = Path(shutil.copytree(theirs, tmp_path / "store"))
@@ -34,7 +33,7 @@ def test_every_byte_is_apaches(spark: SparkSession, golden: Path, tmp_path: Path
     queue_file = store / "consumequeue" / "GSpam" / "0" / f"{0:020d}"
     queue_file.write_bytes(bytes(queue_file.stat().st_size))
     assert rebuild.run(spark, store, settings=settings).path == store
-    assert derived(store) == derived(theirs)
+    assert derived_files(store) == derived_files(theirs)
     assert check(store) == []
 
 
@@ -60,9 +59,9 @@ def test_damage_is_one_sentence_and_leaves_everything(
 ) -> None:
     places = [small_store.put() for _ in range(3)]
     small_store.overwrite(places[1] + 88, b"X")
-    before = derived(small_store.path)
+    before = derived_files(small_store.path)
     with pytest.raises(StoreError, match=r"0{20} at byte \d+: .*Run `rucola store repair DIR --out COPY`"):
         rebuild.run(spark, small_store.path)
-    assert derived(small_store.path) == before
+    assert derived_files(small_store.path) == before
     with pytest.raises(StoreError, match="no log to rebuild from"):
         rebuild.run(spark, tmp_path)

@@ -21,13 +21,13 @@ from rucola.cli.main import main
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
 from rucola.spark.jobs import archive, compact, repair, search
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import lake as lake_module
-from rucola.spark.lake.lake import open_lake, read_lake
+from rucola.spark.lake import read_lake, writer
 from rucola.spark.lake.lookup import by_key
 from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import local_session
-from spark.test_lake import Deadly, Killed
-from spark.test_sink import broker
+from support.broker_thread import broker_thread
+from support.killing import Deadly, Killed
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
@@ -260,7 +260,7 @@ def test_an_old_snapshot_gets_what_was_committed_since(spark: SparkSession, fill
     shutil.copy(f"{snapshot}.bak", snapshot)
     before = content(filled.path)
     with pytest.raises(
-        StoreCorrupt, match=r"the file is an old one: _rucola/progress\.json has more of broker-a; .*repair"
+        StoreCorrupt, match=r"the file is outdated: _rucola/progress\.json has more progress of broker-a; .*repair"
     ):
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     assert content(filled.path) == before
@@ -287,7 +287,7 @@ def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path,
     """Its progress is that of queues; nothing of a broker's log may be deleted for it."""
     lake = tmp_path / "lake"
     own = lake / "_rucola"
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         for number in range(2):
             rows = spark.range(0, 40).selectExpr(f"concat({number}, '-', id) AS body")
             rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()
@@ -309,7 +309,7 @@ def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path,
 def killed_behind(name: str) -> Iterator[None]:
     """What is done inside dies when it has replaced a file of this name."""
 
-    replace = lake_module.replace_file
+    replace = writer.replace_file
     replaced: list[str] = []
 
     def replace_file(path: Path, data: bytes) -> None:
@@ -319,7 +319,7 @@ def killed_behind(name: str) -> Iterator[None]:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patched, suppress(Killed):
-        patched.setattr(lake_module, "replace_file", replace_file)
+        patched.setattr(writer, "replace_file", replace_file)
         yield
     assert replaced[-1] == name
 
@@ -358,8 +358,8 @@ def test_a_commit_that_was_interrupted_is_part_of_a_damaged_lake_or_not(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (lake_module, "replace_file"),
-        (lake_module, "sync_directory"),
+        (writer, "replace_file"),
+        (writer, "sync_directory"),
         (Path, "replace"),
         (Path, "unlink"),
     ],
@@ -443,6 +443,6 @@ def test_a_new_lake_is_sound_and_no_lake_is_none(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         pass
     assert repair.run(None, tmp_path / "lake").is_sound  # type: ignore[arg-type]
-    with pytest.raises(StoreError, match="is no lake"):
+    with pytest.raises(StoreError, match="is not a lake"):
         repair.run(None, tmp_path)  # type: ignore[arg-type]
     assert not (tmp_path / "_rucola").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -25,9 +24,9 @@ from rucola.spark.jobs.replay import ReplayOptions
 from rucola.spark.jobs.replay_ledger import Ack, AckReader, SourceQueue, open_for_sending, open_ledger
 from rucola.spark.jobs.resend import RateLimiter
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.session import LaterSession, Spark
-from spark.test_live import Row, read
-from spark.test_sink import broker
+from rucola.spark.session import AnySession, LazySession
+from support.broker_thread import broker_thread
+from support.live_reads import Row, read
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
 
@@ -57,7 +56,7 @@ def by_queue(rows: list[Row]) -> list[list[Row]]:
 
 @pytest.mark.spark
 def test_a_store_and_its_lake_are_replayed_alike(
-    spark: SparkSession, jobs: Spark, small_store: SmallStore, tmp_path: Path
+    spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     fill(small_store, 30)
     fill(small_store, 10, "Other")
@@ -77,7 +76,7 @@ def test_a_store_and_its_lake_are_replayed_alike(
             assert (summary.rows, summary.sent, summary.missing) == (wanted, 0, 0)
             assert {queue.topic for queue in summary.queues} == {"T"}
     told: list[tuple[int, int]] = []
-    with broker(tmp_path / "broker", "Copy", "Other") as namesrv:
+    with broker_thread(tmp_path / "broker", "Copy", "Other") as namesrv:
         for number, source in enumerate((small_store.path, lake)):
             summary = replay.run(
                 jobs,
@@ -106,12 +105,12 @@ def test_a_store_and_its_lake_are_replayed_alike(
 
 
 @pytest.mark.spark
-def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_message_that_no_broker_takes_ends_the_run(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
     """What was acknowledged before it is not sent again by the next run."""
     fill(small_store, 400, queues=1)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     ledger = tmp_path / "ledger"
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         for _ in range(2):
             with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
                 replay.run(jobs, small_store.path, ReplayOptions(namesrv, ledger))
@@ -128,9 +127,9 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     fill(small_store, 60, queues=2)
     ledger = tmp_path / "ledger"
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
-            replay.run(LaterSession("tests", is_wanted=False), small_store.path, ReplayOptions(namesrv, ledger))
+            replay.run(LazySession("tests", use_spark=False), small_store.path, ReplayOptions(namesrv, ledger))
         reached = {queue.queue_id: each.count for queue, each in AckReader(ledger).refresh().items()}
         first, second = by_queue(read(namesrv, subscribe="T"))
     assert numbers(first) == list(range(0, 60, 2))
@@ -140,7 +139,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
 
 
 @pytest.mark.spark
-def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_said(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
     small_store.put("T")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="neither a store directory nor a lake"):
@@ -155,7 +154,7 @@ def test_what_cannot_be_replayed_is_said(jobs: Spark, small_store: SmallStore, t
         Selection(tags="a b")
     with pytest.raises(ConfigError, match="the selection begins at 2, after its end at 1"):
         Selection(starting_timestamp=2, ending_timestamp=1)
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         options = ReplayOptions(namesrv, tmp_path / "ledger")
         assert replay.run(jobs, small_store.path, options).sent == 1
         with pytest.raises(ConfigError, match="ledger of another replay, whose topic is None and not 'U'"):
@@ -223,7 +222,7 @@ def test_a_worker_that_is_killed_is_made_up_for(spark: SparkSession, small_store
             for worker in killed[:1]:
                 os.kill(worker, signal.SIGKILL)
 
-    with broker(tmp_path / "broker", "T") as namesrv:
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
         options = ReplayOptions(namesrv, ledger)
         with pytest.raises(StoreError, match="Python worker exited unexpectedly"):
             replay.run(spark, small_store.path, replace(options, rate=20), progress=kill)
@@ -278,28 +277,25 @@ def test_a_ledger_counts_complete_lines_and_refuses_damage(tmp_path: Path) -> No
         AckReader(tmp_path / "ledger").refresh()
 
 
-def test_idle_time_earns_no_credit_for_a_burst() -> None:
+async def test_idle_time_earns_no_credit_for_a_burst() -> None:
     now, waited = [0.0], []
 
     async def sleep(seconds: float) -> None:
         waited.append(round(seconds, 6))
         now[0] += seconds
 
-    async def run() -> None:
-        limiter = RateLimiter(50, clock=lambda: now[0], sleep=sleep)
-        assert limiter.chunk_rows == 5
-        for _ in range(3):
-            await limiter.acquire(5)
-        assert waited == [0.1, 0.1]
-        now[0] += 10  # brokers were slow
+    limiter = RateLimiter(50, clock=lambda: now[0], sleep=sleep)
+    assert limiter.chunk_rows == 5
+    for _ in range(3):
         await limiter.acquire(5)
-        await limiter.acquire(5)
-        assert waited == [0.1, 0.1, 0.1]
-        unlimited = RateLimiter(None, sleep=sleep)
-        await unlimited.acquire(1_000_000)
-        assert waited == [0.1, 0.1, 0.1]
-
-    asyncio.run(run())
+    assert waited == [0.1, 0.1]
+    now[0] += 10  # brokers were slow
+    await limiter.acquire(5)
+    await limiter.acquire(5)
+    assert waited == [0.1, 0.1, 0.1]
+    unlimited = RateLimiter(None, sleep=sleep)
+    await unlimited.acquire(1_000_000)
+    assert waited == [0.1, 0.1, 0.1]
     assert RateLimiter(0.5).chunk_rows == 1
 
 

@@ -12,10 +12,10 @@ from rucola.message import MessageExt
 from rucola.message.record import body_crc
 from rucola.spark.jobs import archive, compact, search
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import key_hash
-from rucola.spark.lake.lake import read_lake
-from rucola.spark.lake.lookup import MOST, Found, by_key, by_offset_msg_id
-from rucola.spark.session import LaterSession, local_session
+from rucola.spark.lake.lookup import DEFAULT_LIMIT, SearchResult, by_key, by_offset_msg_id
+from rucola.spark.session import LazySession, local_session
 from rucola.store.reader import StoreReader
 from support.small_store import SmallStore
 
@@ -59,7 +59,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     return Searched(path / "lake", messages)
 
 
-def ids(found: Found | None) -> list[tuple[str, str]]:
+def ids(found: SearchResult | None) -> list[tuple[str, str]]:
     assert found is not None
     return [(each.broker_name, each.message.offset_msg_id) for each in found.messages]
 
@@ -111,7 +111,7 @@ def test_all_ways_find_the_same(spark: SparkSession, searched: Searched, name: s
     assert not found.is_cut
     times = [each.message.store_timestamp for each in found.messages]
     assert times == sorted(times, reverse=True)
-    without_spark = LaterSession("tests", is_wanted=False)
+    without_spark = LazySession("tests", use_spark=False)
     assert search.run(without_spark, searched.lake, selection, limit=1000) == found
     few = search.run(without_spark, searched.lake, selection, limit=3)
     assert few == search.run(spark, searched.lake, selection, limit=3)
@@ -135,7 +135,7 @@ def test_a_message_comes_back_as_the_store_had_it(spark: SparkSession, searched:
         assert wanted in [each.message for each in by_spark.messages]
         assert found.message.body_crc == body_crc(found.message.body)
     assert by_offset_msg_id(searched.lake, searched.messages[0].offset_msg_id[:-1] + "5") is None
-    with pytest.raises(InvalidMessage, match="is no offsetMsgId"):
+    with pytest.raises(InvalidMessage, match="is not an offsetMsgId"):
         by_offset_msg_id(searched.lake, "U0-7")
 
 
@@ -153,7 +153,7 @@ def test_a_hot_key_is_cut_at_the_newest(searched: Searched) -> None:
     found = by_key(searched.lake, ["漢字"], topics=["T"])
     times = sorted((each.store_timestamp for each in searched.messages if each.topic == "T"), reverse=True)
     assert [each.message.store_timestamp for each in found.messages] == times
-    assert len(times) < MOST
+    assert len(times) < DEFAULT_LIMIT
     assert not found.is_cut
     found = by_key(searched.lake, ["漢字"], most=5, matches=lambda message: message.tags == "B")
     times = sorted((each.store_timestamp for each in searched.messages if each.tags == "B"), reverse=True)
@@ -168,5 +168,5 @@ def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
         lambda: by_key(tmp_path, ["k"]),
         lambda: by_offset_msg_id(tmp_path, "7F00000100002A9F0000000000000000"),
     ):
-        with pytest.raises(StoreError, match="is no lake"):
+        with pytest.raises(StoreError, match="is not a lake"):
             ask()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
-from rucola.client.sync import EventLoopThread
 from rucola.errors import ConfigError
-from rucola.spark.source.options import parse_sink
+from rucola.spark.source.options import parse_sink_options
 from rucola.spark.source.sink import RocketMQWriter
-from spark.test_live import read
-from support.cluster import cluster
+from support.broker_thread import broker_thread
+from support.live_reads import read, write
 from support.small_store import SmallStore
 
 HEADER = "body binary, topic string"
@@ -39,31 +36,8 @@ def test_what_cannot_be_sent_is_said(options: dict[str, str], schema: str, says:
     for column in schema.split(", "):
         columns.add(*column.split())
     with pytest.raises(ConfigError) as raised:
-        RocketMQWriter(parse_sink(options), columns)
+        RocketMQWriter(parse_sink_options(options), columns)
     assert says in str(raised.value)
-
-
-@contextmanager
-def broker(path: Path, *topics: str) -> Iterator[str]:
-    """The name server of a broker with these topics. It runs in a thread: Spark wants the one that made the session."""
-
-    async def start() -> str:
-        running = await stack.enter_async_context(cluster(path))
-        started = await running.start_broker()
-        for topic in topics:
-            await running.create_topic(started, topic)
-        return running.namesrv
-
-    thread, stack = EventLoopThread("broker"), AsyncExitStack()
-    try:
-        yield thread.run(start())
-    finally:
-        thread.run(stack.aclose())
-        thread.stop()
-
-
-def write(rows: DataFrame, namesrv: str, **options: str) -> None:
-    rows.write.format("rocketmq").options(nameServer=namesrv, **options).mode("append").save()
 
 
 @pytest.mark.spark
@@ -75,7 +49,7 @@ def test_rows_become_messages(spark: SparkSession, small_store: SmallStore, tmp_
     schema = "topic string, body string, tags string, keys array<string>, properties map<string,string>, flag int"
     small_store.put("Old", body=b"from a store", TAGS="t", UNIQ_KEY="0" * 32, DELAY="3")
 
-    with broker(tmp_path, "T", "U", "Copy") as namesrv:
+    with broker_thread(tmp_path, "T", "U", "Copy") as namesrv:
         write(spark.createDataFrame(rows, schema), namesrv)
         first, second = sorted(read(namesrv), key=lambda row: row["topic"])
         assert (first["body"], first["tags"], first["keys"], first["flag"]) == ("ä".encode(), "a", ["k1", "k2"], 7)
@@ -98,7 +72,7 @@ def test_messages_are_held_back(spark: SparkSession, tmp_path: Path) -> None:
     later = "4102444800000"  # 2100
     rows = [("by level", 18, None), ("by time", None, {"TIMER_DELIVER_MS": later}), ("at once", 0, {})]
     schema = "body string, delayLevel int, properties map<string,string>"
-    with broker(tmp_path, "T", "Copy") as namesrv:
+    with broker_thread(tmp_path, "T", "Copy") as namesrv:
         write(spark.createDataFrame(rows, schema), namesrv, topic="T")
         (row,) = read(namesrv, subscribe="T")
         assert row["body"] == b"at once"
@@ -121,7 +95,7 @@ def test_messages_are_held_back(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_task_that_fails_gives_an_account(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 300, numPartitions=1).selectExpr("if(id < 250, cast(id as string), null) AS body")
 
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         with pytest.raises(PySparkException) as raised:
             write(rows, namesrv, topic="T")
         assert "row 250 of partition 0 has no body. Before this, brokers acknowledged" in str(raised.value)
@@ -146,7 +120,7 @@ def test_a_batch_that_is_repeated_has_the_same_ids(spark: SparkSession, tmp_path
             .awaitTermination()
         )
 
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         spark.range(0, 40, numPartitions=2).selectExpr("cast(id as string) AS body").write.parquet(str(source))
         stream(namesrv)
         once = read(namesrv, subscribe="T")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,51 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rucola.errors import ConfigError, MQError, StoreError
 from rucola.spark.source import stream_reader
 from rucola.spark.source.lag import lag_of
-from rucola.spark.source.options import check_for_stream, parse
-from rucola.spark.source.stream_reader import RocketMQStreamReader
+from support.log_query import LogQuery
 from support.small_store import FILE_SIZE, SmallStore
-
-Offset = dict[str, Any]
-
-
-class Query:
-    """A streaming query as far as its source sees it: every offset goes through JSON, every partition through pickle.
-
-    `rows` are the physical offsets of the messages that were read, batch by batch.
-    """
-
-    def __init__(self, checkpoint: Offset | None = None, **given: str) -> None:
-        self.options = parse(given)
-        check_for_stream(self.options)
-        self.reader = RocketMQStreamReader(self.options, ("commitLogOffset", "topic", "queueOffset"))
-        self.offset = checkpoint if checkpoint is not None else _as_json(self.reader.initialOffset())
-        self.rows: list[list[int]] = []
-
-    def trigger(self) -> bool:
-        """One batch, if there is anything new."""
-        end = _as_json(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit()))
-        if json.dumps(end) == json.dumps(self.offset):
-            return False
-        self.rows.append(self.batch(self.offset, end))
-        self.offset = end
-        return True
-
-    def batch(self, start: Offset, end: Offset) -> list[int]:
-        partitions = pickle.loads(pickle.dumps(self.reader.partitions(start, end)))
-        batches = [batch for partition in partitions for batch in self.reader.read(partition)]
-        return [row["commitLogOffset"] for batch in batches for row in batch.to_pylist()]
-
-    def run(self) -> list[int]:
-        """Batches until there is nothing new; everything that was read."""
-        while self.trigger():
-            pass
-        return [row for batch in self.rows for row in batch]
-
-
-def _as_json(offset: Offset) -> Offset:
-    restored: Offset = json.loads(json.dumps(offset))
-    return restored
-
 
 MODES = [{}, {"subscribe": "T"}, {"subscribePattern": "T|U"}]
 
@@ -72,14 +27,14 @@ MODES = [{}, {"subscribe": "T"}, {"subscribePattern": "T|U"}]
 def test_a_stream_begins_at_the_end_or_where_it_is_told(small_store: SmallStore, mode: dict[str, str]) -> None:
     given = {"storePath": str(small_store.path), **mode}
     old = [small_store.put("T", n % 2) for n in range(4)]
-    latest, earliest = Query(**given), Query(**given, startingOffsets="earliest")
+    latest, earliest = LogQuery(**given), LogQuery(**given, startingOffsets="earliest")
     assert not latest.trigger()
     assert earliest.run() == old
     new = [small_store.put("T", n % 2) for n in range(60)]
     assert latest.run() == new
     assert earliest.run() == old + new
     assert earliest.rows == [old, new]
-    resumed = Query(checkpoint=earliest.offset, **given)
+    resumed = LogQuery(checkpoint=earliest.offset, **given)
     assert not resumed.trigger()
     last = small_store.put("T", 1)
     assert resumed.run() == [last]
@@ -89,33 +44,33 @@ def test_a_stream_begins_at_offsets(small_store: SmallStore) -> None:
     places = [small_store.put("T", n % 2) for n in range(8)]
     given = {"storePath": str(small_store.path), "brokerName": "b"}
     chosen = json.dumps({"T": {"b": {"0": 2, "1": -1}}})
-    assert Query(**given, subscribe="T", startingOffsets=chosen).run() == [places[4], places[6]]
-    assert Query(**given, startingCommitLogOffset=str(places[5])).run() == places[5:]
+    assert LogQuery(**given, subscribe="T", startingOffsets=chosen).run() == [places[4], places[6]]
+    assert LogQuery(**given, startingCommitLogOffset=str(places[5])).run() == places[5:]
     with pytest.raises(ConfigError, match="offset 9 of queue 0 of topic 'T' on b is not there"):
-        Query(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"0": 9}}}))
+        LogQuery(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"0": 9}}}))
     with pytest.raises(ConfigError, match="which this read has not"):
-        Query(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"7": 0}}}))
+        LogQuery(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"7": 0}}}))
 
 
 def test_a_stream_begins_at_a_time(small_store: SmallStore) -> None:
     places = [small_store.put("T", at_ms=1_700_000_000_000 + n) for n in range(8)]
     for mode in MODES:
         given = {"storePath": str(small_store.path), "startingTimestamp": "1700000000005", **mode}
-        assert Query(**given).run() == places[5:]
+        assert LogQuery(**given).run() == places[5:]
 
 
 def test_a_stream_begins_where_queues_have_a_time(small_store: SmallStore) -> None:
     places = [small_store.put("T", n % 2, at_ms=1_700_000_000_000 + n) for n in range(8)]
     given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T"}
     times = json.dumps({"T": {"b": {"0": 1_700_000_000_003, "1": 1_700_000_000_003}}})
-    assert Query(**given, startingOffsetsByTimestamp=times).run() == places[3:]
+    assert LogQuery(**given, startingOffsetsByTimestamp=times).run() == places[3:]
     with pytest.raises(ConfigError, match="endingOffsetsByTimestamp is for batches"):
-        Query(**given, endingOffsetsByTimestamp=times)
+        LogQuery(**given, endingOffsetsByTimestamp=times)
 
 
 def test_queues_that_come_later_are_read_from_their_beginning(small_store: SmallStore) -> None:
     small_store.put("T", 0)
-    query = Query(storePath=str(small_store.path), subscribePattern="T|U")
+    query = LogQuery(storePath=str(small_store.path), subscribePattern="T|U")
     places = [small_store.put("T", 1), small_store.put("U", 0), small_store.put("V", 0)]
     assert query.run() == places[:2]
 
@@ -134,7 +89,7 @@ def test_batches_are_bounded_and_together_everything(
     places = [store.put(*put) for put in puts]
     wanted = {"T"} if mode.get("subscribe") else {"T", "U"}
     given = {"storePath": str(store.path), "startingOffsets": "earliest", **mode}
-    query = Query(**given, maxOffsetsPerTrigger=str(most))
+    query = LogQuery(**given, maxOffsetsPerTrigger=str(most))
     found = query.run()
     expected = [place for place, (topic, _) in zip(places, puts, strict=True) if topic in wanted]
     assert sorted(found) == [0, *expected]
@@ -150,8 +105,8 @@ def test_a_batch_waits_for_enough_messages_or_time(
     monkeypatch.setattr(stream_reader, "monotonic", lambda: now_s)
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
     small_store.put("T")
-    query = Query(**given, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
-    bounded = Query(**given, minOffsetsPerTrigger="10", maxOffsetsPerTrigger="12")
+    query = LogQuery(**given, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
+    bounded = LogQuery(**given, minOffsetsPerTrigger="10", maxOffsetsPerTrigger="12")
     assert query.trigger()
     assert bounded.trigger()
     for n in range(9):
@@ -182,7 +137,7 @@ def test_progress_shows_how_far_a_stream_is_behind(small_store: SmallStore) -> N
     given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T", "startingOffsets": "earliest"}
     for n in range(9):
         small_store.put("T", n % 2)
-    query = Query(**given, maxOffsetsPerTrigger="6")
+    query = LogQuery(**given, maxOffsetsPerTrigger="6")
     assert query.reader.reportLatestOffset() is None
     query.trigger()
     latest = query.reader.reportLatestOffset()
@@ -199,7 +154,7 @@ def test_progress_shows_how_far_a_stream_is_behind(small_store: SmallStore) -> N
 @pytest.mark.parametrize("mode", MODES)
 def test_available_now_ends_where_the_store_ended(small_store: SmallStore, mode: dict[str, str]) -> None:
     old = [small_store.put("T", n % 3) for n in range(30)]
-    query = Query(storePath=str(small_store.path), startingOffsets="earliest", maxOffsetsPerTrigger="7", **mode)
+    query = LogQuery(storePath=str(small_store.path), startingOffsets="earliest", maxOffsetsPerTrigger="7", **mode)
     query.reader.prepareForTriggerAvailableNow()
     assert query.trigger()
     for n in range(5):
@@ -212,11 +167,11 @@ def test_available_now_ends_where_the_store_ended(small_store: SmallStore, mode:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_is_the_same_when_it_is_repeated(small_store: SmallStore, mode: dict[str, str]) -> None:
     places = [small_store.put("T", n % 2) for n in range(9)]
-    query = Query(storePath=str(small_store.path), startingOffsets="earliest", **mode)
+    query = LogQuery(storePath=str(small_store.path), startingOffsets="earliest", **mode)
     start = query.offset
     query.trigger()
     small_store.put("T", 0)
-    again = Query(checkpoint=start, storePath=str(small_store.path), **mode)
+    again = LogQuery(checkpoint=start, storePath=str(small_store.path), **mode)
     assert again.batch(start, query.offset) == query.rows[0] == places
 
 
@@ -230,7 +185,7 @@ def test_what_is_deleted_unread_is_an_error_or_left_out(
 ) -> None:
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
     small_store.put("T")
-    strict, tolerant = Query(**given), Query(**given, failOnDataLoss="false")
+    strict, tolerant = LogQuery(**given), LogQuery(**given, failOnDataLoss="false")
     places = [small_store.put("T") for _ in range(90)]
     planned = strict.reader.partitions(strict.offset, strict.reader.latestOffset(strict.offset, ReadAllAvailable()))
     delete_first_file(small_store)
@@ -252,7 +207,7 @@ def test_a_store_that_was_replaced_is_an_error_or_read_on(small_store: SmallStor
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
     for _ in range(9):
         small_store.put("T")
-    strict, tolerant = Query(**given), Query(**given, failOnDataLoss="false")
+    strict, tolerant = LogQuery(**given), LogQuery(**given, failOnDataLoss="false")
     strict.run()
     tolerant.run()
     shutil.rmtree(small_store.path)
@@ -270,7 +225,7 @@ def test_a_topic_that_is_gone_is_an_error_or_left_out(small_store: SmallStore) -
     given = {"storePath": str(small_store.path), "subscribePattern": ".*", "startingOffsets": "earliest"}
     small_store.put("T")
     small_store.put("U")
-    strict, tolerant = Query(**given), Query(**given, failOnDataLoss="false")
+    strict, tolerant = LogQuery(**given), LogQuery(**given, failOnDataLoss="false")
     shutil.rmtree(small_store.path / "consumequeue" / "U")
     with pytest.raises(StoreError, match=r"queue 0 of topic 'U' on .* is gone"):
         strict.trigger()
@@ -282,15 +237,15 @@ def test_damage_is_in_the_batch_that_meets_it(small_store: SmallStore) -> None:
     small_store.overwrite(places[5], bytes(8))
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3"}
     with pytest.raises(MQError, match=f"at byte {places[5]}"):
-        Query(**given).run()
-    assert Query(**given, corruptRecords="skip").run() == [place for place in places if place != places[5]]
+        LogQuery(**given).run()
+    assert LogQuery(**given, corruptRecords="skip").run() == [place for place in places if place != places[5]]
 
 
 def test_a_checkpoint_belongs_to_its_options(small_store: SmallStore) -> None:
     small_store.put("T")
-    query = Query(storePath=str(small_store.path), subscribe="T")
+    query = LogQuery(storePath=str(small_store.path), subscribe="T")
     with pytest.raises(ConfigError, match="offsets of queues, but its options read logs"):
-        Query(checkpoint=query.offset, storePath=str(small_store.path)).trigger()
+        LogQuery(checkpoint=query.offset, storePath=str(small_store.path)).trigger()
 
 
 @pytest.mark.spark

@@ -13,8 +13,8 @@ from pyspark.sql import Row, SparkSession
 from rucola.errors import ConfigError
 from rucola.spark.source.data_source import RocketMQSource
 from rucola.spark.source.schema import COLUMNS
-from spark.test_live import read
-from spark.test_sink import broker
+from support.broker_thread import broker_thread
+from support.live_reads import read
 from support.small_store import SmallStore
 
 pytestmark = pytest.mark.spark
@@ -89,7 +89,7 @@ def test_a_path_in_sql_is_refused_by_spark(spark: SparkSession, small_store: Sma
 
 def test_rows_are_inserted(spark: SparkSession, tmp_path: Path) -> None:
     """By name or in a list of columns; in a table of one topic that need not be said."""
-    with broker(tmp_path, "T", "U") as namesrv:
+    with broker_thread(tmp_path, "T", "U") as namesrv:
         spark.sql(
             f"CREATE TABLE messages USING rocketmq OPTIONS (nameServer '{namesrv}', topic 'T', producerGroup 'g')"
         )
@@ -116,7 +116,7 @@ def test_rows_are_inserted(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_view_is_read_and_written(spark: SparkSession, tmp_path: Path) -> None:
     """With columns of its own it can have those that only a write knows, such as delayLevel."""
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         given = f"USING rocketmq OPTIONS (nameServer '{namesrv}', topic 'T')"
         spark.sql(f"CREATE TEMPORARY VIEW messages {given}")
         spark.sql("INSERT INTO messages (body) VALUES (encode('a', 'utf-8'))")
@@ -138,7 +138,7 @@ def test_a_table_is_streamed(spark: SparkSession, small_store: SmallStore, tmp_p
 def test_options_of_a_table_stay_with_it(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """Its columns travel with a DataFrame into other writes, which have options of their own."""
     fill(small_store)
-    with broker(tmp_path, "T", "U", "Other") as namesrv:
+    with broker_thread(tmp_path, "T", "U", "Other") as namesrv:
         given = f"(path '{small_store.path}', producerGroup 'g', topic 'T')"
         spark.sql(f"CREATE TABLE messages USING rocketmq OPTIONS {given}")
         rows = spark.table("messages").selectExpr("'U' AS topic", "body")
@@ -160,7 +160,7 @@ def test_a_stream_into_a_table_names_the_brokers_itself(spark: SparkSession, tmp
             "messages"
         ).awaitTermination()
 
-    with broker(tmp_path, "T") as namesrv:
+    with broker_thread(tmp_path, "T") as namesrv:
         spark.sql(f"CREATE TABLE messages USING rocketmq OPTIONS (nameServer '{namesrv}', topic 'T')")
         with pytest.raises(PySparkException, match="option nameServer is missing"):
             stream(1)
@@ -175,7 +175,7 @@ def test_the_statements_of_the_page_do_what_they_say(
     (block,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     small_store.put("Flights", body=b"one", KEYS="N14228", TAGS="UA")
     small_store.put("Other")
-    with broker(tmp_path / "broker", "Flights") as namesrv:
+    with broker_thread(tmp_path / "broker", "Flights") as namesrv:
         block = block.replace("/var/rocketmq/store", str(small_store.path)).replace("host:9876", namesrv)
         found = [spark.sql(statement).collect() for statement in block.split(";") if statement.strip()]
         assert sorted(found[1]) == [Row("Flights", 1), Row("Other", 1)]

@@ -12,16 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.message.topics import is_system_topic
-from spark.test_reading import expected, keys_of
-from test_readme import test_commands_exist_with_their_options as check_command
+from support.documentation import check_command, commands_of
+from support.golden_messages import expected, keys_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("audit", "rebuild", "replay")
-COMMANDS = [
-    line
-    for page in PAGES
-    for line in re.findall(r"^\$ (rucola .*)$", (DOCS / f"pipeline-{page}.md").read_text(), re.MULTILINE)
-]
+COMMANDS = [line for page in PAGES for line in commands_of((DOCS / f"pipeline-{page}.md").read_text())]
 
 
 @pytest.mark.spark

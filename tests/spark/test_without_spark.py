@@ -21,15 +21,15 @@ from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
 from rucola.spark.jobs.message_source import MessageSource
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import read_keys
-from rucola.spark.lake.lake import read_lake
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
-from rucola.spark.session import SMALL_SIZE, LaterSession, Spark
+from rucola.spark.session import SMALL_SIZE, AnySession, LazySession
 from rucola.spark.source.schema import COLUMNS
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
-HERE = LaterSession("tests", is_wanted=False)
+HERE = LazySession("tests", use_spark=False)
 
 
 def fill(store: SmallStore, count: int, seed: int = 2013) -> None:
@@ -58,7 +58,7 @@ def rows_of(spark: SparkSession, lake: Path) -> list[Any]:
     return sorted(read_lake(spark, lake).collect(), key=lambda row: row.commitLogOffset)
 
 
-def entries_of(spark: SparkSession, lake: Path) -> list[Any]:
+def index_entries_of(spark: SparkSession, lake: Path) -> list[Any]:
     return sorted(read_keys(spark, lake, read_snapshot(lake).keys).collect())
 
 
@@ -77,7 +77,7 @@ def places_of(snapshot: Snapshot) -> set[tuple[str, str, int, int]]:
 
 @pytest.mark.spark
 def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
-    both: tuple[tuple[Spark, Path], ...] = ((spark, tmp_path / "in-spark"), (HERE, tmp_path / "here"))
+    both: tuple[tuple[AnySession, Path], ...] = ((spark, tmp_path / "in-spark"), (HERE, tmp_path / "here"))
     summaries = []
     for part in range(3):
         fill(small_store, 60, seed=part)
@@ -87,8 +87,8 @@ def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store
     in_spark, here = (lake for _, lake in both)
     rows = rows_of(spark, in_spark)
     assert rows_of(spark, here) == rows
-    entries = entries_of(spark, in_spark)
-    assert entries_of(spark, here) == entries
+    entries = index_entries_of(spark, in_spark)
+    assert index_entries_of(spark, here) == entries
     snapshots = [read_snapshot(lake) for _, lake in both]
     assert places_of(snapshots[0]) == places_of(snapshots[1])
     assert snapshots[0].progress == snapshots[1].progress
@@ -100,7 +100,7 @@ def test_both_ways_archive_and_compact_the_same(spark: SparkSession, small_store
         summary = compact.run(jobs, lake, min_files=2)
         assert (summary.rows, summary.replaced_key_files, summary.key_files) == (len(rows), 3, 1)
         assert rows_of(spark, lake) == rows
-        assert entries_of(spark, lake) == entries
+        assert index_entries_of(spark, lake) == entries
         assert all(file.path.startswith(f"topic={file.path[6:].split('/')[0]}") for file in read_snapshot(lake).rows)
     compacted = [{(file.topic, file.date): file.rows for file in read_snapshot(lake).rows} for lake in (in_spark, here)]
     assert compacted[0] == compacted[1]
@@ -168,11 +168,11 @@ def test_many_rows_are_written_in_several_files(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is buffered is bounded; keys are cut by their hash."""
-    from rucola.spark.lake import row_files
+    from rucola.spark.lake import parquet_files
 
-    monkeypatch.setattr(row_files, "_MOST_BUFFERED", 1)
-    monkeypatch.setattr(row_files, "ENTRIES_PER_FILE", 100)
-    monkeypatch.setattr("rucola.spark.source.columns.BATCH_ROWS", 40)
+    monkeypatch.setattr(parquet_files, "_MOST_BUFFERED", 1)
+    monkeypatch.setattr(parquet_files, "ENTRIES_PER_FILE", 100)
+    monkeypatch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", 40)
     fill(small_store, 200)
     first = archive.run(HERE, small_store.path, tmp_path / "lake")
     snapshot = read_snapshot(tmp_path / "lake")
@@ -251,7 +251,7 @@ def test_options_decide_where_a_job_runs(
     for options in (["--spark"], ["--master", "local[1]"]):
         assert isinstance(result(*options).exception, Asked)
     monkeypatch.setattr(session, "SMALL_SIZE", 1000)
-    monkeypatch.setattr("rucola.spark.lake.row_files.SMALL_SIZE", 1000)
+    monkeypatch.setattr("rucola.spark.lake.parquet_files.SMALL_SIZE", 1000)
     assert isinstance(result().exception, Asked)
     assert result("--no-spark", "--master", "local[1]").exit_code == 1
     assert result("--no-spark").exit_code == 0
@@ -263,7 +263,7 @@ def test_options_decide_where_a_job_runs(
 
 def test_a_master_without_spark_is_a_contradiction() -> None:
     with pytest.raises(ConfigError, match=r"leave out the master local\[1\]"):
-        LaterSession("tests", "local[1]", is_wanted=False)
+        LazySession("tests", "local[1]", use_spark=False)
 
 
 def test_under_spark_submit_a_job_runs_in_spark(
@@ -272,4 +272,4 @@ def test_under_spark_submit_a_job_runs_in_spark(
     small_store.put("T")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(Asked):
-        audit.run(LaterSession("tests"), [small_store.path])
+        audit.run(LazySession("tests"), [small_store.path])

@@ -50,7 +50,7 @@ CHECKPOINT = Path("checkpoint")
 @pytest.mark.parametrize(
     ("damage", "where", "position", "what"),
     [
-        (lambda store: flip(store / LOG, 3 * 109 + 3), LOG, 3 * 109, "sizes inside do not add up"),
+        (lambda store: flip(store / LOG, 3 * 109 + 3), LOG, 3 * 109, "do not add up"),
         (lambda store: flip(store / LOG, 3 * 109, 0x80), LOG, 3 * 109, "size is -"),
         (lambda store: flip(store / LOG, 3 * 109 + 4), LOG, 3 * 109, "magic is"),
         (lambda store: flip(store / LOG, 3 * 109 + 8), LOG, 3 * 109, "CRC"),

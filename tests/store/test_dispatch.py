@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.message import sysflag
-from rucola.store.dispatch import Dispatcher, Pending, Queues, entries_of, keys_of
+from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, index_entries_of, index_keys_of
 from rucola.store.index import Index
 
 keys = st.sampled_from([None, "", "key", "a b", " a  b ", "Aa", "BB", "\u00e9", "nul\0"])
@@ -17,12 +17,12 @@ flags = st.sampled_from([0, 0, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> list[Pending]:
+def batches(draw: st.DrawFn) -> list[DispatchRequest]:
     """Messages with more, fewer or no keys; all of one kind, or each of its own."""
     count = draw(st.integers(1, 24))
     alike = draw(st.booleans())
     topic, unique_key, words, flag = draw(st.sampled_from("TU")), draw(keys), draw(keys), draw(flags)
-    batch: list[Pending] = []
+    batch: list[DispatchRequest] = []
     for number in range(count):
         if not alike:
             topic, unique_key, words, flag = draw(st.sampled_from("TU")), draw(keys), draw(keys), draw(flags)
@@ -30,13 +30,13 @@ def batches(draw: st.DrawFn) -> list[Pending]:
     return batch
 
 
-def index_of(directory: Path, pieces: list[list[Pending]], skip: int) -> list[tuple[str, bytes]]:
+def index_of(directory: Path, pieces: list[list[DispatchRequest]], skip: int) -> list[tuple[str, bytes]]:
     """The files of an index that gets the entries of some batches, but for the first `skip`."""
     index = Index.open(directory, 13, 40, writable=True)
-    dispatcher = Dispatcher(Queues(directory, 20), index, ())
+    dispatcher = Dispatcher(ConsumeQueues(directory, 20), index, ())
     for piece in pieces:
         dispatcher.add_entries(piece, skip)
-        skip = max(skip - len(keys_of(piece)[0]), 0)
+        skip = max(skip - len(index_keys_of(piece)[0]), 0)
     files = [(file.file.path.name, bytes(file.file.map)) for file in index.files]
     index.close()
     return files
@@ -44,10 +44,10 @@ def index_of(directory: Path, pieces: list[list[Pending]], skip: int) -> list[tu
 
 @given(batch=batches(), data=st.data())
 def test_many_entries_are_what_they_are_one_by_one(
-    tmp_path_factory: pytest.TempPathFactory, batch: list[Pending], data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, batch: list[DispatchRequest], data: st.DataObject
 ) -> None:
-    hashes, physical_offsets, store_timestamps = entries_of(batch)
-    assert len(hashes) == len(physical_offsets) == len(store_timestamps) == len(keys_of(batch)[0])
+    hashes, physical_offsets, store_timestamps = index_entries_of(batch)
+    assert len(hashes) == len(physical_offsets) == len(store_timestamps) == len(index_keys_of(batch)[0])
     skip = data.draw(st.integers(0, len(hashes)))
     together = index_of(tmp_path_factory.mktemp("together"), [batch], skip)
     alone = index_of(tmp_path_factory.mktemp("alone"), [[item] for item in batch], skip)

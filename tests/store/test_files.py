@@ -34,7 +34,7 @@ def test_config_files_of_apache_come_back_byte_for_byte(golden: Path, tmp_path: 
 
 def test_what_was_asked_for_last_stays_in_a_config_file(tmp_path: Path) -> None:
     file = ConfigFile(config_path(tmp_path, "consumerOffset"))
-    first, second, third = (file.writing(lambda n=n: {"offsetTable": {"T@G": {0: n}}}) for n in range(3))
+    first, second, third = (file.prepare_write(lambda n=n: {"offsetTable": {"T@G": {0: n}}}) for n in range(3))
     first()
     third()
     second()  # a thread that came late
@@ -234,14 +234,14 @@ def test_a_queue_without_its_beginning_is_filled(tmp_path: Path) -> None:
     assert again.units(0, 99)["size"].tolist() == [FILLER_SIZE] * 5 + [10] * 20
     assert [file.begin for file in again.files] == [400, 600, 800]
     assert again.unit(44) == (1019, 10, 19)
-    assert (again.first_at_or_after(1007), again.max_physical_offset) == (32, 1029)
+    assert (again.first_at_or_behind(1007), again.max_physical_offset) == (32, 1029)
     again.raise_min_offset(1012)
     assert again.min_offset == 37
-    again.cut(41)
+    again.truncate(41)
     assert ([file.begin for file in again.files], again.max_offset) == ([400, 600, 800], 41)
     again.append(41, pack_unit(5000, 1, 0))
     assert again.unit(41) == (5000, 1, 0)
-    again.cut(0)
+    again.truncate(0)
     assert (list(again.files), again.max_offset, list(queue_directories(tmp_path))) == (
         [],
         0,
@@ -298,7 +298,7 @@ def test_what_is_written_by_a_call_is_in_the_mapping(
     file.write(5000, data)
     assert file.map[:3] == b"abc"
     assert file.map[5000:15_000] == data == file.path.read_bytes()[5000:15_000]
-    file.finish()
+    file.seal()
     monkeypatch.setattr(os, "open", _no_descriptor)
     file.write(4999, data)
     assert file.map[4999:15_000] == data + data[-1:]

@@ -13,7 +13,7 @@ from rucola.errors import StoreCorrupt
 from rucola.message import MessageExt
 from rucola.message.compression import decompress
 from rucola.store.reader import StoreReader
-from rucola.store.tools.grep import Question, grep
+from rucola.store.tools.grep import SearchQuery, grep
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +27,28 @@ def messages(store: Path) -> list[MessageExt]:
         return list(reader.walk())
 
 
-def found(store: Path, question: Question) -> list[int]:
+def found(store: Path, question: SearchQuery) -> list[int]:
     with StoreReader(store) as reader:
         return [message.physical_offset for message in grep(reader, question)]
 
 
 BEGIN, END = 1795217264761, 1795217270000
 
-QUESTIONS: list[tuple[Question, Callable[[MessageExt], bool]]] = [
-    (Question(topic="GA"), lambda m: m.topic == "GA"),
-    (Question(topic="GA", queue_id=2), lambda m: (m.topic, m.queue_id) == ("GA", 2)),
-    (Question(topic="GA", tag="TagB"), lambda m: (m.topic, m.tags) == ("GA", "TagB")),
-    (Question(tag="TagB"), lambda m: m.tags == "TagB"),
-    (Question(queue_id=1), lambda m: m.queue_id == 1),
-    (Question(topic="GA", key="order-6"), lambda m: m.topic == "GA" and "order-6" in (m.keys or "").split(" ")),
-    (Question(key="order-6"), lambda m: "order-6" in (m.keys or "").split(" ")),
-    (Question(topic="GA", begin_ms=BEGIN), lambda m: m.topic == "GA" and m.store_timestamp >= BEGIN),
-    (Question(begin_ms=BEGIN, end_ms=END), lambda m: BEGIN <= m.store_timestamp < END),
-    (Question(topic="SCHEDULE_TOPIC_XXXX", tag="x"), lambda m: (m.topic, m.tags) == ("SCHEDULE_TOPIC_XXXX", "x")),
-    (Question(topic="GUnicode"), lambda m: m.topic == "GUnicode"),
-    (Question(pattern=re.compile(rb"[0-9]{3}$")), lambda m: re.search(rb"[0-9]{3}$", m.body) is not None),
-    (Question(text="order"), lambda m: b"order" in m.body),
-    (Question(topic="nowhere"), lambda m: False),
+QUESTIONS: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
+    (SearchQuery(topic="GA"), lambda m: m.topic == "GA"),
+    (SearchQuery(topic="GA", queue_id=2), lambda m: (m.topic, m.queue_id) == ("GA", 2)),
+    (SearchQuery(topic="GA", tag="TagB"), lambda m: (m.topic, m.tags) == ("GA", "TagB")),
+    (SearchQuery(tag="TagB"), lambda m: m.tags == "TagB"),
+    (SearchQuery(queue_id=1), lambda m: m.queue_id == 1),
+    (SearchQuery(topic="GA", key="order-6"), lambda m: m.topic == "GA" and "order-6" in (m.keys or "").split(" ")),
+    (SearchQuery(key="order-6"), lambda m: "order-6" in (m.keys or "").split(" ")),
+    (SearchQuery(topic="GA", begin_ms=BEGIN), lambda m: m.topic == "GA" and m.store_timestamp >= BEGIN),
+    (SearchQuery(begin_ms=BEGIN, end_ms=END), lambda m: BEGIN <= m.store_timestamp < END),
+    (SearchQuery(topic="SCHEDULE_TOPIC_XXXX", tag="x"), lambda m: (m.topic, m.tags) == ("SCHEDULE_TOPIC_XXXX", "x")),
+    (SearchQuery(topic="GUnicode"), lambda m: m.topic == "GUnicode"),
+    (SearchQuery(pattern=re.compile(rb"[0-9]{3}$")), lambda m: re.search(rb"[0-9]{3}$", m.body) is not None),
+    (SearchQuery(text="order"), lambda m: b"order" in m.body),
+    (SearchQuery(topic="nowhere"), lambda m: False),
 ]
 
 
@@ -64,9 +64,9 @@ def test_every_way_finds_the_same(store: Path, messages: list[MessageExt], numbe
 def test_compressed_bodies_are_searched_as_they_were_sent(store: Path, messages: list[MessageExt]) -> None:
     compressed = next(message for message in messages if message.stored_size != len(message.body))
     text = compressed.body.decode()[:20]
-    assert compressed.physical_offset in found(store, Question(topic=compressed.topic, text=text))
+    assert compressed.physical_offset in found(store, SearchQuery(topic=compressed.topic, text=text))
     with StoreReader(store) as reader:
-        stored = next(grep(reader, Question(key=compressed.unique_key)))
+        stored = next(grep(reader, SearchQuery(key=compressed.unique_key)))
     assert stored.body != compressed.body
     assert decompress(stored.body, stored.sys_flag) == compressed.body
 
@@ -80,7 +80,7 @@ def test_a_key_reads_only_what_the_index_leads_to(golden: Path, tmp_path: Path) 
     content = bytearray(log.read_bytes())
     content[other.physical_offset + 88] ^= 1
     log.write_bytes(content)
-    question = Question(topic="GA", key="order-6")
+    question = SearchQuery(topic="GA", key="order-6")
     assert found(store, question)
     shutil.rmtree(store / "index")
     with pytest.raises(StoreCorrupt, match="CRC"):
@@ -92,7 +92,7 @@ def test_an_index_that_lags_behind_is_not_trusted(golden: Path, tmp_path: Path, 
     *_, last = sorted((store / "index").iterdir())
     last.unlink()
     late = next(m for m in reversed(messages) if m.unique_key and m.queue_offset and m.topic.startswith("G"))
-    assert found(store, Question(topic=late.topic, key=late.unique_key)) == [
+    assert found(store, SearchQuery(topic=late.topic, key=late.unique_key)) == [
         message.physical_offset
         for message in messages
         if message.topic == late.topic and message.unique_key == late.unique_key
@@ -100,7 +100,7 @@ def test_an_index_that_lags_behind_is_not_trusted(golden: Path, tmp_path: Path, 
 
 
 def test_progress_ends_with_all(store: Path) -> None:
-    for question in (Question(), Question(topic="GA")):
+    for question in (SearchQuery(), SearchQuery(topic="GA")):
         seen: list[tuple[int, int]] = []
         with StoreReader(store) as reader:
             for _ in grep(reader, question, lambda *far, seen=seen: seen.append(far)):

@@ -24,7 +24,7 @@ from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store import mapped_file
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
@@ -182,12 +182,12 @@ def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None
     arrived: list[tuple[str, dict[int, int], list[int]]] = []
     sizes: list[int] = []
 
-    def arrive(topics: Mapping[str, Arrived]) -> None:
+    def arrive(topics: Mapping[str, TopicArrivals]) -> None:
         for topic, (queues, tags_codes, sizes_of_topic) in topics.items():
             arrived.append((topic, {queue.queue_id: queue.max_offset for queue in queues}, tags_codes))
             sizes.extend(sizes_of_topic)
 
-    store = open_store(on_arrive=arrive)
+    store = open_store(on_arrival=arrive)
     for k in range(3):
         store.put(inner(queue_id=k % 2, tags="A" if k else None), 1)
     assert arrived == []

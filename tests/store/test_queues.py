@@ -15,7 +15,7 @@ from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
-from rucola.store.dispatch import Arrived, Dispatcher, Pending, Queues
+from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, TopicArrivals
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.tools.check import check
 from support.power import mapped_path
@@ -51,8 +51,8 @@ def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     assert (queue.min_offset, queue.max_offset) == (0, count)
     assert count == 0 or queue.unit(count - 1) == (100 * (count - 1), 100, 0)
     for physical_offset in (0, 100 * count // 2, 100 * count - 100, 100 * count):
-        first = queue.first_at_or_after(physical_offset)
-        assert (first, count - first) == (max(-(-physical_offset // 100), 0), queue.count_at_or_after(physical_offset))
+        first = queue.first_at_or_behind(physical_offset)
+        assert (first, count - first) == (max(-(-physical_offset // 100), 0), queue.count_at_or_behind(physical_offset))
     queue.files.close()
 
 
@@ -163,7 +163,7 @@ def test_a_queue_that_was_rewound_is_as_if_it_had_been_written_so(
     after = [(address + number, size, number) for address, size, number in after]
     for unit in after:
         queue.append(unit[2], pack_unit(*unit))
-    queue.settle()
+    queue.finish_rewind()
     queue.flush()
     queue.files.close()
     queue = ConsumeQueue("T", 0, MappedFileQueue.open(directory))
@@ -197,11 +197,11 @@ def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
     """A held pull reads when it hears of a message; that must not dispatch what follows before its turn."""
     seen: list[tuple[int, int]] = []
 
-    def arrive(topics: Mapping[str, Arrived]) -> None:
+    def arrive(topics: Mapping[str, TopicArrivals]) -> None:
         for queue in topics["T"][0]:
             seen.append((queue.queue_id, store.max_offset("T", queue.queue_id)))
 
-    store = open_store(on_arrive=arrive)
+    store = open_store(on_arrival=arrive)
     for queue_id in (0, 1, 1, 0):
         store.put(inner(queue_id=queue_id), 1)
     assert (store.reput(2), store.has_pending) == (2, True)
@@ -215,13 +215,13 @@ def test_who_is_told_of_messages_hears_the_same_whether_they_are_spread_or_not(o
     sizes: list[int] = []
     put: list[int] = []
 
-    def arrive(topics: Mapping[str, Arrived]) -> None:
+    def arrive(topics: Mapping[str, TopicArrivals]) -> None:
         told.append({})
         for topic, (queues, tags_codes, sizes_of_topic) in topics.items():
             told[-1][topic] = {queue.queue_id: queue.max_offset for queue in queues}, sorted(tags_codes)
             sizes.extend(sizes_of_topic)
 
-    store = open_store(on_arrive=arrive)
+    store = open_store(on_arrival=arrive)
     for queue_count in (16, 16, 2, 2, 16):
         for number in range(16):
             put.append(store.put(inner("TU"[number % 2], number % queue_count, tags="AB"[number // 8]), 1).size)
@@ -241,9 +241,9 @@ def test_who_is_told_of_messages_hears_the_same_whether_they_are_spread_or_not(o
 
 
 def test_a_queue_that_was_deleted_and_made_anew_gets_its_units(tmp_path: Path) -> None:
-    queues = Queues(tmp_path, PER_FILE * UNIT_SIZE)
+    queues = ConsumeQueues(tmp_path, PER_FILE * UNIT_SIZE)
     dispatcher = Dispatcher(queues, None, ())
-    pending: list[Pending] = [("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
+    pending: list[DispatchRequest] = [("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
     for batch in (pending, pending[:1]):
         dispatcher.add_units(batch)
         for (_, queue_id), queue in list(queues.items()):

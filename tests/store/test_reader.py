@@ -14,7 +14,7 @@ import pytest
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.store.consume_queue import UNIT
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Run, Stop
+from rucola.store.scan import RecordRun, ScanEnd
 
 
 def expected_messages(golden: Path, name: str) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def test_records_by_offset(golden: Path) -> None:
     with StoreReader(golden / "g1-clean" / "store") as reader:
         for row in rows[::100]:
             assert reader.record(row["commitLogOffset"]).msg_id == row["msgId"]
-        with pytest.raises(StoreCorrupt, match="no record at byte 1"):
+        with pytest.raises(StoreCorrupt, match="invalid record at byte 1"):
             reader.record(1)
         for outside in (-1, 1 << 21, 1 << 40):
             with pytest.raises(StoreError, match="outside"):
@@ -95,8 +95,8 @@ def test_runs_are_columns_over_all_records(golden: Path) -> None:
     rows = expected_messages(golden, "g2-crash")
     with StoreReader(golden / "g2-crash" / "store") as reader:
         *runs, stop = reader.runs()
-        assert stop == Stop(342692, None)
-        columns = [run for run in runs if isinstance(run, Run)]
+        assert stop == ScanEnd(342692, None)
+        columns = [run for run in runs if isinstance(run, RecordRun)]
         assert len(columns) == 6, "one a file"
         assert np.concatenate([run.heads["queue_offset"] for run in columns]).tolist() == [
             row["queueOffset"] for row in rows

@@ -11,22 +11,8 @@ import pytest
 from rucola.errors import StoreCorrupt, StoreError, StoreLocked
 from rucola.store.tools import rebuild as module
 from rucola.store.tools.check import check
-from rucola.store.tools.rebuild import found_settings, rebuild
-from support.stores import GOLDEN_DELAYS, OpenStore, config, crashed_copy, golden_config, inner
-
-
-def files_of(*directories: Path) -> list[tuple[str, bytes]]:
-    """Every file below the directories: its name and content; index files go by their order, not by their time."""
-    found = []
-    for directory in directories:
-        paths = sorted(path for path in directory.rglob("*") if path.is_file())
-        name = "index" if directory.name == "index" else ""
-        found += [(name or str(path.relative_to(directory)), path.read_bytes()) for path in paths]
-    return found
-
-
-def derived(store: Path) -> list[tuple[str, bytes]]:
-    return files_of(store / "consumequeue", store / "index")
+from rucola.store.tools.rebuild import detect_config, rebuild
+from support.stores import GOLDEN_DELAYS, OpenStore, config, crashed_copy, derived_files, golden_config, inner
 
 
 @pytest.fixture
@@ -35,14 +21,14 @@ def apaches(golden: Path, tmp_path: Path) -> Path:
 
 
 def test_in_place_and_elsewhere_every_byte_is_apaches(golden: Path, tmp_path: Path, apaches: Path) -> None:
-    theirs = derived(golden / "g1-clean" / "store")
-    settings = found_settings(apaches)
+    theirs = derived_files(golden / "g1-clean" / "store")
+    settings = detect_config(apaches)
     settings.message_delay_level = GOLDEN_DELAYS
     assert settings.mapped_file_size_commit_log == 1 << 20
     assert (settings.max_hash_slot_num, settings.max_index_num) == (1000, 4000)
     seen: list[tuple[int, int]] = []
     elsewhere = rebuild(apaches, tmp_path / "out", settings=settings, progress=lambda *far: seen.append(far))
-    assert derived(tmp_path / "out") == theirs
+    assert derived_files(tmp_path / "out") == theirs
     assert (elsewhere.messages, elsewhere.units, elsewhere.index_files) == (2556, 2556, 2)
     assert seen == sorted(seen)
     assert seen[-1] == (2 << 20, 2 << 20)
@@ -50,7 +36,7 @@ def test_in_place_and_elsewhere_every_byte_is_apaches(golden: Path, tmp_path: Pa
     queue_file.write_bytes(bytes(queue_file.stat().st_size))
     assert check(apaches) != []
     assert rebuild(apaches, settings=settings).path == apaches
-    assert derived(apaches) == theirs
+    assert derived_files(apaches) == theirs
     assert check(apaches) == []
 
 
@@ -62,7 +48,7 @@ def test_what_our_own_broker_wrote_with_files_that_roll(open_store: OpenStore, t
     engine.close()
     settings = config(tmp_path / "unused")
     rebuild(tmp_path / "store", tmp_path / "out", settings=settings)
-    assert derived(tmp_path / "out") == derived(tmp_path / "store")
+    assert derived_files(tmp_path / "out") == derived_files(tmp_path / "store")
 
 
 def test_a_topic_made_anew_begins_again(open_store: OpenStore, tmp_path: Path) -> None:
@@ -92,7 +78,7 @@ def test_a_damaged_log_is_refused_and_nothing_changes(golden: Path, apaches: Pat
     log.write_bytes(data)
     with pytest.raises(StoreCorrupt, match="rucola store repair"):
         rebuild(apaches)
-    assert derived(apaches) == derived(golden / "g1-clean" / "store")
+    assert derived_files(apaches) == derived_files(golden / "g1-clean" / "store")
 
 
 def test_without_a_log_there_is_nothing_to_do(tmp_path: Path) -> None:
@@ -126,7 +112,7 @@ def test_an_interruption_leaves_the_old_or_the_new(
         rebuild(store, settings=settings)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert derived(store) == derived(apaches)
+    assert derived_files(store) == derived_files(apaches)
     assert [finding.path.name for finding in check(store)] == ["rebuild.tmp"]
     rebuild(store, settings=settings)
     assert check(store) == []

@@ -11,32 +11,31 @@ import pytest
 from rucola.errors import StoreCorrupt
 from rucola.store.config import StoreConfig
 from rucola.store.tools.partial_rebuild import (
-    Taken,
+    ScannedLogFile,
     UnitRun,
     index_names,
-    index_work,
     log_files,
-    take_in,
+    plan_index_files,
+    scan_log_file,
+    write_consume_queue,
     write_index_file,
-    write_queue,
 )
-from rucola.store.tools.rebuild import found_settings, rebuild
-from store.test_rebuild import derived
-from support.stores import GOLDEN_DELAYS, OpenStore, config, inner
+from rucola.store.tools.rebuild import detect_config, rebuild
+from support.stores import GOLDEN_DELAYS, OpenStore, config, derived_files, inner
 
 
-def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[Taken]:
+def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[ScannedLogFile]:
     """Rebuild by pieces, the later ones first, each written twice as by a task that is tried again."""
-    found = [item for begin in reversed(log_files(log)) for item in take_in(log, begin, settings)]
+    found = [item for begin in reversed(log_files(log)) for item in scan_log_file(log, begin, settings)]
     runs = sorted((item for item in found if isinstance(item, UnitRun)), key=lambda run: (run[:2], run.physical_offset))
     for _, each in groupby(runs, key=lambda run: run[:2]):
         of_queue = list(each)
-        write_queue(log, target, of_queue[:1], settings)
-        write_queue(log, target, of_queue, settings)
-    taken = sorted(item for item in found if isinstance(item, Taken))
+        write_consume_queue(log, target, of_queue[:1], settings)
+        write_consume_queue(log, target, of_queue, settings)
+    taken = sorted(item for item in found if isinstance(item, ScannedLogFile))
     (target / "index").mkdir(parents=True)
     times = {}
-    for number, parts in reversed(index_work(taken, settings)):
+    for number, parts in reversed(plan_index_files(taken, settings)):
         for _ in range(2):
             times[number] = write_index_file(log, target / "index" / f"part-{number}", number, parts, settings)
     for number, name in enumerate(index_names([times[number] for number in sorted(times)])):
@@ -48,14 +47,14 @@ def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[Taken]:
 def test_every_byte_is_apaches(golden: Path, tmp_path: Path, room: int) -> None:
     """With Apache's own size of index files, and with so many that most end within a message's keys."""
     store = golden / "g1-clean" / "store"
-    settings = found_settings(store)
+    settings = detect_config(store)
     settings.message_delay_level = GOLDEN_DELAYS
     settings.max_index_num = room
     taken = in_pieces(store / "commitlog", tmp_path, settings)
     assert [(each.messages, each.is_last) for each in taken] == [(1985, False), (571, True)]
     rebuild(store, tmp_path / "one-pass", settings=settings)
-    assert derived(tmp_path) == derived(tmp_path / "one-pass")
-    assert (derived(tmp_path) == derived(store)) == (room == 4000)
+    assert derived_files(tmp_path) == derived_files(tmp_path / "one-pass")
+    assert (derived_files(tmp_path) == derived_files(store)) == (room == 4000)
 
 
 def test_files_that_roll_and_names_that_would_be_the_same(open_store: OpenStore, tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_files_that_roll_and_names_that_would_be_the_same(open_store: OpenStore,
         engine.reput()
     engine.close()
     in_pieces(tmp_path / "store" / "commitlog", tmp_path / "out", config(tmp_path / "unused"))
-    assert derived(tmp_path / "out") == derived(tmp_path / "store")
+    assert derived_files(tmp_path / "out") == derived_files(tmp_path / "store")
     names = [sorted(path.name for path in (tmp_path / each / "index").iterdir()) for each in ("store", "out")]
     assert names[0] == names[1]
     assert len(names[0]) > 2
@@ -76,7 +75,7 @@ def test_a_topic_made_anew_begins_again(tmp_path: Path) -> None:
     unit = (0).to_bytes(8, "big") + (100).to_bytes(4, "big") + bytes(8)
     log.mkdir()
     runs = [UnitRun("T", 0, 0, 0, unit * 12), UnitRun("T", 0, 12, 1200, unit), UnitRun("T", 0, 0, 1300, unit * 2)]
-    assert write_queue(log, tmp_path, runs, settings) == 2
+    assert write_consume_queue(log, tmp_path, runs, settings) == 2
     assert [path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir()] == [f"{0:020d}"]
 
 
@@ -86,16 +85,16 @@ def test_damage_is_named_with_what_to_do(open_store: OpenStore, tmp_path: Path) 
     engine.close()
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     log, settings = tmp_path / "copy" / "commitlog", config(tmp_path / "unused")
-    run, *_ = take_in(log, 0, settings)
+    run, *_ = scan_log_file(log, 0, settings)
     assert isinstance(run, UnitRun)
     later = run._replace(queue_offset=7, physical_offset=puts[1].physical_offset)
     why = "queueOffset is 7 where T-0 goes on with 0; queues and index can be built from a sound log only"
     with pytest.raises(StoreCorrupt, match=why) as raised:
-        write_queue(log, tmp_path / "out", [later], settings)
+        write_consume_queue(log, tmp_path / "out", [later], settings)
     assert raised.value.position == puts[1].physical_offset
     path = log / f"{4096:020d}"
     data = bytearray(path.read_bytes())
     data[88] ^= 1
     path.write_bytes(data)
     with pytest.raises(StoreCorrupt, match="Run `rucola store repair"):
-        list(take_in(log, 4096, settings))
+        list(scan_log_file(log, 4096, settings))

@@ -17,7 +17,7 @@ from rucola.errors import StoreError
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
-from rucola.store.tools.repair import HOLE_TOPIC, REPAIRED, Repair, repair
+from rucola.store.tools.repair import HOLE_TOPIC, REPAIRED, RepairResult, repair
 from support.stores import RECOVERY_VARIANTS, config, golden_config, inner
 
 FILE_SIZE = 4096
@@ -134,7 +134,7 @@ def damaged(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "store"))
 
 
-def repaired(store: Path) -> Repair:
+def repaired(store: Path) -> RepairResult:
     return repair(store, store.with_name("copy"), settings=config(store))
 
 

@@ -30,7 +30,7 @@ def bytes_of(store: MessageStore, begin: int = 0, end: int | None = None) -> Ite
     """The log from `begin` on, file by file."""
     end = store.max_physical_offset if end is None else end
     while begin < end:
-        found = store.held(begin, end - begin)
+        found = store.hold_bytes(begin, end - begin)
         assert found is not None
         file, view = found
         yield begin, bytes(view)
@@ -52,7 +52,7 @@ def copy(
         at = 0
         while at < len(data):
             piece = data[at : at + size()]
-            replica(slave).take(begin + at, memoryview(piece))
+            replica(slave).append(begin + at, memoryview(piece))
             at += len(piece)
 
 
@@ -107,7 +107,7 @@ def test_a_slave_takes_no_message(tmp_path: Path) -> None:
     with slave_of(tmp_path / "s") as slave:
         assert slave.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert slave.put_batch(batch(inner()), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-        slave.begin_cleaning(1, 4, [])
+        slave.begin_retention_round(1, 4, [])
         assert slave.refuses_writes == "the broker is a slave, whose log is its master's alone"
 
 
@@ -118,7 +118,7 @@ def test_an_empty_slave_begins_with_the_newest_file(tmp_path: Path) -> None:
         assert begin > 0
         assert replica(slave).begin == 0
         for at, data in bytes_of(master, begin):
-            replica(slave).take(at, memoryview(data))
+            replica(slave).append(at, memoryview(data))
         assert slave.min_physical_offset == begin
         assert list(bytes_of(slave, begin)) == list(bytes_of(master, begin))
         for name, (first, end) in slave.queues().items():
@@ -235,7 +235,7 @@ def test_what_is_no_record_is_not_kept(tmp_path: Path) -> None:
             "size 0": bytes(4) + record[4:],
         }.items():
             with pytest.raises(StoreError, match=why):
-                replica(slave).take(end, memoryview(data))
+                replica(slave).append(end, memoryview(data))
             replica(slave).cut()
             assert slave.max_physical_offset == end
         fill(master, 30)
@@ -247,15 +247,15 @@ def test_what_is_no_record_is_not_kept(tmp_path: Path) -> None:
 def test_bytes_that_do_not_go_on_where_the_log_ends(tmp_path: Path) -> None:
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
         with pytest.raises(StoreError, match="mappedFileSizeCommitLog"):
-            replica(slave).take(FILE + 1, memoryview(b"x"))
+            replica(slave).append(FILE + 1, memoryview(b"x"))
         fill(master, 10)
         copy(master, slave)
         end = slave.max_physical_offset
         with pytest.raises(
             StoreError, match=f"this log ends at {end}, and the master sends it what begins at {end + 1}"
         ):
-            replica(slave).take(end + 1, memoryview(b"x"))
-        replica(slave).take(end, memoryview(b""))
+            replica(slave).append(end + 1, memoryview(b"x"))
+        replica(slave).append(end, memoryview(b""))
 
 
 def test_a_topic_that_was_made_again_begins_anew(tmp_path: Path) -> None:
@@ -265,8 +265,8 @@ def test_a_topic_that_was_made_again_begins_anew(tmp_path: Path) -> None:
         slave.reput()
         fill(master, 40)
         copy(master, slave)
-        master.clean_by_hand()
-        master.begin_cleaning(1 << 50, 4, [])
+        master.request_manual_deletion()
+        master.begin_retention_round(1 << 50, 4, [])
         while master.expire(1 << 50):
             master.delete_expired()
         assert master.delete_queue("Old", 0)
@@ -285,6 +285,6 @@ def test_a_file_without_a_byte_keeps_no_slave_from_another_beginning(tmp_path: P
         begin = master.max_physical_offset // FILE * FILE
         assert replica(slave).begin == 0
         for at, data in bytes_of(master, begin):
-            replica(slave).take(at, memoryview(data))
+            replica(slave).append(at, memoryview(data))
         assert [path.name for path in directory.iterdir()] == [file_name(begin)]
     assert check(tmp_path / "s") == []

@@ -51,7 +51,7 @@ def fill(store: MessageStore, files: int, *, hours_apart: float = 1, queues: int
 def run_round(store: MessageStore, now_ms: int, *, hour: int = 12, percent: float = 50) -> int:
     """One round to its end; returns how many files of the log went."""
     before = len(names(store, "commitlog/*"))
-    store.begin_cleaning(now_ms, hour, disk(percent))
+    store.begin_retention_round(now_ms, hour, disk(percent))
     while store.expire(now_ms):
         store.delete_expired()
     return before - len(names(store, "commitlog/*"))
@@ -144,19 +144,21 @@ def test_the_disk_decides(
 
 def test_the_fullest_disk_counts(open_store: OpenStore) -> None:
     store = open_store()
-    store.begin_cleaning(1, 12, [DiskUsage(Path("a"), 1, 100), DiskUsage(Path("b"), 95, 100), DiskUsage(DISK, 0, 0)])
+    store.begin_retention_round(
+        1, 12, [DiskUsage(Path("a"), 1, 100), DiskUsage(Path("b"), 95, 100), DiskUsage(DISK, 0, 0)]
+    )
     assert "the disk of b is 95 % full" in str(store.refuses_writes)
 
 
 def test_by_hand_the_hour_does_not_count_but_the_age_does(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 6)
-    store.clean_by_hand()
+    store.request_manual_deletion()
     assert run_round(store, 75 * HOUR_MS) == 2
     for _ in range(ROUNDS_BY_HAND - 1):
         assert run_round(store, 75 * HOUR_MS) == 0
     assert run_round(store, 999 * HOUR_MS) == 0
-    store.clean_by_hand()
+    store.request_manual_deletion()
     assert run_round(store, 999 * HOUR_MS) == 3
 
 
@@ -175,7 +177,7 @@ def test_the_file_that_is_written_stays_and_so_does_one_made_ahead(open_store: O
     assert len(names(store, "commitlog/*")) == 4
     run_round(store, last_ms + 999 * HOUR_MS, hour=DAY, percent=percent)
     assert names(store, "commitlog/*") == [f"{2 * 4096:020d}", f"{3 * 4096:020d}"]
-    store.begin_cleaning(last_ms, 12, disk(10))
+    store.begin_retention_round(last_ms, 12, disk(10))
     fill(store, 2)
     assert bodies(store) == sorted(["0006", "0007", "0008", *(f"{k:04d}" for k in range(6))])
 
@@ -318,7 +320,7 @@ def test_a_file_goes_as_soon_as_nobody_uses_it(open_store: OpenStore, monkeypatc
 def test_closing_waits_for_no_round(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 6)
-    store.begin_cleaning(999 * HOUR_MS, DAY, disk(50))
+    store.begin_retention_round(999 * HOUR_MS, DAY, disk(50))
     assert store.expire(999 * HOUR_MS)
     store.close()
     assert names(store, "commitlog/*")[0] == f"{4096:020d}"
@@ -329,7 +331,7 @@ def test_nothing_goes_before_what_lies_before_it(open_store: OpenStore, monkeypa
     store = open_store()
     fill(store, 6)
     now_ms = 999 * HOUR_MS
-    store.begin_cleaning(now_ms, DAY, disk(50))
+    store.begin_retention_round(now_ms, DAY, disk(50))
     unlink = Path.unlink
 
     def fails(path: Path, missing_ok: bool = False) -> None:
@@ -389,7 +391,7 @@ def test_a_crash_at_any_step_leaves_a_sound_store(
 def test_a_full_disk_refuses_messages_until_there_is_space(open_store: OpenStore) -> None:
     store = open_store()
     put = store.put(inner(body=b"before"), 1)
-    store.begin_cleaning(1, 12, [DiskUsage(Path("/data"), 95 << 30, 100 << 30)])
+    store.begin_retention_round(1, 12, [DiskUsage(Path("/data"), 95 << 30, 100 << 30)])
     refused = store.put(inner(), 1)
     assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert store.put_batch(batch(inner(), inner()), 1).status is refused.status
@@ -398,7 +400,7 @@ def test_a_full_disk_refuses_messages_until_there_is_space(open_store: OpenStore
     assert "above 90 % (diskSpaceWarningLevelRatio)" in why
     assert store.failure is None
     assert store.get("T", 0, 0, 1).status is GetMessageStatus.FOUND
-    store.begin_cleaning(1, 12, disk(90))
+    store.begin_retention_round(1, 12, disk(90))
     assert store.refuses_writes is None
     assert store.put(inner(body=b"after"), 1).queue_offset == put.queue_offset + 1
 
@@ -410,13 +412,13 @@ def test_space_does_not_heal_a_failure(open_store: OpenStore, monkeypatch: pytes
     def fails(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    store.begin_cleaning(1, 12, disk(99))
+    store.begin_retention_round(1, 12, disk(99))
     monkeypatch.setattr(mapped_file, "sync_pages", fails)
     with pytest.raises(OSError, match="Input/output"):
         store.flush()
     monkeypatch.undo()
     for percent in (50, 99, 50):
-        store.begin_cleaning(1, 12, disk(percent))
+        store.begin_retention_round(1, 12, disk(percent))
         assert "did not take what was stored" in str(store.refuses_writes)
         assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     store.close()
@@ -428,7 +430,7 @@ def test_space_does_not_heal_a_failure(open_store: OpenStore, monkeypatch: pytes
 def test_a_store_that_is_closed_with_a_full_disk_is_closed_in_order(open_store: OpenStore) -> None:
     store = open_store()
     store.put(inner(), 1)
-    store.begin_cleaning(1, 12, disk(99))
+    store.begin_retention_round(1, 12, disk(99))
     store.close()
     assert not (Path(store.config.store_path_root_dir) / "abort").exists()
     store = open_store(store.config)
@@ -458,7 +460,7 @@ def archive_up_to(store: MessageStore, physical_offset: int, *, name: str | None
 def test_no_file_goes_before_the_archive_has_it(open_store: OpenStore, tmp_path: Path, percent: float) -> None:
     store = open_store(archiving(tmp_path))
     fill(store, 6)
-    store.clean_by_hand()
+    store.request_manual_deletion()
     assert run_round(store, 999 * HOUR_MS, hour=DAY, percent=percent) == 0
     archive_up_to(store, 2 * 4096 - 1)
     assert run_round(store, 999 * HOUR_MS, hour=DAY, percent=percent) == 1

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rucola.broker.broker import Broker
-from rucola.client import ConsumeFromWhere, Producer, PullConsumer, PushConsumer
+from rucola.client import ConsumeFromWhere, MessageQueue, Producer, PullConsumer, PushConsumer
 from rucola.message import Message, MessageInner, properties
 from rucola.message.record import encode
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody, HeartbeatData, UnregisterClientRequestHeader
+from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.protocol.offset import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
@@ -28,7 +29,9 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 
 
 @asynccontextmanager
-async def filled(path: Path, bodies: Iterable[int] = (), queues: int = 4) -> AsyncIterator[tuple[Cluster, Broker]]:
+async def cluster_with_topic(
+    path: Path, bodies: Iterable[int] = (), queues: int = 4
+) -> AsyncIterator[tuple[Cluster, Broker]]:
     """A cluster with one broker and a topic T that holds `bodies`."""
     async with cluster(path) as running:
         broker = await running.start_broker()
@@ -150,3 +153,32 @@ def record_of(queue_offset: int, body: bytes, topic: str = "T", reconsume_times:
         topic, 0, body, properties.join(texts), 0, 0, 0, HOST, reconsume_times=reconsume_times
     )  # fmt: skip
     return encode(inner, queue_offset, 1000 + queue_offset, 0, HOST)
+
+
+async def other_locks(running: Cluster, address: str, client_id: str, code: RequestCode) -> list[MessageQueue]:
+    """Somebody else locks, or unlocks, the four queues of T for group c; those that it has then."""
+    queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
+    body = LockBatchRequestBody(client_id=client_id, consumer_group="c", mq_set=queues)
+    answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code, body=encode_body(body)))
+    return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set if code == RequestCode.LOCK_BATCH_MQ else []
+
+
+class LockingBroker(ScriptedBroker):
+    """A broker that gives locks, or not."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        super().__init__(records)
+        self.gives = True
+        self.unlocked = False
+        self.asked: Tally[list[MessageQueue]] = Tally()
+        self.processors |= {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+
+    def lock(self, connection: Connection, command: RemotingCommand) -> Reply:
+        wanted = decode_body(LockBatchRequestBody, command.body).mq_set
+        self.asked.add(wanted)
+        body = encode_body(LockBatchResponseBody(lock_ok_mq_set=wanted if self.gives else []))
+        return command.response(ResponseCode.SUCCESS, body=body)
+
+    def unlock(self, connection: Connection, command: RemotingCommand) -> Reply:
+        self.unlocked = True
+        return command.response(ResponseCode.SUCCESS)

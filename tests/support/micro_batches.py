@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from rucola.spark.source.options import check_for_stream, parse
+from rucola.spark.source.options import check_for_stream, parse_read_options
 from rucola.spark.source.stream_reader import RocketMQStreamReader
 
 Offset = dict[str, Any]
@@ -36,7 +36,7 @@ class MicroBatches:
 
     def start(self, **given: str) -> None:
         """Start the query, or start it again on its checkpoint, with further options."""
-        options = parse({**self.given, **given})
+        options = parse_read_options({**self.given, **given})
         check_for_stream(options)
         self.reader = RocketMQStreamReader(options, self.columns)
         self._start = self.logged[self.committed - 1] if self.committed else as_json(self.reader.initialOffset())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,3 +48,15 @@ class Machines:
         conf = self.path / f"{name}.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         return self._stack.enter_context(server(command or name, "-c", conf, log=self.path / f"{name}.log"))
+
+
+DEADLINE_S = 300
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait until something is so, while a process lives."""
+    begin = time.monotonic()
+    while not condition():
+        assert process.poll() is None, "it ended before"
+        assert time.monotonic() < begin + DEADLINE_S, "it never came to that"
+        time.sleep(0.05)

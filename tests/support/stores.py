@@ -112,3 +112,17 @@ def crashed_copy(store: MessageStore, to: Path) -> MessageStore:
     """What a kill -9 would leave of an open store, in another directory: its files as the kernel has them."""
     shutil.copytree(store.config.store_path_root_dir, to)
     return MessageStore(replace(store.config, store_path_root_dir=to), None)
+
+
+def files_of(*directories: Path) -> list[tuple[str, bytes]]:
+    """Every file below the directories: its name and content; index files go by their order, not by their time."""
+    found = []
+    for directory in directories:
+        paths = sorted(path for path in directory.rglob("*") if path.is_file())
+        name = "index" if directory.name == "index" else ""
+        found += [(name or str(path.relative_to(directory)), path.read_bytes()) for path in paths]
+    return found
+
+
+def derived_files(store: Path) -> list[tuple[str, bytes]]:
+    return files_of(store / "consumequeue", store / "index")

@@ -15,18 +15,18 @@ from __future__ import annotations
 from struct import unpack_from
 
 BIT_COUNT = 112
-PLACE_COUNT = 3
+HASH_COUNT = 3
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
 
 
-def bloom_places(text: str) -> list[int]:
+def bloom_filter_positions(text: str) -> list[int]:
     """The bits of the bloom filter that stand for `text`."""
     value = _murmur3(text.encode())
     first, step = (value & 0xFFFFFFFF), value >> 32
     places = []
-    for turn in range(1, PLACE_COUNT + 1):
+    for turn in range(1, HASH_COUNT + 1):
         place = (first + turn * step) & 0xFFFFFFFF
         places.append((place if place < 1 << 31 else ~place & 0xFFFFFFFF) % BIT_COUNT)
     return places

@@ -14,34 +14,48 @@ Answers to `CommitLog.submitFlushRequest` and `submitReplicaRequest` of Apache R
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
-from rucola.broker.background.group_commit import Flush
-from rucola.broker.replication.master import Master
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.codes import ResponseCode
 from rucola.store.config import BrokerRole, FlushDiskType, PutMessageStatus
 from rucola.store.message_store import MessageStore
 
 
+class ReplicationWaiter(Protocol):
+    """The part of a SYNC_MASTER that senders wait for; `HAService` implements it."""
+
+    async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
+        """Wait until a slave has everything below `physical_offset`.
+
+        Returns PUT_OK, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE.
+        """
+        ...
+
+
 class Durability:
-    """What the messages of one store wait for. `waits` says whether they do at all."""
+    """What the messages of one store wait for. `must_wait` says whether they do at all."""
 
-    def __init__(self, store: MessageStore, flush: Flush, master: Master | None) -> None:
+    def __init__(self, store: MessageStore, group_commit: GroupCommit, replication: ReplicationWaiter | None) -> None:
         self._store = store
-        self._flush = flush
-        self._master = master if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        self._group_commit = group_commit
+        self._replication = replication if store.config.broker_role is BrokerRole.SYNC_MASTER else None
         self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self.waits = self._is_flushed or self._master is not None
+        self.must_wait = self._is_flushed or self._replication is not None
 
-    async def until(self, physical_offset: int) -> tuple[ResponseCode, str] | None:
+    async def wait_durable(self, physical_offset: int) -> tuple[ResponseCode, str] | None:
         """Wait until everything below `physical_offset` is safe; None then, else the code and the words that say what
         is missing."""
-        if self._master is None:
-            return self._flushed(await self._flush.until(physical_offset, self._store.config.sync_flush_timeout))
+        timeout_ms = self._store.config.sync_flush_timeout
+        if self._replication is None:
+            return self._flushed(
+                await self._group_commit.wait_flushed(physical_offset, self._store.config.sync_flush_timeout)
+            )
         if not self._is_flushed:
-            return self._replicated(await self._master.until(physical_offset))
+            return self._replicated(await self._replication.wait_replicated(physical_offset))
         status, is_flushed = await asyncio.gather(
-            self._master.until(physical_offset),
-            self._flush.until(physical_offset, self._store.config.sync_flush_timeout),
+            self._replication.wait_replicated(physical_offset),
+            self._group_commit.wait_flushed(physical_offset, timeout_ms),
         )
         return self._replicated(status) or self._flushed(is_flushed)
 

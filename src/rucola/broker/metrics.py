@@ -44,12 +44,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from rucola.broker.client_registry import Clients
-from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.stats import BrokerStats
-from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.state import BrokerState
 from rucola.errors import RemotingError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.protocol.stats import (
@@ -62,7 +57,6 @@ from rucola.protocol.stats import (
     TOPIC_PUT_SIZE,
     group_key,
 )
-from rucola.store.message_store import MessageStore
 
 REQUEST_TIMEOUT_S = 10
 MAX_REQUEST_SIZE = 16 * 1024
@@ -111,28 +105,21 @@ class BrokerCollector(Collector):
 
     def __init__(
         self,
-        config: BrokerConfig,
-        store: MessageStore,
-        puts: InternalPuts,
-        topics: TopicConfigTable,
-        offsets: ConsumerOffsetTable,
-        clients: Clients,
-        stats: BrokerStats,
+        state: BrokerState,
         figures: Callable[[], dict[str, str]],
-        behind: Callable[[], dict[str, int]],
-        clock: Callable[[], int],
+        replication_lag: Callable[[], dict[str, int]],
         directory: str | Path,
     ) -> None:
-        self._config = config
-        self._store = store
-        self._puts = puts
-        self._topics = topics
-        self._offsets = offsets
-        self._clients = clients
-        self._stats = stats
+        self._config = state.config
+        self._store = state.store
+        self._puts = state.puts
+        self._topics = state.topics
+        self._offsets = state.offsets
+        self._clients = state.clients
+        self._stats = state.stats
+        self._clock = state.clock
         self._figures = figures
-        self._behind = behind
-        self._clock = clock
+        self._replication_lag = replication_lag
         self._directory = directory
 
     def collect(self) -> Iterator[Metric]:
@@ -165,7 +152,7 @@ class BrokerCollector(Collector):
     def _slaves(self) -> GaugeMetricFamily:
         labels = ("cluster", "broker", "slave")
         family = GaugeMetricFamily("rocketmq_slave_behind_bytes", "bytes of the log that a slave lacks", labels=labels)
-        for slave, lacking in self._behind().items():
+        for slave, lacking in self._replication_lag().items():
             family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave), lacking)
         return family
 

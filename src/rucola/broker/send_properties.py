@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Final
 
 from rucola.broker.delivery.delay import delay_level
-from rucola.broker.delivery.timer import TIMERS
+from rucola.broker.delivery.timer import TIMER_PROPERTIES
 from rucola.errors import InvalidMessage
 from rucola.message import properties
 from rucola.protocol.command import is_true
@@ -38,7 +38,7 @@ Edited = tuple[bytes, str | None, str | None, str | None, str | None]
 Columns = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
 """Of the messages of a batch: (stored property strings, tags, unique keys, KEYS)."""
 
-_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMERS})
+_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMER_PROPERTIES})
 """Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
 
 _DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
@@ -164,9 +164,9 @@ def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
         raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
     if is_true(pairs.get(properties.TRAN_MSG)):
         raise InvalidMessage("a batch cannot be half of a transaction; send the message alone, or without TRAN_MSG")
-    if not pairs.keys().isdisjoint(TIMERS):
+    if not pairs.keys().isdisjoint(TIMER_PROPERTIES):
         raise InvalidMessage(
-            f"a batch cannot be delivered at a time of its own ({', '.join(TIMERS)}); send the message alone"
+            f"a batch cannot be delivered at a time of its own ({', '.join(TIMER_PROPERTIES)}); send the message alone"
         )
     kept = pairs.keys() - {properties.WAIT, properties.CLUSTER}
     return pairs, [f"{name}\x01{value}" for name, value in pairs.items() if name in kept]

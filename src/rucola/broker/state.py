@@ -16,7 +16,7 @@ from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.store.message_store import MessageStore
 
@@ -32,7 +32,7 @@ class BrokerState:
     groups: SubscriptionGroupTable
     offsets: ConsumerOffsetTable
     filters: ConsumerFilterTable
-    writing: TableWriting
+    persistence: TablePersistence
     clients: Clients
     stats: BrokerStats
     clock: Callable[[], int]

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from rucola.protocol import stats
 from rucola.protocol.stats import BrokerStatsData, BrokerStatsItem, group_key
 from rucola.rates import StatsItem, Window
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 
 
 @dataclass(slots=True)
-class Mornings:
+class MidnightTotals:
     """What a total was at the last midnight, and at the one before."""
 
     yesterday: int = 0
@@ -40,8 +40,8 @@ class BrokerStats:
         self.get_nums = StatsItem(now_ms)
         self.found = StatsItem(now_ms)
         self.missed = StatsItem(now_ms)
-        self.put_mornings = Mornings()
-        self.get_mornings = Mornings()
+        self.put_at_midnight = MidnightTotals()
+        self.get_at_midnight = MidnightTotals()
         self._broker_key = broker_key
         self._topics: dict[str, tuple[StatsItem, StatsItem]] = {}
         self._groups: dict[tuple[str, str], tuple[StatsItem, StatsItem]] = {}
@@ -50,7 +50,7 @@ class BrokerStats:
         self._number = 0
         self._day = _day(now_ms)
 
-    def put(self, arrived: Mapping[str, Arrived]) -> None:
+    def record_put(self, arrived: Mapping[str, TopicArrivals]) -> None:
         """Messages arrived in some topics."""
         for topic, (queues, _, sizes) in arrived.items():
             items = self._topics.get(topic)
@@ -62,7 +62,7 @@ class BrokerStats:
             for item in (items[1], self.put_size):
                 item.add(size, times)
 
-    def got(self, group: str, topic: str, count: int, size: int) -> None:
+    def record_get(self, group: str, topic: str, count: int, size: int) -> None:
         """A pull of the group found messages."""
         items = self._groups.get((topic, group))
         if items is None:
@@ -72,14 +72,14 @@ class BrokerStats:
         self.get_nums.add(count)
         self.found.add(1)
 
-    def sent_back(self, group: str, topic: str) -> None:
+    def record_send_back(self, group: str, topic: str) -> None:
         """A consumer of the group gave a message of the topic back."""
         item = self._sent_back.get((topic, group))
         if item is None:
             item = self._sent_back[topic, group] = StatsItem(self._sampled_ms)
         item.add(1)
 
-    def got_nothing(self) -> None:
+    def record_miss(self) -> None:
         """A pull found nothing."""
         self.missed.add(1)
 
@@ -98,8 +98,8 @@ class BrokerStats:
         day = _day(now_ms)
         if day != self._day:
             self._day = day
-            self.put_mornings = Mornings(self.put_mornings.today, self.put_nums.sum)
-            self.get_mornings = Mornings(self.get_mornings.today, self.get_nums.sum)
+            self.put_at_midnight = MidnightTotals(self.put_at_midnight.today, self.put_nums.sum)
+            self.get_at_midnight = MidnightTotals(self.get_at_midnight.today, self.get_nums.sum)
 
     def view(self, name: str, key: str, now_ms: int) -> BrokerStatsData | None:
         """The windows of a statistic; None where nothing was ever counted under that name and key."""
@@ -117,12 +117,12 @@ class BrokerStats:
         items = self._groups.get((topic, group))
         return items[0].minute(now_ms).tps if items else 0.0
 
-    def forget_topic(self, topic: str) -> None:
+    def remove_topic(self, topic: str) -> None:
         """The topic was deleted."""
         self._topics.pop(topic, None)
         self._forget(lambda of_topic, group: of_topic == topic)
 
-    def forget_group(self, group: str) -> None:
+    def remove_group(self, group: str) -> None:
         """The group was deleted."""
         self._forget(lambda topic, of_group: of_group == group)
 

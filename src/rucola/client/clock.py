@@ -10,11 +10,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def clock_ms() -> int:
+def monotonic_ms() -> int:
     """Of a clock that only goes forward: for how long something took or lasts."""
     return time.monotonic_ns() // 1_000_000
 
 
-def timer_ms() -> float:
-    """As `clock_ms`, with fractions: for what may take less than a millisecond."""
+def precise_monotonic_ms() -> float:
+    """As `monotonic_ms`, with fractions: for what may take less than a millisecond."""
     return time.monotonic() * 1000

@@ -34,10 +34,10 @@ import time
 from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rucola.client.background import Background
-from rucola.client.consumer.operator_requests import OperatedConsumer, OperatorRequests
-from rucola.client.lifecycle import Lifecycle, finish
-from rucola.client.request_reply import Replies
+from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.lifecycle import Lifecycle, run_close_steps
+from rucola.client.operator_requests import OperableConsumer, OperatorRequests
+from rucola.client.request_reply import PendingReplies
 from rucola.client.route import NAMESRV_TIMEOUT_MS, NameServers, TopicRoute, TopicRoutes
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, properties
@@ -80,7 +80,7 @@ PROBE_TIMEOUT_MS = 3000
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 
 
-class GroupMember(OperatedConsumer, Protocol):
+class GroupMember(OperableConsumer, Protocol):
     """What an instance asks of a consumer that takes part in its group."""
 
     group: str
@@ -118,7 +118,7 @@ class ClientInstance(Lifecycle):
             RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
         }
         processors |= OperatorRequests(lambda: self.client_id, lambda group: self._consumers.get(group)).table()
-        self.replies = Replies()
+        self.replies = PendingReplies()
         processors |= self.replies.table()
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
@@ -128,7 +128,7 @@ class ClientInstance(Lifecycle):
         self.client_id = client_id or _new_client_id(self.name_servers.addresses[0], instance_name)
         self._producers: dict[str, object] = {}
         self._consumers: dict[str, GroupMember] = {}
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._heartbeat_due = asyncio.Event()
 
     @property
@@ -146,7 +146,7 @@ class ClientInstance(Lifecycle):
     async def _stop(self) -> None:
         """End all background work and close every connection. Groups must have left before."""
         self.routes.close()
-        await finish(self._background.close, self.remoting.close)
+        await run_close_steps(self._background.close, self.remoting.close)
 
     def _keep_id_unique(self) -> None:
         """Make a new client id in a fork of the process in which this client was made; its siblings do the same."""
@@ -376,7 +376,7 @@ class GroupClient(Lifecycle):
         """Enter the group."""
 
     async def _leave(self) -> None:
-        """Leave the group. A first cancellation hurries this, see `lifecycle.finish`."""
+        """Leave the group. A first cancellation hurries this, see `lifecycle.run_close_steps`."""
 
 
 def _new_client_id(name_server: str, instance_name: str | None = None) -> str:

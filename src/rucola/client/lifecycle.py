@@ -5,7 +5,7 @@
 - Opening and closing run in tasks of their own, one at a time. Concurrent callers await the same task, so a second
   `close` returns when the first is finished.
 - A cancelled caller passes its cancellation on to the task and still waits for it. Opening then fails and closes
-  everything again. Closing is not given up but hurried, see `finish`.
+  everything again. Closing is not given up but expedited, see `run_close_steps`.
 - A client belongs to the event loop, and the process, in which it was opened first, with its connections and tasks. On
   any other loop every use raises MQError. So does every use in a fork of the process, except `close`, which has no
   effect there: the sockets are the parent's.
@@ -26,8 +26,8 @@ from rucola.errors import MQError, RemotingError
 
 logger = logging.getLogger(__name__)
 
-HURRIED_STEP_MS = 1000
-"""How long each step of a close may take once the close is hurried."""
+EXPEDITED_STEP_TIMEOUT_MS = 1000
+"""How long each step of a close may take once the close is expedited."""
 
 
 class Lifecycle(ABC):
@@ -39,7 +39,7 @@ class Lifecycle(ABC):
         self._process_id = 0
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._is_hurried = False
+        self._is_expedited = False
         """Whether a caller has passed its cancellation on to the task that opens or closes."""
 
     async def __aenter__(self) -> Self:
@@ -63,7 +63,7 @@ class Lifecycle(ABC):
                 raise RemotingError(f"{self._title} is closing, and waits for the task that would open it")
         if not self.is_open:
             self._loop, self._process_id = asyncio.get_running_loop(), os.getpid()
-            self.is_open, self._is_hurried = True, False
+            self.is_open, self._is_expedited = True, False
             self._opening = self._loop.create_task(self._open(), name=f"opening of {self._title}")
             self._opening.add_done_callback(self._opened)
         if (opening := self._opening) is not None:
@@ -71,7 +71,7 @@ class Lifecycle(ABC):
                 await self._until_ended(opening)
             except asyncio.CancelledError:
                 if self.is_open:  # it ended at the same moment
-                    await self._until_ended(self._begin_closing(hurried=True))
+                    await self._until_ended(self._begin_closing(expedited=True))
                 raise
             if opening.cancelled():
                 raise RemotingError(f"{self._title} was closed before it was open")
@@ -113,7 +113,7 @@ class Lifecycle(ABC):
 
     @abstractmethod
     async def _stop(self) -> None:
-        """Stop, also after an incomplete `_start`. A first cancellation hurries this, see `finish`."""
+        """Stop, also after an incomplete `_start`. A first cancellation hurries this, see `run_close_steps`."""
 
     def _runs(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether `_stop` waits for a task, which may therefore not wait for `close`."""
@@ -143,20 +143,20 @@ class Lifecycle(ABC):
         except BaseException as error:
             self.is_open = False
             if isinstance(error, asyncio.CancelledError):
-                _hurry()
+                _expedite()
             with suppress(asyncio.CancelledError):
                 await self._stop()
             raise
 
-    def _begin_closing(self, *, hurried: bool = False) -> asyncio.Task[None]:
-        self.is_open, self._is_hurried = False, hurried
-        closing = self._closing = asyncio.create_task(self._close(hurried), name=f"closing of {self._title}")
+    def _begin_closing(self, *, expedited: bool = False) -> asyncio.Task[None]:
+        self.is_open, self._is_expedited = False, expedited
+        closing = self._closing = asyncio.create_task(self._close(expedited), name=f"closing of {self._title}")
         closing.add_done_callback(self._closed)
         return closing
 
-    async def _close(self, hurried: bool) -> None:
-        if hurried:
-            _hurry()
+    async def _close(self, expedited: bool) -> None:
+        if expedited:
+            _expedite()
         with suppress(asyncio.CancelledError):
             await self._stop()
 
@@ -168,8 +168,8 @@ class Lifecycle(ABC):
                 await asyncio.wait({task})
             except asyncio.CancelledError as error:
                 cancellation = error
-                if not self._is_hurried:
-                    self._is_hurried = True
+                if not self._is_expedited:
+                    self._is_expedited = True
                     task.cancel()
         if cancellation is not None:
             if not task.cancelled():
@@ -185,25 +185,25 @@ class Lifecycle(ABC):
         self._closing = None
 
 
-async def finish(*steps: Callable[[], Awaitable[None]]) -> None:
+async def run_close_steps(*steps: Callable[[], Awaitable[None]]) -> None:
     """Take the steps of a close one after the other, also if one of them fails; raise the first error at the end.
 
     A cancellation hurries them, and is raised at the end. The step that it interrupts is begun again, so that it skips
-    its grace: steps must be repeatable. From then on each may take `HURRIED_STEP_MS`, so that a broker that hangs
-    delays no other step for long, and further cancellations change nothing.
+    its grace: steps must be repeatable. From then on each may take `EXPEDITED_STEP_TIMEOUT_MS`, so that a hanging
+    broker delays no other step for long, and further cancellations change nothing.
     """
     cancellation: asyncio.CancelledError | None = None
     failure: Exception | None = None
     for step in steps:
         try:
             if cancellation is not None:
-                await _in_a_hurry(step)
+                await _run_expedited(step)
                 continue
             try:
                 await step()
             except asyncio.CancelledError as error:
                 cancellation = error
-                await _in_a_hurry(step)
+                await _run_expedited(step)
         except Exception as error:
             failure = failure or error
     if cancellation is not None:
@@ -212,10 +212,10 @@ async def finish(*steps: Callable[[], Awaitable[None]]) -> None:
         raise failure
 
 
-async def _in_a_hurry(step: Callable[[], Awaitable[None]]) -> None:
+async def _run_expedited(step: Callable[[], Awaitable[None]]) -> None:
     task = asyncio.current_task()
     assert task is not None
-    deadline = asyncio.get_running_loop().time() + HURRIED_STEP_MS / 1000
+    deadline = asyncio.get_running_loop().time() + EXPEDITED_STEP_TIMEOUT_MS / 1000
     while True:
         task.uncancel()  # `timeout_at` of Python before 3.11.3 expects no cancellation from before
         try:
@@ -224,11 +224,13 @@ async def _in_a_hurry(step: Callable[[], Awaitable[None]]) -> None:
         except asyncio.CancelledError:
             continue
         except TimeoutError:
-            logger.warning("closing in a hurry: a step has not ended within %d ms and is given up", HURRIED_STEP_MS)
+            logger.warning(
+                "closing in a hurry: a step has not ended within %d ms and is given up", EXPEDITED_STEP_TIMEOUT_MS
+            )
         return
 
 
-def _hurry() -> None:
+def _expedite() -> None:
     """Hurry what the current task closes next."""
     if (task := asyncio.current_task()) is not None:
         task.cancel()

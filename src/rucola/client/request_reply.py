@@ -1,4 +1,4 @@
-"""Replies: requests that wait for the message which answers them, and how such a message is made.
+"""PendingReplies: requests that wait for the message which answers them, and how such a message is made.
 
 A request is a message with a CORRELATION_ID, under which its reply is found, a REPLY_TO_CLIENT, the client id to which
 the broker pushes the reply, and a TTL, the milliseconds for which the asker waits. See `rucola.protocol.reply`.
@@ -29,7 +29,7 @@ from rucola.remoting.connection import Connection, Processor, Reply
 logger = logging.getLogger(__name__)
 
 
-class Replies:
+class PendingReplies:
     """The requests of one instance that wait for their replies."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ from rucola.remoting.single_flight import SingleFlight
 
 logger = logging.getLogger(__name__)
 
-BORROWED_QUEUE_NUMS = 4
+DEFAULT_TOPIC_QUEUE_NUMS = 4
 """How many queues a topic gets that is made by sending to it; also sent as `defaultTopicQueueNums`."""
 
 NAMESRV_TIMEOUT_MS = 3000
@@ -63,7 +63,7 @@ class TopicRoute(msgspec.Struct, frozen=True):
     write_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     brokers: dict[str, dict[int, str]]
-    is_borrowed: bool = False
+    is_default: bool = False
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
@@ -82,18 +82,18 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
     return TopicRoute(topic, _queues(topic, writable), _queues(topic, readable), brokers)
 
 
-def borrowed_route(topic: str, default: TopicRoute) -> TopicRoute:
+def default_topic_route(topic: str, default: TopicRoute) -> TopicRoute:
     """The route by which to send to `topic` while it does not exist, from the route of TBW102."""
     return TopicRoute(
         topic,
         tuple(
             MessageQueue(topic, queue.broker_name, queue.queue_id)
             for queue in default.write_queues
-            if queue.queue_id < BORROWED_QUEUE_NUMS
+            if queue.queue_id < DEFAULT_TOPIC_QUEUE_NUMS
         ),
         (),
         default.brokers,
-        is_borrowed=True,
+        is_default=True,
     )
 
 
@@ -167,7 +167,7 @@ class TopicRoutes:
     async def find(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
         """Return the topic's own route, looked up if it is not at hand. TopicNotFound if no name server knows one."""
         route = self._routes.get(topic)
-        return route if route is not None and not route.is_borrowed else await self.refresh(topic, timeout_ms)
+        return route if route is not None and not route.is_default else await self.refresh(topic, timeout_ms)
 
     async def find_all(self, topics: Iterable[str]) -> None:
         """Look up the routes of these topics, concurrently. Topics that do not exist are skipped."""
@@ -210,7 +210,7 @@ class TopicRoutes:
             try:
                 await self.refresh(topic)
             except TopicNotFound as error:
-                if not route.is_borrowed:
+                if not route.is_default:
                     logger.warning("the route of a known topic is gone from the name servers: %s", error)
             except MQError as error:
                 logger.warning("cannot renew the route of topic %s: %s", topic, error)
@@ -263,7 +263,7 @@ class TopicRoutes:
                 default = topic_route(AUTO_CREATE_TOPIC, await self._ask(AUTO_CREATE_TOPIC))
             except TopicNotFound:
                 raise not_found from None
-            route = borrowed_route(topic, default)
+            route = default_topic_route(topic, default)
             self._keep(route)
             return route
 

@@ -18,7 +18,7 @@ from bisect import bisect_left
 
 import msgspec
 
-from rucola.client.clock import clock_ms, timer_ms
+from rucola.client.clock import monotonic_ms, precise_monotonic_ms
 from rucola.protocol.connections import ConsumeStatus
 from rucola.rates import StatsItem
 
@@ -101,7 +101,7 @@ class _Timer:
         return Durations(self._bounds_ms, tuple(self._counts), self.sum_ms)
 
 
-class SendCounts:
+class SendCounters:
     """What was sent to one topic."""
 
     __slots__ = ("_failed", "_failed_ms", "_in_flight", "_not_store_ok", "_oneway", "_sent", "_sent_ms")
@@ -114,7 +114,7 @@ class SendCounts:
     def begin(self, count: int) -> float:
         """So many messages are being sent; the time, to be given back at the end."""
         self._in_flight += count
-        return timer_ms()
+        return precise_monotonic_ms()
 
     def stored(self, count: int, begin_ms: float, *, store_ok: bool) -> None:
         """They were stored."""
@@ -122,13 +122,13 @@ class SendCounts:
         self._sent += count
         if not store_ok:
             self._not_store_ok += count
-        self._sent_ms.add(timer_ms() - begin_ms)
+        self._sent_ms.add(precise_monotonic_ms() - begin_ms)
 
     def failed(self, count: int, begin_ms: float) -> None:
         """They were not, as far as is known."""
         self._in_flight -= count
         self._failed += count
-        self._failed_ms.add(timer_ms() - begin_ms)
+        self._failed_ms.add(precise_monotonic_ms() - begin_ms)
 
     def oneway(self) -> None:
         """A message was sent for which nobody answers."""
@@ -146,7 +146,7 @@ class SendCounts:
         )
 
 
-class Consumption:
+class TopicConsumeCounters:
     """What was consumed of one topic. `items` are Apache's five statistics of a topic and group, brought up to date
     before they are looked at: a message that passes adds to plain numbers only."""
 
@@ -194,25 +194,25 @@ class Consumption:
         return self._items
 
 
-class ConsumeCounts:
+class ConsumeCounters:
     """What a consumer did, by the topic that it pulled."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, Consumption] = {}
-        self._sampled_ms = clock_ms()
+        self._topics: dict[str, TopicConsumeCounters] = {}
+        self._sampled_ms = monotonic_ms()
         self._number = 0
 
-    def of(self, topic: str) -> Consumption:
+    def of(self, topic: str) -> TopicConsumeCounters:
         """Where a topic is counted."""
         of_topic = self._topics.get(topic)
         if of_topic is None:
-            of_topic = self._topics[topic] = Consumption(self._sampled_ms)
+            of_topic = self._topics[topic] = TopicConsumeCounters(self._sampled_ms)
         return of_topic
 
     def sample(self) -> None:
         """Note all totals; to be called every `rucola.rates.SAMPLE_INTERVAL_MS`."""
         self._number += 1
-        self._sampled_ms = clock_ms()
+        self._sampled_ms = monotonic_ms()
         for of_topic in self._topics.values():
             for item in of_topic.items:
                 item.sample(self._sampled_ms, self._number)
@@ -225,7 +225,7 @@ class ConsumeCounts:
         of_topic = self._topics.get(topic)
         if of_topic is None:
             return ConsumeStatus()
-        now_ms = clock_ms()
+        now_ms = monotonic_ms()
         pull, pulled, process, consumed, failed = of_topic.items
         took = process.minute(now_ms)
         if not took.times:
@@ -241,7 +241,7 @@ class ConsumeCounts:
 
     def view(self, topic: str, held: int, held_size: int) -> ConsumerStats:
         """All that was counted for a topic, of which so much is held now."""
-        of_topic = self._topics.get(topic) or Consumption(self._sampled_ms)
+        of_topic = self._topics.get(topic) or TopicConsumeCounters(self._sampled_ms)
         return ConsumerStats(
             pulled=of_topic.pulled,
             consumed=of_topic.consumed,

@@ -32,7 +32,7 @@ from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullResult
 from rucola.client.instance import GroupClient
 from rucola.client.producer import producer as producer_module
 from rucola.client.producer import transaction as transaction_module
-from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS, Choice
+from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS, QueueChoice
 from rucola.client.producer.send_request import SendResult
 from rucola.client.producer.transaction import LocalTransactionState, TransactionSendResult
 from rucola.client.stats import ConsumerStats, ProducerStats
@@ -213,7 +213,7 @@ class _Blocking(Generic[C]):
             try:
                 thread.run(self._client.close())
             except KeyboardInterrupt:
-                thread.run(self._client.close())  # the first one is hurried now; it is waited for
+                thread.run(self._client.close())  # the first one is expedited now; it is waited for
                 raise
             finally:
                 thread.stop()
@@ -272,11 +272,11 @@ class Producer(_Blocking[producer_module.Producer]):
         """What was counted since the producer was made, by topic."""
         return self._client.stats()
 
-    def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
+    def send(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send one message and wait until it is stored."""
         return self._run(self._client.send(message, queue, timeout_ms))
 
-    def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
+    def request(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
         """Send one message and wait for the reply of whoever consumes it."""
         return self._run(self._client.request(message, queue, timeout_ms))
 
@@ -284,12 +284,12 @@ class Producer(_Blocking[producer_module.Producer]):
         """Answer a request that was consumed."""
         return self._run(self._client.reply(request, body, timeout_ms))
 
-    def send_oneway(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
+    def send_oneway(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
         """Send one message without an answer."""
         self._run(self._client.send_oneway(message, queue, timeout_ms))
 
     def send_batch(
-        self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
+        self, messages: Iterable[Message], queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
         """Send messages of one topic together; one result a message, in order."""
         return self._run(self._client.send_batch(messages, queue, timeout_ms))

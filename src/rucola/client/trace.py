@@ -24,11 +24,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rucola.client.background import Background
+from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
 from rucola.client.instance import ClientInstance
-from rucola.client.lifecycle import Lifecycle, finish
-from rucola.client.producer.producer import Producer, Sent
+from rucola.client.lifecycle import Lifecycle, run_close_steps
+from rucola.client.producer.producer import CompletedSend, Producer
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt, properties
 from rucola.message.batch import decode_batch
@@ -76,7 +76,7 @@ class MessageTrace(Lifecycle):
         super().__init__()
         self.topic = topic
         self._producer = Producer(f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, instance=instance)
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._pending: list[tuple[str, tuple[str, ...]]] = []
         self._is_waiting = asyncio.Event()
         self._dropped_count = 0
@@ -90,11 +90,11 @@ class MessageTrace(Lifecycle):
         self._background.start(self._keep_sending(), "message trace")
 
     async def _stop(self) -> None:
-        await finish(self._background.close, self.flush, self._producer.close)
+        await run_close_steps(self._background.close, self.flush, self._producer.close)
 
     # What producers and consumers tell.
 
-    def sent(self, sent: Sent) -> None:
+    def sent(self, sent: CompletedSend) -> None:
         """A request was answered: its messages are stored."""
         if sent.topic.startswith(self.topic) or not sent.region_id or not sent.trace_on:
             return

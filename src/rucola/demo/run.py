@@ -37,7 +37,7 @@ from rucola.demo.chart import draw
 from rucola.errors import MQError
 from rucola.message import MessageExt
 from rucola.spark.jobs import archive
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import read_lake
 from rucola.spark.session import local_session
 from rucola.store.tools.check import check
 

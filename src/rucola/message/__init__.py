@@ -1,7 +1,7 @@
-"""What a message is, in memory and in bytes: the ground floor of the house.
+"""Messages, in memory and in bytes.
 
-Nothing here knows of files, sockets or requests. The same record bytes lie in a CommitLog, travel in a pull
-response and feed Spark, so one codec (`record`) serves all three.
+The package depends on no file, socket or request. A CommitLog, a pull response and Spark all hold the same record
+bytes, so one codec (`record`) serves all three.
 """
 
 from rucola.message.message import Message, MessageExt, MessageInner, MessageInnerBatch

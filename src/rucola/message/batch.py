@@ -1,6 +1,6 @@
-"""The body of SEND_BATCH_MESSAGE: several messages for one topic in one request.
+"""Body of SEND_BATCH_MESSAGE: several messages for one topic in one request.
 
-The messages follow each other without a count. Each is
+The messages are concatenated without a count. Each is encoded as
 
     position  bytes  field
            0      4  size, of this message
@@ -12,10 +12,10 @@ The messages follow each other without a count. Each is
         20+n      2  properties size p
         22+n      p  properties, see `properties`
 
-The broker takes the batch apart and stores ordinary records, so a batch leaves no trace in a store.
+The broker splits the batch and stores ordinary records, so a store does not show that a batch was sent.
 
-Answers to encodeMessages and decodeMessages of org.apache.rocketmq.common.message.MessageDecoder. Apache's broker
-believes the sizes; `decode_batch` holds them against each other.
+Counterpart of encodeMessages and decodeMessages in org.apache.rocketmq.common.message.MessageDecoder. Apache's broker
+trusts the sizes; `decode_batch` validates them against each other.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MIN_SIZE: Final = _HEAD_SIZE + 2
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Return the body that carries `messages`. Their topics are not in it; the request names the one topic.
+    """Encode `messages` as the body of one request, whose header names their common topic.
 
-    Raises InvalidMessage for properties or a flag that the format cannot carry.
+    Raises InvalidMessage for properties or a flag that the format cannot represent.
     """
     parts: list[bytes] = []
     for message in messages:
@@ -51,11 +51,11 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
 
 
 def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
-    """Return the flags, the bodies and the property strings of the messages in a batch, each in their order.
+    """Decode a batch into three parallel lists: flags, bodies and property strings.
 
-    Raises InvalidMessage, which names the position, for sizes that do not agree.
+    Raises InvalidMessage, which names the position, if the sizes contradict each other.
     """
-    data = bytes(body)  # Everything but a large slice costs less of bytes than of a view.
+    data = bytes(body)  # Indexing and small slices of bytes are cheaper than those of a memoryview.
     end = len(data)
     flags, bodies, strings = [], [], []
     position = 0
@@ -66,6 +66,7 @@ def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
         body_begin = position + _HEAD_SIZE
         body_end = body_begin + body_size
         position += size
+        # One chained comparison on the usual path; `_disagreement` finds out which size is wrong.
         if (
             not body_begin <= body_end <= position - 2 <= end - 2
             or body_end + 2 + (data[body_end] << 8 | data[body_end + 1]) != position
@@ -78,13 +79,13 @@ def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
 
 
 def _disagreement(position: int, end: int, size: int, body_size: int) -> InvalidMessage:
-    """Why the sizes of the message there do not agree."""
+    """Return the error for a message whose sizes contradict each other."""
     if not _MIN_SIZE <= size <= end - position:
         return _invalid(position, f"size is {size}, but {end - position} bytes are left")
     if not 0 <= body_size <= size - _MIN_SIZE:
         return _invalid(position, f"body size is {body_size} in a message of {size}")
-    return _invalid(position, f"the sizes inside do not add up to the message's size of {size}")
+    return _invalid(position, f"the sizes of its fields do not add up to the message's size of {size}")
 
 
 def _invalid(position: int, why: str) -> InvalidMessage:
-    return InvalidMessage(f"no message of a batch at byte {position}: {why}")
+    return InvalidMessage(f"invalid message in a batch at byte {position}: {why}")

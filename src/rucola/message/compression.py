@@ -1,13 +1,13 @@
-"""Compressed bodies: zlib, LZ4 and ZSTD, as sysFlag names them.
+"""Compression of message bodies with zlib, LZ4 or ZSTD.
 
-A producer compresses a body above its threshold and says so in sysFlag: bit 0, and the type in bits 8 to 10. The
-broker stores and forwards such a body untouched; CRC and size in the record are those of the compressed bytes.
+A producer compresses a body above its threshold and marks it in sysFlag: bit 0 is set, and bits 8 to 10 hold the type.
+The broker stores and forwards such a body unchanged; CRC and size in the record are those of the compressed bytes.
 
     zlib  a zlib stream (RFC 1950)      LZ4  an LZ4 frame, not a block      ZSTD  a Zstandard frame
 
-A few compressed bytes can stand for gigabytes, so `decompress` stops at a limit.
+A few compressed bytes can expand to gigabytes, so `decompress` has a limit.
 
-Answers to the package org.apache.rocketmq.common.compression.
+Counterpart of the package org.apache.rocketmq.common.compression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_DECOMPRESSED_SIZE: Final = 256 * 1024 * 1024
 
 
 class CompressionType(IntEnum):
-    """The codes that sysFlag carries in bits 8 to 10."""
+    """Compression type, as encoded in bits 8 to 10 of sysFlag."""
 
     LZ4 = 1
     ZSTD = 2
@@ -34,12 +34,12 @@ class CompressionType(IntEnum):
 
     @property
     def sys_flag(self) -> int:
-        """The sysFlag bits of a body that is compressed this way."""
+        """The sysFlag bits of a body with this compression."""
         return sysflag.COMPRESSED | self << sysflag.COMPRESSION_SHIFT
 
 
 def compression_type(sys_flag: int) -> CompressionType:
-    """Return how a body with this flag is compressed. Raises InvalidMessage for a code that nobody defined."""
+    """Return the compression type in `sys_flag`. Raises InvalidMessage for an undefined code."""
     code = (sys_flag & sysflag.COMPRESSION_MASK) >> sysflag.COMPRESSION_SHIFT
     try:
         return CompressionType(code or CompressionType.ZLIB)
@@ -48,7 +48,7 @@ def compression_type(sys_flag: int) -> CompressionType:
 
 
 def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: int = 5) -> bytes:
-    """Return `body` compressed. `level` runs from 1 (fast) to 9 (small) for all three types."""
+    """Compress `body`. `level` ranges from 1 (fast) to 9 (small) for all three types."""
     match kind:
         case CompressionType.ZLIB:
             return zlib.compress(body, level)
@@ -59,10 +59,10 @@ def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: i
 
 
 def decompress(body: bytes | memoryview, sys_flag: int, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """Return the body that a record with this sysFlag stands for; without the compressed bit, a copy of `body`.
+    """Decompress the body of a record with this sysFlag; without the compressed bit, return a copy.
 
-    Raises InvalidMessage when the bytes are no whole stream of the named type, or when they would grow beyond
-    `max_size` bytes.
+    Raises InvalidMessage if the bytes are not one complete stream of the type, or if the result would exceed `max_size`
+    bytes.
     """
     if not sys_flag & sysflag.COMPRESSED:
         return bytes(body)
@@ -80,7 +80,8 @@ def decompress(body: bytes | memoryview, sys_flag: int, max_size: int = MAX_DECO
             case CompressionType.ZSTD:
                 zstd = zstandard.ZstdDecompressor().decompressobj()
                 parts, size = [], 0
-                # A stream need not say its size and 4 bytes can mean 128 KiB, so feed it in small bites.
+                # A stream need not declare its size, and 4 bytes can expand to 128 KiB: feed 1 KiB at a time, so
+                # that at most 32 MiB are produced before the size is checked.
                 for begin in range(0, len(body), 1024):
                     parts.append(zstd.decompress(body[begin : begin + 1024]))
                     size += len(parts[-1])
@@ -89,8 +90,8 @@ def decompress(body: bytes | memoryview, sys_flag: int, max_size: int = MAX_DECO
                 plain = b"".join(parts)
                 whole, cut = zstd.eof and size <= max_size, size > max_size
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
-        raise InvalidMessage(f"a body of {len(body)} bytes is no {kind.name} stream: {error}") from error
+        raise InvalidMessage(f"a body of {len(body)} bytes is not a {kind.name} stream: {error}") from error
     if not whole:
-        why = f"grows beyond {max_size} bytes" if cut else "ends before its stream does"
+        why = f"expands to more than {max_size} bytes" if cut else "is truncated"
         raise InvalidMessage(f"a {kind.name} body of {len(body)} bytes {why}")
     return plain

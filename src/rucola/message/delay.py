@@ -1,10 +1,10 @@
-"""Delay levels: the fixed delays that a message can ask for.
+"""Delay levels: the fixed delays with which messages can be delivered.
 
-A broker knows a list of delays, by default eighteen from one second to two hours. A message names a level, counted
-from 1, in its property DELAY; the broker keeps it in SCHEDULE_TOPIC_XXXX, queue `level - 1`, until it is due. A
-level above the last means the last.
+A broker has a list of delays, by default eighteen from one second to two hours. A message names a level, counted from
+1, in its property DELAY; the broker keeps it in SCHEDULE_TOPIC_XXXX, queue `level - 1`, until it is due. A level above
+the last means the last.
 
-Answers to org.apache.rocketmq.store.schedule.ScheduleMessageService.parseDelayLevel.
+Counterpart of org.apache.rocketmq.store.schedule.ScheduleMessageService.parseDelayLevel.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
-    """Return the delays of a `messageDelayLevel` setting in milliseconds; level n is item n - 1.
+    """Parse a `messageDelayLevel` setting into delays in milliseconds; level n is item n - 1.
 
-    Raises ConfigError for a word that is no number with one of the units s, m, h and d, and for an empty list.
+    Raises ConfigError for a word that is not a number with one of the units s, m, h and d, and for an empty list.
     """
     levels = []
     for word in text.split():
         if not (match := re.fullmatch(r"([0-9]+)([smhd])", word, re.ASCII)):
-            raise ConfigError(f"messageDelayLevel holds {word!r}; write delays such as 10s, 5m, 2h or 1d")
+            raise ConfigError(f"messageDelayLevel contains {word!r}; write delays such as 10s, 5m, 2h or 1d")
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
     if not levels:
         raise ConfigError(f"messageDelayLevel is empty; the default is {DEFAULT_DELAY_LEVELS!r}")
@@ -36,5 +36,5 @@ def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
 
 
 def due_time_ms(levels: Sequence[int], level: int, store_timestamp: int) -> int:
-    """Return when a message of this level, stored at `store_timestamp`, is due. Both times in milliseconds."""
+    """Return the time at which a message of this level is due. Both times are in milliseconds."""
     return store_timestamp + levels[min(level, len(levels)) - 1]

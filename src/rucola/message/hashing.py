@@ -1,13 +1,13 @@
-"""Java's String.hashCode, which names tags in a ConsumeQueue and keys in an IndexFile.
+"""Java's String.hashCode: the hash of tags in a ConsumeQueue and of keys in an IndexFile.
 
     h(s) = s[0] * 31^(n-1) + s[1] * 31^(n-2) + ... + s[n-1]     in 32 bits, two's complement
 
-over UTF-16 units: a character outside the basic plane counts as its two surrogates. Every h is only a hash ("Aa"
-and "BB" collide), so whoever selects by it compares the strings afterwards.
+over UTF-16 code units: a character outside the basic plane counts as its two surrogates. Hashes collide ("Aa" and
+"BB" have the same), so a selection by hash is followed by a comparison of the strings.
 
-An index takes the absolute value. That of -2^31 does not exist in 32 bits and becomes 0.
+An index uses the absolute value; -2^31, whose absolute value does not fit 32 bits, becomes 0.
 
-One string at a time costs about 50 ns a character; `string_hashes` takes many at once and costs a tenth of that.
+`string_hash` costs about 50 ns a character; `string_hashes` hashes many strings at once for a tenth of that.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def string_hash(text: str) -> int:
     elif len(text) <= 2 * _TAIL_LENGTH:
         value = _hash_of(text.encode("ascii"))
     else:
-        # The unique keys of one producer differ in their last 12 characters only, so the rest is mostly known.
+        # The unique keys of one producer differ in their last 12 characters only. With h(stem + tail) = h(stem) *
+        # 31^len(tail) + h(tail), the cached hash of the stem saves 20 of 32 steps.
         tail = _hash_of(text[-_TAIL_LENGTH:].encode("ascii"))
         value = (_stem_hash(text[:-_TAIL_LENGTH]) * _TAIL_WEIGHT + tail) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
 
 
 def _hash_of(units: Sequence[int]) -> int:
-    """Return the hash without its sign."""
+    """Return the hash of UTF-16 code units as an unsigned number."""
     value = 0
     for unit in units:
         value = (31 * value + unit) & 0xFFFFFFFF
@@ -52,12 +53,12 @@ def _stem_hash(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def tags_code(tags: str | None) -> int:
-    """Return what a ConsumeQueue unit holds for a message with these tags: their hash, or 0 without tags."""
+    """Return the tagsCode of a ConsumeQueue unit: the hash of the tags, or 0 without tags."""
     return string_hash(tags) if tags else 0
 
 
 def index_hash(text: str) -> int:
-    """Return the non-negative hash under which an IndexFile keeps `text`, which is `topic#key`."""
+    """Return the non-negative hash by which an IndexFile stores `text`, which is `topic#key`."""
     value = abs(string_hash(text))
     return 0 if value == 0x8000_0000 else value
 
@@ -76,27 +77,28 @@ _INVERSE_POWERS: Final = _powers(_INVERSE, _CHUNK)
 
 
 def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
-    """Return String.hashCode of every text: shape (len(texts),), in the same order.
+    """Return String.hashCode of every text as an array of shape (len(texts),), in the same order.
 
-    `before` has the hash of what stands before each text, if anything does, in the same shape.
+    `before` holds the hash of a prefix of each text, in the same shape, if the texts are suffixes only.
     """
     if not texts:
         return np.zeros(0, np.int32)
-    joined = "\0".join((*texts, ""))  # so each ends with what counts nothing in a sum
+    joined = "\0".join((*texts, ""))  # each text ends with a NUL, which adds nothing to a sum
     if joined.isascii():
         units: npt.NDArray[np.uint8] | npt.NDArray[np.uint16] = np.frombuffer(joined.encode("ascii"), np.uint8)
     else:
         units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), np.dtype("<u2"))
     ends = np.flatnonzero(units == 0)
-    if len(ends) > len(texts):  # some have the same inside
+    if len(ends) > len(texts):  # some texts contain NULs
         ends = np.cumsum([len(text.encode("utf-16-le", "surrogatepass")) // 2 + 1 for text in texts]) - 1
     begins = np.zeros_like(ends)
     begins[1:] = ends[:-1] + 1
     powers, inverses = _POWERS, _INVERSE_POWERS
     if units.size > _CHUNK:
         powers, inverses = _powers(31, units.size), _powers(_INVERSE, units.size)
-    # A unit at position i counts 31^(e-1-i), where e is the end of its text. 31 has an inverse modulo 2^32, so that is
-    # 31^(e-1) once for each text, and a power of the inverse for each position.
+    # A unit at position i has the weight 31^(e-1-i), where e is the end of its text. Since 31 has an inverse modulo
+    # 2^32, that weight is 31^(e-1) * (1/31)^i: one factor for each position, summed up by text, and one factor for
+    # each text. So all texts are hashed by three array operations, whatever their lengths.
     hashes = np.add.reduceat(units * inverses[: units.size], begins, dtype=np.uint32) * powers[ends - 1]
     if before is not None:
         hashes += before.view(np.uint32) * powers[ends - begins]
@@ -104,7 +106,7 @@ def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = N
 
 
 def index_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
-    """Return `index_hash` of every text, as `string_hashes`."""
+    """Return `index_hash` of every text, like `string_hashes`."""
     hashes: npt.NDArray[np.int32] = np.abs(string_hashes(texts, before))
     hashes[hashes < 0] = 0
     return hashes

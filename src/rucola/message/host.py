@@ -1,13 +1,13 @@
-"""Addresses as records hold them: bornHost and storeHost.
+"""Host fields of records: bornHost and storeHost.
 
     IPv4   4 bytes address, 4 bytes port        8 bytes
     IPv6  16 bytes address, 4 bytes port       20 bytes
 
-As text an address is `address:port`. IPv6 addresses are printed as Java does: eight groups in hex, without zero
-compression and without brackets (`0:0:0:0:0:0:0:1:10911`); on the way in every usual spelling is taken, with
-brackets or without. Host names are not resolved here.
+As text a host is `address:port`. IPv6 addresses are formatted like Java's: eight groups in hex, without zero
+compression and without brackets (`0:0:0:0:0:0:0:1:10911`); every usual spelling is parsed, with or without brackets.
+Host names are not resolved.
 
-Answers to java.net.InetSocketAddress as org.apache.rocketmq.common.message.MessageExt uses it.
+Counterpart of java.net.InetSocketAddress as org.apache.rocketmq.common.message.MessageExt uses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rucola.errors import InvalidMessage
 
 @lru_cache(maxsize=4096)
 def encode_host(host: str) -> bytes:
-    """Return the 8 or 20 bytes of `address:port`. Raises InvalidMessage when that is not what `host` says."""
+    """Encode `address:port` as 8 or 20 bytes. Raises InvalidMessage for any other text."""
     address, separator, port = host.rpartition(":")
     if address[:1] == "[" and address[-1:] == "]":
         address = address[1:-1]
@@ -30,12 +30,12 @@ def encode_host(host: str) -> bytes:
             raise ValueError("the port must be a number from 0 to 65535")
         return ipaddress.ip_address(address).packed + struct.pack(">I", int(port))
     except ValueError as error:
-        raise InvalidMessage(f"{host!r} is no address:port with a numeric IP address: {error}") from error
+        raise InvalidMessage(f"{host!r} is not an address:port with a numeric IP address: {error}") from error
 
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """Return `address:port` for the 8 or 20 bytes of a host field. Raises InvalidMessage for another size or port."""
+    """Decode the 8 or 20 bytes of a host field. Raises InvalidMessage for another size or an invalid port."""
     if len(data) == 8:
         a, b, c, d, port = struct.unpack(">4BI", data)
         address = f"{a}.{b}.{c}.{d}"
@@ -45,5 +45,5 @@ def decode_host(data: bytes) -> str:
     else:
         raise InvalidMessage(f"a host field has 8 or 20 bytes, not {len(data)}")
     if port > 0xFFFF:
-        raise InvalidMessage(f"a host field of {data.hex()} holds port {port}; the highest is 65535")
+        raise InvalidMessage(f"the host field {data.hex()} contains port {port}; the highest is 65535")
     return f"{address}:{port}"

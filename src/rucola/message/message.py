@@ -1,9 +1,9 @@
-"""A message in memory, in three classes by who holds it.
+"""Messages in memory, one class for each owner.
 
-`Message` is what a user sends, `MessageInner` what a broker puts into its store, several at once as a
-`MessageInnerBatch`, `MessageExt` a stored record read back.
+An application sends a `Message`; a broker puts a `MessageInner`, or a `MessageInnerBatch`, into its store; a consumer
+receives a `MessageExt`, the decoded record.
 
-Answers to Message, MessageExtBrokerInner, MessageExtBatch and MessageExt of org.apache.rocketmq.common.message.
+Counterpart of Message, MessageExtBrokerInner, MessageExtBatch and MessageExt of org.apache.rocketmq.common.message.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rucola.message import ids, properties
 
 
 class HasProperties:
-    """Views on `properties`, where tags, keys and the unique key have their only place."""
+    """Mixin of attributes that are stored in `properties`."""
 
     __slots__ = ()
     properties: dict[str, str]
 
     @property
     def tags(self) -> str | None:
-        """The tag by which consumers choose; None without one."""
+        """The tag, by which consumers filter; None if there is none."""
         return self.properties.get(properties.TAGS)
 
     @tags.setter
@@ -34,7 +34,7 @@ class HasProperties:
 
     @property
     def keys(self) -> str | None:
-        """The keys by which the message can be found, separated by blanks; None without any."""
+        """The keys by which the message can be queried, separated by spaces; None if there are none."""
         return self.properties.get(properties.KEYS)
 
     @keys.setter
@@ -44,7 +44,7 @@ class HasProperties:
 
     @property
     def unique_key(self) -> str | None:
-        """The id that the producer gave to the message, see `ids.unique_id`."""
+        """The id that the producer assigned, see `ids.unique_id`; None if there is none."""
         return self.properties.get(properties.UNIQ_KEY)
 
     @unique_key.setter
@@ -53,7 +53,7 @@ class HasProperties:
 
     @property
     def delay_level(self) -> int:
-        """The delay level from 1, see `delay`; 0 for a message without delay."""
+        """The delay level, counted from 1 (see `delay`); 0 without delay."""
         text = self.properties.get(properties.DELAY, "0")
         try:
             return int(text)
@@ -72,10 +72,10 @@ class HasProperties:
 
 
 class Message(HasProperties):
-    """What a user sends: a topic, a body of bytes, and properties.
+    """A message to be sent: a topic, a body of bytes, and properties.
 
-    `tags`, `keys`, `unique_key` and `delay_level` are views on `properties`. `flag` is the application's own 32-bit
-    number, carried and never read by the system.
+    `tags`, `keys`, `unique_key` and `delay_level` are stored in `properties`. `flag` is a 32-bit number of the
+    application, which the system carries and does not interpret.
     """
 
     __slots__ = ("body", "flag", "properties", "topic")
@@ -114,15 +114,15 @@ class Message(HasProperties):
             other.flag,
         )
 
-    __hash__ = None  # type: ignore[assignment]  # a message can be changed
+    __hash__ = None  # type: ignore[assignment]  # messages are mutable
 
 
 @dataclass(slots=True)
 class MessageExt(HasProperties):
-    """A record read back: the message and everything that the store knows about it.
+    """A decoded record: the message and the fields that the broker added.
 
-    `body` is decompressed unless `decode` was told not to; `stored_size` is the size of the body in the record and
-    `body_crc` that of the bytes there. Hosts are `address:port`, times milliseconds since 1970.
+    `body` is decompressed unless `decode` was called with `decompress=False`; `stored_size` and `body_crc` are size and
+    CRC of the body as stored. Hosts are `address:port`, timestamps milliseconds since 1970.
     """
 
     topic: str
@@ -146,21 +146,21 @@ class MessageExt(HasProperties):
 
     @property
     def offset_msg_id(self) -> str:
-        """The address of the record: the broker's host and the physical offset."""
+        """The address of the record: the broker's host and the physical offset, see `ids`."""
         return ids.offset_msg_id(self.store_host_bytes, self.physical_offset)
 
     @property
     def msg_id(self) -> str:
-        """The id that users see: the producer's unique key where there is one, else `offset_msg_id`."""
+        """The id shown to users: the producer's unique key if there is one, else `offset_msg_id`."""
         return self.unique_key or self.offset_msg_id
 
 
 class MessageInner(msgspec.Struct, gc=False):
-    """What a broker puts into its store.
+    """A message that a broker puts into its store.
 
-    `body` and `properties` are bytes as they will lie on disk; the hosts are 8 or 20 bytes. The last three say what
-    dispatch needs, so that nothing is parsed twice: the tag's hash for the ConsumeQueue unit, the unique key and the
-    raw KEYS string for the index. They must agree with `properties`, which is what a rebuild reads.
+    `body` and `properties` are the bytes to be stored; `born_host` has 8 or 20 bytes. The last three fields are the
+    input of dispatch, so that properties are parsed once: the hash of the tags for the ConsumeQueue unit, the unique
+    key and the raw KEYS string for the index. They must agree with `properties`, from which a rebuild reads them.
     """
 
     topic: str
@@ -179,9 +179,10 @@ class MessageInner(msgspec.Struct, gc=False):
 
 
 class MessageInnerBatch(msgspec.Struct):
-    """Messages that a broker puts into one queue, all or none, in columns: what is not a sequence holds for each.
+    """A batch of messages that a broker puts into one queue, all or none, as columns.
 
-    The sequences have one length and the meaning of the fields of `MessageInner`.
+    All sequences have the same length; a field that is not a sequence holds for every message. Fields have the meaning
+    of those of `MessageInner`.
     """
 
     topic: str

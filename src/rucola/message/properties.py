@@ -1,19 +1,19 @@
-"""Message properties: names, and the string that carries them.
+"""Message properties: their names and their encoding as a string.
 
 On disk and on the wire the properties of a message are one UTF-8 string of at most 32,767 bytes:
 
     name 0x01 value 0x02 name 0x01 value 0x02 ... name 0x01 value
 
-There are no lengths and no escapes. The first 0x01 ends a name, so a value may hold 0x01, but a name may not; neither
-may hold 0x02 or be empty. On disk nothing follows the last value; clients of other languages end the string with 0x02,
-and `parse` accepts both.
+There are no lengths and no escapes. The first 0x01 ends a name, so a value may contain 0x01, but a name may not;
+neither may contain 0x02 or be empty. On disk nothing follows the last value; clients of other languages terminate the
+string with 0x02, and `parse` accepts both.
 
 Parsing is as tolerant as Apache's: a segment without 0x01, with an empty name or with an empty value is ignored, the
-last of two equal names wins, and invalid UTF-8 becomes U+FFFD. `join` accepts exactly what `parse` would return, so the
-broker can always write again what it has read.
+last of two equal names wins, and invalid UTF-8 becomes U+FFFD. `join` accepts exactly the results of `parse`, so the
+broker can always store again a message that it has read.
 
-Answers to org.apache.rocketmq.common.message.MessageConst and MessageDecoder.string2messageProperties.
-Apache writes anything; `join` rejects properties that would not survive a round trip.
+Counterpart of org.apache.rocketmq.common.message.MessageConst and MessageDecoder.string2messageProperties.
+Apache writes any string; `join` rejects properties that would not survive a round trip.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ RESERVED: Final = frozenset(
         REPLY_TO_CLIENT, TTL, ARRIVE_TIME, PUSH_REPLY_TIME, CLUSTER, MSG_TYPE, INNER_MULTI_QUEUE_OFFSET,
     }
 )  # fmt: skip
-"""Names that the system gives a meaning to. An application may not choose them for its own properties."""
+"""Property names reserved by the system; applications may not use them for their own properties."""
 
 
 def parse(data: bytes | memoryview | str) -> dict[str, str]:
-    """Return the properties of a property string, in the order in which their names first appear.
+    """Parse a property string into a dictionary, in the order in which the names first appear.
 
-    Never raises: whatever is no property is passed over (see the module's docstring).
+    Never raises: malformed segments are ignored, as described in the module's docstring.
     """
     text = data if isinstance(data, str) else str(data, "utf-8", "replace")
     properties: dict[str, str] = {}
@@ -98,11 +98,17 @@ _ALL_BUT_SEPARATORS: Final = bytes(byte for byte in range(256) if byte not in (1
 
 
 def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
-    """Return the values of many property strings by name, or None where these do not have the same names in one order.
+    """Parse many property strings into one list of values for each name, or return None if they differ in shape.
 
-    Each list is as long as `strings`. The messages of a batch are mostly alike, since one place in a program made them;
-    all together they are taken apart for a third of what `parse` costs for each. Where a value is empty it is given as
-    it is; None also for strings that hold anything which `parse` would pass over otherwise.
+    Each list is as long as `strings`. The messages of a batch mostly have the same names in the same order, and
+    parsing them together costs a third of `parse` for each:
+
+        1. join all strings; only the separators 0x01 and 0x02 remain after `translate`
+        2. if these alternate as often as the first string predicts, every string has as many properties as it
+        3. split once; every second part is a name, and slices with the stride of one string are the columns
+
+    None is returned for strings with other names or another order, and for any segment that `parse` would ignore,
+    except that an empty value is returned as it is.
     """
     names = list(parse(strings[0]))
     count = len(names) * len(strings)
@@ -119,30 +125,31 @@ def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
 
 
 def join(properties: Mapping[str, str]) -> bytes:
-    """Return the property string of `properties` in UTF-8, as it lies on disk: nothing after the last value.
+    """Encode `properties` as a property string in UTF-8, without a separator after the last value.
 
     Raises InvalidMessage for an empty name or value, a name with 0x01, a name or value with 0x02, text that is not
-    Unicode, and a string above 32,767 bytes: `parse` would not return these properties.
+    Unicode, and a string above 32,767 bytes, since `parse` would not return these properties.
     """
     if not properties:
         return b""
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
     count = len(properties)
-    # Almost always there is one 0x01 per pair and one 0x02 between pairs; then no pair may begin or end with one.
+    # Two counts over the whole string replace checks of every pair. With one 0x01 per pair and one 0x02 between
+    # pairs, only an empty name or value is left to exclude: a separator next to another, or at an end.
     is_usual = text.count("\x01") == count and text.count("\x02") == count - 1
     if not is_usual or "\x01\x02" in text or "\x02\x01" in text or text[0] == "\x01" or text[-1] == "\x01":
         _check(properties)
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"properties hold a character that is not Unicode text: {error}") from error
+        raise InvalidMessage(f"properties contain a character that is not Unicode text: {error}") from error
     if len(data) > MAX_PROPERTIES_SIZE:
-        raise InvalidMessage(f"properties take {len(data)} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
+        raise InvalidMessage(f"properties take {len(data)} bytes; a record has room for {MAX_PROPERTIES_SIZE}")
     return data
 
 
 def _check(properties: Mapping[str, str]) -> None:
-    """Raise InvalidMessage for the first property that `parse` would not return."""
+    """Raise InvalidMessage for the first property that would not survive a round trip."""
     for name, value in properties.items():
         if not name or not value:
             raise InvalidMessage(f"property {name!r} has the value {value!r}; name and value may not be empty")

@@ -1,6 +1,6 @@
-"""The record: one message in bytes, the same in a CommitLog, in a pull response and in Spark's hands.
+"""Record: the encoding of one message, in a CommitLog, in a pull response and for Spark.
 
-All numbers are big-endian and signed. With IPv4 hosts, the usual case, 88 bytes stand before the body:
+All numbers are big-endian and signed. With IPv4 hosts, the usual case, 88 bytes precede the body:
 
     position  bytes  field
            0      4  size, of the whole record
@@ -12,26 +12,26 @@ All numbers are big-endian and signed. With IPv4 hosts, the usual case, 88 bytes
           28      8  physicalOffset, address of this record in the CommitLog
           36      4  sysFlag, see `sysflag`
           40      8  bornTimestamp, milliseconds
-          48      8  bornHost, see `host`                       20 bytes where sysFlag has BORN_HOST_V6
+          48      8  bornHost, see `host`                       20 bytes if sysFlag has BORN_HOST_V6
           56      8  storeTimestamp, milliseconds
-          64      8  storeHost                                  20 bytes where sysFlag has STORE_HOST_V6
+          64      8  storeHost                                  20 bytes if sysFlag has STORE_HOST_V6
           72      4  reconsumeTimes
           76      8  preparedTransactionOffset
           84      4  body size n
-          88      n  body, compressed where sysFlag says so
+          88      n  body, compressed if sysFlag has COMPRESSED
         88+n      1  topic size t, at most 127
         89+n      t  topic, UTF-8
       89+n+t      2  properties size p, at most 32,767
       91+n+t      p  properties, see `properties`
 
-A CommitLog file ends with a blank, 8 bytes that stand for the rest of the file: its size and 0xCBD43194.
+A CommitLog file ends with a blank: 8 bytes, the size of the rest of the file and the magic 0xCBD43194.
 
-Only the body is under the CRC. The sizes vouch for each other, since they must add up to the record's size; all
-other fields are as good as what wrote them.
+The CRC covers the body only. The sizes are redundant, since they add up to the size of the record; damage to any other
+field cannot be detected from the record alone.
 
-Answers to org.apache.rocketmq.common.message.MessageDecoder and the encoder in org.apache.rocketmq.store.CommitLog.
-`decode` compares the CRC, which Apache's clients do not, and the two host bits of sysFlag always follow the hosts
-that are written.
+Counterpart of org.apache.rocketmq.common.message.MessageDecoder and of the encoder in
+org.apache.rocketmq.store.CommitLog. `decode` verifies the CRC, which Apache's clients do not, and `encode` derives the
+two host bits of sysFlag from the hosts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.topics import MAX_TOPIC_LENGTH
 
 Buffer = bytes | bytearray | memoryview | mmap
-"""Bytes to read records from. Mapped files are read in place."""
+"""Anything that records are decoded from. Mapped files are read in place."""
 
 MESSAGE_MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194
@@ -78,13 +78,13 @@ HEAD: Final = np.dtype(
         ("body_size", ">i4"),
     ]
 )
-"""The 88 bytes before the body of a record with IPv4 hosts, for reading many records as columns."""
+"""The 88 bytes before the body of a record with IPv4 hosts, as a numpy type for many records at once."""
 
 HEAD_SIZE: Final = HEAD.itemsize
 MIN_RECORD_SIZE: Final = HEAD_SIZE + 1 + 2
 
 FRAME: Final = struct.Struct(">iI")
-"""Size and magic, the 8 bytes with which a record and a blank begin."""
+"""Size and magic, the first 8 bytes of a record and of a blank."""
 
 _PLACE: Final = struct.Struct(">i16xqq")
 
@@ -93,18 +93,20 @@ _HEADS: Final = {
 }
 _HEAD_V4: Final = _HEADS[8, 8]
 
-# The same head in two pieces: from sysFlag to preparedTransactionOffset the messages of a batch do not differ.
+# The same head in two pieces for batches, whose messages have equal fields from sysFlag to preparedTransactionOffset:
+# these are packed once for the whole batch.
 _ORIGINS: Final = {(born, store): struct.Struct(f">iq{born}sq{store}siq") for born, store in _HEADS}
 _PLACED: Final = {origin.size: struct.Struct(f">iIiiiqq{origin.size}si") for origin in _ORIGINS.values()}
+# Host sizes by the lower six bits of sysFlag, so that a lookup replaces two tests.
 _HOST_SIZES: Final = tuple(sysflag.host_sizes(flag) for flag in range(64))
 _HOSTS_V6: Final = sysflag.HOSTS_V6
 _HOSTS_V4: Final = ~_HOSTS_V6
 
 
 class Peek(NamedTuple):
-    """A record's outline: everything but body, hosts and the contents of its properties.
+    """The fields of a record that dispatch and scans need, without decoding body, hosts and properties.
 
-    Positions count from the start of the buffer that was peeked into.
+    Positions are relative to the start of the buffer.
     """
 
     size: int
@@ -122,7 +124,7 @@ class Peek(NamedTuple):
 
 
 def body_crc(body: Buffer) -> int:
-    """Return what a record keeps as the CRC of this body."""
+    """Return the bodyCRC of a record with this body."""
     return int(crc32(body)) & 0x7FFFFFFF
 
 
@@ -131,7 +133,7 @@ def _topic_field(topic: str) -> bytes:
     try:
         data = topic.encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"topic {topic!r} is no Unicode text") from error
+        raise InvalidMessage(f"topic {topic!r} is not Unicode text") from error
     if len(data) > MAX_TOPIC_LENGTH:
         raise InvalidMessage(f"topic {topic!r} takes {len(data)} bytes; {MAX_TOPIC_LENGTH} are allowed")
     return bytes((len(data),)) + data
@@ -145,10 +147,10 @@ def _topic_text(data: bytes) -> str:
 def encode(
     message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> bytes:
-    """Return the record of `message` for that place in queue and log.
+    """Encode `message` as the record for the given offsets in queue and log.
 
-    Raises InvalidMessage when the topic or the properties are too long, a host has neither 8 nor 20 bytes, or a
-    number does not fit its field. How large a body may be is not for the format to say.
+    Raises InvalidMessage if the topic or the properties are too long, a host has neither 8 nor 20 bytes, or a number
+    does not fit its field. The size of the body is limited by the broker's maxMessageSize, not by the format.
     """
     topic = _topic_field(message.topic)
     body = message.body
@@ -197,9 +199,9 @@ def encode(
 def encode_many(
     batch: MessageInnerBatch, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
-    """Return the records of a batch end to end, and the size of each; see `encode`.
+    """Encode a batch as contiguous records and return them with the size of each, see `encode`.
 
-    Each is for the place behind the one before, in queue and log.
+    The offsets are those of the first record; each of the others follows its predecessor in queue and log.
     """
     topic = _topic_field(batch.topic)
     queue_id, born_host = batch.queue_id, batch.born_host
@@ -235,7 +237,7 @@ def encode_many(
 
 
 def _too_long(properties_size: int) -> InvalidMessage:
-    return InvalidMessage(f"properties take {properties_size} bytes; a record holds {MAX_PROPERTIES_SIZE} at most")
+    return InvalidMessage(f"properties take {properties_size} bytes; a record has room for {MAX_PROPERTIES_SIZE}")
 
 
 def _does_not_fit(error: struct.error) -> InvalidMessage:
@@ -254,14 +256,15 @@ def _head_of_hosts(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[
 
 
 def _outline(buffer: Buffer, position: int) -> tuple[tuple[Any, ...], int, int, int, str]:
-    """Return (head fields, body begin, topic begin, properties begin, topic) of the record at `position`.
+    """Validate the record at `position`; return (head fields, body begin, topic begin, properties begin, topic).
 
-    Each size is checked before the next is read at the place that it gives, so nothing outside the record is read.
+    Each size is validated before the field behind it is read, so no byte outside the record is accessed.
     """
     left = len(buffer) - position
     if position < 0 or left < MIN_RECORD_SIZE:
         raise _invalid(position, f"{max(left, 0)} bytes are left; the smallest record has {MIN_RECORD_SIZE}")
-    # Up to sysFlag every record is the same, so the head for IPv4 serves to learn which head it is.
+    # All heads are the same up to sysFlag, so the one with IPv4 hosts is unpacked first; if sysFlag has a host bit,
+    # the head is unpacked again with the right sizes.
     head = _HEAD_V4
     fields = head.unpack_from(buffer, position)
     size = fields[0]
@@ -286,23 +289,23 @@ def _outline(buffer: Buffer, position: int) -> tuple[tuple[Any, ...], int, int, 
         raise _invalid(position, f"topic size is {topic_size} in a record of {size}")
     properties_size = buffer[topic_end] << 8 | buffer[topic_end + 1]
     if properties_size > MAX_PROPERTIES_SIZE or topic_end + 2 + properties_size != end:
-        raise _invalid(position, f"the sizes inside do not add up to the record's size of {size}")
+        raise _invalid(position, f"the sizes of its fields do not add up to the record's size of {size}")
     try:
         topic = _topic_text(bytes(buffer[topic_begin:topic_end]))
     except UnicodeDecodeError as error:
-        raise _invalid(position, f"topic is no UTF-8: {error}") from error
+        raise _invalid(position, f"topic is not UTF-8: {error}") from error
     return fields, body_begin, topic_begin, topic_end + 2, topic
 
 
 place_of = _PLACE.unpack_from
-"""Return (size, queue offset, physical offset) as they stand in the record at a position, given its first 36 bytes."""
+"""Unpack (size, queue offset, physical offset) from the first 36 bytes of a record, without validation."""
 
 
 def peek(buffer: Buffer, position: int = 0) -> Peek:
-    """Return the outline of the record at `position`, after checking that its sizes agree with each other.
+    """Decode the fields of `Peek` from the record at `position`, after validating its sizes.
 
-    Reads neither body nor properties and compares no CRC. Raises InvalidMessage, which names the position, for
-    anything that is no whole record.
+    Body and properties are not read and the CRC is not verified. Raises InvalidMessage, which names the position,
+    unless a complete record begins there.
     """
     fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
     return Peek(
@@ -322,11 +325,11 @@ def peek(buffer: Buffer, position: int = 0) -> Peek:
 
 
 def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_crc: bool = True) -> MessageExt:
-    """Return the record at `position`; bytes after it are not looked at.
+    """Decode the record at `position`; bytes after it are ignored.
 
-    With `decompress=False` the body is left as stored, so that `encode` gives the same record again. The result
-    owns its bytes. Raises InvalidMessage, which names the position, for anything that is no whole record, for a CRC
-    that does not match and for a body that cannot be decompressed.
+    With `decompress=False` the body stays as stored, so that `encode` reproduces the record. The result owns its bytes.
+    Raises InvalidMessage, which names the position, for an incomplete record, a CRC mismatch or a body that cannot be
+    decompressed.
     """
     fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
     (
@@ -335,7 +338,7 @@ def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_
     ) = fields  # fmt: skip
     body = bytes(buffer[body_begin : topic_begin - 1])
     if check_crc and body_crc(body) != crc:
-        raise _invalid(position, f"the body's CRC is {body_crc(body)}, but the record says {crc}")
+        raise _invalid(position, f"the body's CRC is {body_crc(body)}, but the record has {crc}")
     try:
         if decompress and sys_flag & sysflag.COMPRESSED:
             body = decompress_body(body, sys_flag)
@@ -365,7 +368,7 @@ def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_
 
 
 def decode_many(buffer: Buffer, *, decompress: bool = True, check_crc: bool = True) -> list[MessageExt]:
-    """Return all records of a buffer that holds nothing but whole records, such as the body of a pull response."""
+    """Decode a buffer of contiguous records, such as the body of a pull response."""
     return list(_decode_each(buffer, decompress, check_crc))
 
 
@@ -378,4 +381,4 @@ def _decode_each(buffer: Buffer, decompress: bool, check_crc: bool) -> Iterator[
 
 
 def _invalid(position: int, why: str) -> InvalidMessage:
-    return InvalidMessage(f"no record at byte {position}: {why}")
+    return InvalidMessage(f"invalid record at byte {position}: {why}")

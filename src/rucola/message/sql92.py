@@ -7,29 +7,29 @@
     comparison  unary          +a, -a, NOT a
     unary       TRUE FALSE NULL, 'text' ('' for a quote), 5, 5L, 5.5, 5E3, a property's name, or a selector in brackets
 
-Words are read in either case, names are not. `--` begins a comment that ends with its line, `/* */` holds one.
+Keywords are case-insensitive, property names are not. Comments are `-- ...` up to the end of the line and `/* ... */`.
 
-NOT binds tightest: `NOT a = 1` is `(NOT a) = 1`, which no message is. There are no sums, no LIKE, no CONTAINS.
+NOT binds tightest: `NOT a = 1` is `(NOT a) = 1`, which matches no message. There is no arithmetic, LIKE or CONTAINS.
 
-A property is a string, or NULL where the message does not have it. Logic has three values; a message matches where the
-whole expression is TRUE, not where it is NULL. What comparing computes:
+A property is a string, or NULL if the message lacks it. Logic has three values; a message matches if the whole
+expression is TRUE, not if it is NULL. Operands are compared as follows:
 
     strings with > >= < <=      as doubles
-    a string with = <> a string as they stand
-    a string with a number      as a number of that kind: an int (up to 2^31), a long, a double
-    a string with a boolean     TRUE where it is `true` in any case
-    NULL                        `a = 5` and `a > 5` are NULL, `5 = a` is FALSE, `a = b` is TRUE where both are missing
-    a string that is no such number, and TRUE = a string     the whole expression matches nothing
+    a string with = <> a string as strings
+    a string with a number      as a number of that type: an int (up to 2^31), a long, a double
+    a string with a boolean     TRUE if it is `true` in any case
+    NULL                        `a = 5` and `a > 5` are NULL, `5 = a` is FALSE, `a = b` is TRUE if both are missing
+    a string that does not parse as that type, and TRUE = a string     the whole expression matches nothing
 
-`compile` refuses what can have no value: text or booleans with > and its like, = NULL, a range that ends before it
-begins, a number that is none, and 0.0, which is below the least double that Apache takes.
+`compile` rejects expressions that cannot have a value: text or booleans with an ordering operator, `= NULL`, an empty
+range, a malformed number, and 0.0, which is below the least double that Apache accepts.
 
-An `Expression` is a nest of closures and does no more than look up and compare. It is pure and may be shared.
-The grammar library is loaded with this module; import it only where a filter asks for it.
+A compiled `Expression` is a tree of closures that only look up and compare. It is pure and may be shared between
+threads. Importing this module imports the grammar library, so import it only when a subscription has a filter.
 
-Answers to `SelectorParser`, `ComparisonExpression`, `UnaryExpression` and `ConstantExpression` of Apache RocketMQ
-4.9.8. Deliberate differences: what follows a whole expression is refused, where Apache passes it over in silence (its
-`a LIKE 'x%'` means `a` and matches nothing); and so is an expression that is nested more than 200 deep.
+Counterpart of `SelectorParser`, `ComparisonExpression`, `UnaryExpression` and `ConstantExpression` of Apache RocketMQ
+4.9.8. Deliberate differences: text after a complete expression is rejected, while Apache ignores it (its `a LIKE 'x%'`
+means `a` and matches nothing); and an expression that is nested more than 200 deep is rejected.
 """
 
 from __future__ import annotations
@@ -95,19 +95,19 @@ BLOCK_COMMENT.3: /\/\*[^*]*\*(\*|[^*\/][^*]*\*)*\//
 """
 
 MAX_DEPTH = 200
-"""How deep conditions may be nested; each level is one call when a message is looked at."""
+"""Limit on the nesting of conditions; each level is one call when a message is evaluated."""
 
 _INT_END = 1 << 31
 _LONG_END = 1 << 63
 _MIN_DOUBLE, _MAX_DOUBLE = 5e-324, 1.7976931348623157e308
 
 _Evaluate: TypeAlias = Callable[[Mapping[str, str]], Any]
-"""The value of a term for a message's properties. Raises _NoValueError where the message makes none possible."""
+"""Evaluate a term for the properties of a message. Raises _NoValueError if a property cannot be converted."""
 _Convert: TypeAlias = Callable[[Any], Any]
 
 
 class Expression:
-    """A compiled filter; `text` is what it was compiled from."""
+    """A compiled filter; `text` is its source."""
 
     __slots__ = ("_evaluate", "text")
 
@@ -119,7 +119,7 @@ class Expression:
         return f"Expression({self.text!r})"
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Whether a message with these properties is wanted."""
+        """Return whether a message with these properties matches."""
         try:
             return self._evaluate(properties) is True
         except _NoValueError:
@@ -127,7 +127,7 @@ class Expression:
 
 
 def compile(expression: str) -> Expression:
-    """The filter that an expression describes. InvalidExpression says what is wrong with it, and where."""
+    """Compile a filter. Raises InvalidExpression, which names the error and its position."""
     try:
         selector: Any = _parser().parse(expression)
         return Expression(expression, _condition(selector).evaluate)
@@ -139,12 +139,12 @@ def compile(expression: str) -> Expression:
 
 @cache
 def _parser() -> Lark:
-    """Made once, in some 20 ms. Words are letters of ASCII, so that no other letter is taken for one of them."""
+    """Return the parser, built once in about 20 ms. ASCII matching keeps other letters from folding into keywords."""
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Compiler(), g_regex_flags=re.ASCII)
 
 
 def _unexpected(expression: str, error: UnexpectedInput) -> tuple[int, str]:
-    """Where a text stops being an expression, and what stands there."""
+    """Return the position of a syntax error and its description."""
     if isinstance(error, UnexpectedToken):
         if error.token.type == "$END":
             return len(expression), "more is expected"
@@ -155,7 +155,7 @@ def _unexpected(expression: str, error: UnexpectedInput) -> tuple[int, str]:
 
 
 class _Type(Enum):
-    """What a term's value is, where it is not NULL. Numbers are always constants."""
+    """The type of a term whose value is not NULL. Numbers are always constants."""
 
     TEXT = auto()
     INT = auto()
@@ -163,11 +163,11 @@ class _Type(Enum):
     DOUBLE = auto()
     BOOLEAN = auto()
     NOTHING = auto()
-    """It is always NULL."""
+    """The term is always NULL."""
 
 
 class _Role(Enum):
-    """What a term is in the grammar, which decides where it may stand."""
+    """The grammatical role of a term, which determines the operators that accept it."""
 
     PROPERTY = auto()
     CONSTANT = auto()
@@ -180,7 +180,7 @@ _NUMBERS = (_Type.INT, _Type.LONG, _Type.DOUBLE)
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A part of an expression, compiled. `constant` is the value of one that is the same for every message."""
+    """A compiled part of an expression. `constant` is its value if that does not depend on the message."""
 
     position: int
     role: _Role
@@ -191,11 +191,11 @@ class _Term:
 
 
 class _NoValueError(Exception):
-    """The expression has no value for this message; it does not match."""
+    """Raised if the expression has no value for a message, which then does not match."""
 
 
 class _MeaninglessError(Exception):
-    """A part of an expression that can have no value for any message."""
+    """Raised for a part of an expression that cannot have a value for any message."""
 
     def __init__(self, position: int, why: str) -> None:
         self.position = position
@@ -204,7 +204,7 @@ class _MeaninglessError(Exception):
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, _Term]):
-    """Makes terms as the parser finds them, innermost first. Its methods are the grammar's names."""
+    """Transformer of the parser's reductions into terms, innermost first. Methods have the names of grammar rules."""
 
     def string(self, token: Token) -> _Term:
         return _constant(_start(token), _Role.CONSTANT, _Type.TEXT, _text(token))
@@ -212,13 +212,13 @@ class _Compiler(Transformer[Token, _Term]):
     def decimal(self, token: Token) -> _Term:
         value = int(token.rstrip("lL")[:20])
         if value >= _LONG_END:
-            raise _MeaninglessError(_start(token), f"{token} is above {_LONG_END - 1}, the greatest long")
+            raise _MeaninglessError(_start(token), f"{token} is above {_LONG_END - 1}, the largest long")
         return _constant(_start(token), _Role.CONSTANT, _Type.INT if value < _INT_END else _Type.LONG, value)
 
     def floating(self, token: Token) -> _Term:
         value = float(token)
         if not _MIN_DOUBLE <= value <= _MAX_DOUBLE:
-            raise _MeaninglessError(_start(token), f"{token} is no double between {_MIN_DOUBLE} and {_MAX_DOUBLE}")
+            raise _MeaninglessError(_start(token), f"{token} is not a double between {_MIN_DOUBLE} and {_MAX_DOUBLE}")
         return _constant(_start(token), _Role.CONSTANT, _Type.DOUBLE, value)
 
     def true(self, token: Token) -> _Term:
@@ -311,7 +311,7 @@ def _start(token: Token) -> int:
 
 
 def _text(token: Token) -> str:
-    """What a literal text says."""
+    """Return the value of a string literal."""
     return token[1:-1].replace("''", "'")
 
 
@@ -330,7 +330,7 @@ def _nest(position: int, role: _Role, type: _Type, evaluate: _Evaluate, *parts: 
 
 
 def _condition(term: _Term) -> _Term:
-    """The term where a condition is needed. A property is one that is never TRUE, since it is a string."""
+    """Return `term` as a condition. A property becomes one that is never TRUE, since it is a string."""
     if term.role is _Role.CONDITION or (term.role is _Role.CONSTANT and term.type in (_Type.BOOLEAN, _Type.NOTHING)):
         return term
     if term.role is not _Role.PROPERTY:
@@ -354,7 +354,7 @@ def _not(condition: _Term, position: int) -> _Term:
 
 
 def _chain(terms: tuple[_Term, ...], *, decisive: bool) -> _Term:
-    """Conditions joined by OR, where a TRUE decides, or by AND, where a FALSE does. What follows is not looked at."""
+    """Join conditions by OR (`decisive` is True) or AND (False): the first decisive value ends the evaluation."""
     conditions = tuple([_condition(term) for term in terms])
     evaluates = tuple([condition.evaluate for condition in conditions])
 
@@ -420,7 +420,7 @@ def _ordered(holds: Callable[[Any, Any], bool], left: _Term, right: _Term) -> _T
 
 
 def _converters(left: _Type, right: _Type) -> tuple[_Convert, _Convert]:
-    """What makes values of two types comparable with each other."""
+    """Return the two conversions that make values of these types comparable."""
     if left is right:
         return _SAME[left], _SAME[right]
     if _Type.NOTHING in (left, right):
@@ -439,7 +439,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _never(value: object) -> object:
-    """Something that equals nothing else."""
+    """Return an object that equals no other."""
     return object()
 
 
@@ -457,10 +457,10 @@ _DOUBLE_BITS, _LONG_BITS = Struct(">d"), Struct(">q")
 
 
 def _integer(text: str, end: int) -> int:
-    """A string as Java reads an integer below `end`: digits of any script, no spaces."""
+    """Parse an integer below `end` like Java: digits of any script, no spaces."""
     try:
         value = int(text) if _INTEGER.fullmatch(text) else end
-    except ValueError:  # thousands of digits
+    except ValueError:  # more digits than int() accepts
         raise _NoValueError from None
     if not -end <= value < end:
         raise _NoValueError
@@ -476,7 +476,7 @@ def _long(text: str) -> int:
 
 
 def _double(text: str) -> int:
-    """The rank of a string that Java reads as a double."""
+    """Parse a double like Java and return its rank."""
     text = text.strip(_SPACE)
     if not _DOUBLE.fullmatch(text):
         raise _NoValueError
@@ -494,12 +494,12 @@ def _boolean(text: str) -> bool:
 
 
 def _rank(number: float) -> int:
-    """An integer that orders doubles as Java does: -0.0 is below 0.0, NaN equals itself and is above all."""
+    """Map a double to an integer with Java's order: -0.0 is below 0.0, NaN equals itself and is above all others."""
     bits: int = _LONG_BITS.unpack(_DOUBLE_BITS.pack(number))[0] if number == number else _LONG_END - 1
     return bits if bits >= 0 else ~bits - _LONG_END
 
 
 _READ: dict[_Type, _Convert] = {_Type.INT: _int, _Type.LONG: _long, _Type.DOUBLE: _double, _Type.BOOLEAN: _boolean}
-"""How a string is read that is compared with a value of the type."""
+"""Conversion of a string that is compared with a value of the type."""
 _SAME: dict[_Type, _Convert] = dict.fromkeys(_Type, _as_it_is) | {_Type.DOUBLE: _rank}
-"""How a value of the type is compared with another of it."""
+"""Conversion of a value of the type that is compared with another of that type."""

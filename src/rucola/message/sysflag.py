@@ -1,13 +1,13 @@
-"""The bits of a record's sysFlag.
+"""Bits of a record's sysFlag.
 
     bit      10 9 8            7           6            5          4         3 2          1           0
     meaning  compression type  inner batch need unwrap  storeHost  bornHost  transaction  multi tags  compressed
                                                         is IPv6    is IPv6   state
 
-    compression type  1 LZ4, 2 ZSTD, 3 zlib; 0 is zlib too, from clients that know no other
+    compression type  1 LZ4, 2 ZSTD, 3 zlib; 0 also means zlib, from clients that support no other
     transaction       0 none, 1 prepared (half), 2 committed, 3 rolled back
 
-Answers to org.apache.rocketmq.common.sysflag.MessageSysFlag.
+Counterpart of org.apache.rocketmq.common.sysflag.MessageSysFlag.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ COMPRESSION_SHIFT: Final = 8
 
 
 def transaction_state(sys_flag: int) -> int:
-    """Return which of the four TRANSACTION_ values the flag carries."""
+    """Return the transaction state, one of the four TRANSACTION_ values."""
     return sys_flag & TRANSACTION_MASK
 
 
 def with_transaction_state(sys_flag: int, state: int) -> int:
-    """Return the flag with its transaction bits replaced by `state`, one of the TRANSACTION_ values."""
+    """Return the flag with its transaction state replaced by `state`, one of the TRANSACTION_ values."""
     return (sys_flag & ~TRANSACTION_MASK) | state
 
 
 def is_dispatched(sys_flag: int) -> bool:
-    """Tell whether a record takes a place in its ConsumeQueue.
+    """Return whether a record gets a unit in its ConsumeQueue.
 
-    Prepared and rolled-back records do not: they carry queueOffset 0 and are invisible to consumers.
+    Prepared and rolled-back records do not: they have queueOffset 0 and are invisible to consumers.
     """
     return not sys_flag & TRANSACTION_PREPARED
 
 
 def host_sizes(sys_flag: int) -> tuple[int, int]:
-    """Return the sizes in bytes of bornHost and storeHost: 8 with IPv4, 20 with IPv6, port included."""
+    """Return the sizes of bornHost and storeHost in bytes: 8 with IPv4, 20 with IPv6, port included."""
     return (20 if sys_flag & BORN_HOST_V6 else 8), (20 if sys_flag & STORE_HOST_V6 else 8)

@@ -1,12 +1,12 @@
-"""Names of topics and groups: what is allowed, and what the system keeps for itself.
+"""Names of topics and groups: syntax and reserved names.
 
-A name is made of letters, digits and `% | _ -`. A topic has at most 127 characters, because a record keeps the
-length of its topic in one signed byte; a group has at most 255.
+A name consists of letters, digits and `% | _ -`. A topic has at most 127 characters, because a record stores the length
+of its topic in one signed byte; a group has at most 255.
 
-    %RETRY%group   messages that the group failed to consume, to be tried again
-    %DLQ%group     messages that the group failed to consume too often
+    %RETRY%group   retry topic: messages that the group failed to consume and will consume again
+    %DLQ%group     dead letter topic: messages that the group failed to consume too often
 
-Answers to org.apache.rocketmq.common.topic.TopicValidator, MixAll and org.apache.rocketmq.client.Validators.
+Counterpart of org.apache.rocketmq.common.topic.TopicValidator, MixAll and org.apache.rocketmq.client.Validators.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_EVENT,
     }
 )
-"""Topics that every broker has; each broker adds its own cluster, name and reply topic."""
+"""System topics of every broker; each broker adds topics named after its cluster, itself and its reply topic."""
 
 DUE_TIME_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
-"""Topics whose messages wait: the tagsCode of their units is the time at which they are due, in milliseconds."""
+"""Topics of delayed messages; the tagsCode of their units is the due time in milliseconds."""
 
 NOT_ALLOWED_SEND_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
-"""Topics that only the broker itself writes to."""
+"""Topics that only the broker may write to."""
 
 _is_name = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII).fullmatch
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic that holds what `group` is to consume again."""
+    """Return the retry topic of `group`."""
     return RETRY_PREFIX + group
 
 
@@ -71,22 +71,22 @@ def dlq_topic(group: str) -> str:
 
 
 def reply_topic(cluster: str) -> str:
-    """Return the topic through which answers travel back to requesters of this cluster."""
+    """Return the topic for replies to the requesters of a cluster."""
     return f"{cluster}_{REPLY_TOPIC_POSTFIX}"
 
 
 def is_system_topic(topic: str) -> bool:
-    """Tell whether the topic belongs to the system, so that nobody may create or delete it."""
+    """Return whether the topic is reserved, so that it can be neither created nor deleted by a request."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def check_topic(topic: str) -> None:
-    """Raise InvalidMessage unless `topic` can be the name of a topic."""
+    """Raise InvalidMessage unless `topic` is a valid topic name."""
     _check("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group(group: str) -> None:
-    """Raise InvalidMessage unless `group` can be the name of a producer or consumer group."""
+    """Raise InvalidMessage unless `group` is a valid name of a producer or consumer group."""
     _check("group", group, MAX_GROUP_LENGTH)
 
 
@@ -96,4 +96,4 @@ def _check(what: str, name: str, max_length: int) -> None:
     if len(name) > max_length:
         raise InvalidMessage(f"the {what} {name!r} has {len(name)} characters; {max_length} are allowed")
     if not _is_name(name):
-        raise InvalidMessage(f"the {what} {name!r} holds other characters than letters, digits and % | _ -")
+        raise InvalidMessage(f"the {what} {name!r} contains other characters than letters, digits and % | _ -")

@@ -33,7 +33,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.admin import AdminClient
 from rucola.client import Producer
-from rucola.client.background import Background
+from rucola.client.background_tasks import BackgroundTasks
 from rucola.errors import MQError, RemotingError
 from rucola.reliable import claims, lanes, migration
 from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, digest
@@ -84,7 +84,7 @@ class Relay:
         self._alerts = alerts or Alerts()
         self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
         self._owns_producer = producer is None
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._stopping = False
         self._lanes: frozenset[int] = frozenset()
         self._renew_at = 0.0

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from sqlalchemy.engine import URL
 
-from rucola.client.background import Background
+from rucola.client.background_tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Wakeup:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._background = Background()
+        self._background = BackgroundTasks()
 
     def wake(self) -> None:
         """End the wait, or the next one. May be called from any thread."""

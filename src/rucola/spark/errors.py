@@ -5,7 +5,7 @@ and comes home as the message of one of Spark's errors. Two places make a senten
 
     sentences   in such a process: an error of ours sends home its sentence only, so that it is in the first lines of
                 what Spark raises, in any session
-    plainly     around a job: what Spark raises becomes the error of ours that is inside
+    translate_spark_errors     around a job: what Spark raises becomes the error of ours that is inside
 
 Errors that are not ours keep their traceback, since they are faults to be found.
 """
@@ -39,7 +39,7 @@ _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 T = TypeVar("T")
 
 
-def sentences(kind: type[T]) -> type[T]:
+def without_tracebacks(kind: type[T]) -> type[T]:
     """Let errors of ours leave the public methods of a class that Spark calls as their sentence alone."""
     for name, method in list(vars(kind).items()):
         if isfunction(method) and not name.startswith("_"):
@@ -78,7 +78,7 @@ def _as_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def translate_spark_errors() -> Iterator[None]:
     """Around work of Spark: raise the error of ours that is inside one of Spark's, else a StoreError.
 
     Also a decorator.

@@ -133,39 +133,39 @@ def _check_is_there(master: str) -> None:
     raise ConfigError(f"no master of Spark answers at {master}: {why}")
 
 
-class LaterSession:
+class LazySession:
     """A session that is made when a job first needs one, if it needs one at all.
 
     A runtime takes seconds to start. Before that a job validates its arguments and finds out whether there is anything
-    to do. Jobs over less than `SMALL_SIZE` bytes of messages run in this process and need no session; `is_wanted`
+    to do. Jobs over less than `SMALL_SIZE` bytes of messages run in this process and need no session; `use_spark`
     overrides that: True asks for Spark, False for none. With a `master`, or under spark-submit, every job runs in Spark
     that has anything to read. Raises ConfigError for a master of a job that is to run without.
     """
 
-    def __init__(self, app_name: str, master: str | None = None, *, is_wanted: bool | None = None) -> None:
-        if master is not None and is_wanted is False:
+    def __init__(self, app_name: str, master: str | None = None, *, use_spark: bool | None = None) -> None:
+        if master is not None and use_spark is False:
             raise ConfigError(f"a job without Spark has no master; leave out the master {master}, or allow Spark")
         self._app_name = app_name
         self._master = master
-        self._is_wanted = is_wanted
-        self.made: SparkSession | None = None
+        self._use_spark = use_spark
+        self.session: SparkSession | None = None
 
     def is_needed(self, size: Callable[[], int]) -> bool:
         """Tell whether a job over messages of `size()` bytes runs in Spark."""
-        if self._is_wanted is not None:
-            return self._is_wanted
+        if self._use_spark is not None:
+            return self._use_spark
         least = 1 if self._master is not None or _SUBMITTED in os.environ else SMALL_SIZE
         return size() >= least
 
     def get(self) -> SparkSession:
         """Return the session; raises what `local_session` does."""
-        if self.made is None:
+        if self.session is None:
             before = signal.getsignal(signal.SIGINT)
-            self.made = local_session(self._app_name, master=self._master)
+            self.session = local_session(self._app_name, master=self._master)
             # Spark takes the signal for itself, but who has said what is to come of it means that.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, _end if before is signal.default_int_handler else before)
-        return self.made
+        return self.session
 
 
 def _end(number: int, _: object) -> None:
@@ -178,18 +178,18 @@ def _end(number: int, _: object) -> None:
     os._exit(128 + number)
 
 
-Spark: TypeAlias = SparkSession | LaterSession
+AnySession: TypeAlias = SparkSession | LazySession
 """What a job is given: a session, in which it runs, or one that is made if it is needed."""
 
 
-def runs_in_spark(spark: Spark, size: Callable[[], int]) -> bool:
+def runs_in_spark(spark: AnySession, size: Callable[[], int]) -> bool:
     """Tell whether a job over messages of `size()` bytes runs in Spark; otherwise it runs in this process."""
-    return not isinstance(spark, LaterSession) or spark.is_needed(size)
+    return not isinstance(spark, LazySession) or spark.is_needed(size)
 
 
-def session_of(spark: Spark) -> SparkSession:
+def resolve_session(spark: AnySession) -> SparkSession:
     """Return the session itself."""
-    return spark.get() if isinstance(spark, LaterSession) else spark
+    return spark.get() if isinstance(spark, LazySession) else spark
 
 
 def java_home() -> Path:

@@ -54,14 +54,14 @@ class CommitLog:
         self._touched = 1
         """How many bytes were put into mapped pages since the last call of `warm`; the first may be about to come."""
         self.safe_end = 0
-        """Up to this physical offset records can be appended without `make_room`."""
+        """Up to this physical offset records can be appended without `ensure_room`."""
 
     @property
     def begin(self) -> int:
         """The physical offset of the first record that is still there."""
         return self.files.begin
 
-    def make_room(self, size: int) -> int:
+    def ensure_room(self, size: int) -> int:
         """Return the physical offset for a record of `size` bytes, after seeing to it that there is a place.
 
         Closes a file that is too full with a blank and opens the next. Raises OSError where the disk has no room;
@@ -75,7 +75,7 @@ class CommitLog:
                 file.reserve(self.end - file.begin + BLANK_SIZE, BLANK_SIZE)
                 FRAME.pack_into(file.map, self.end - file.begin, file.end - self.end, BLANK_MAGIC)
                 self.end = file.end
-                file.finish()
+                file.seal()
                 file = self._file = following
             elif file is None:
                 file = self._file = self.files.create_next(self.end, reads_ahead=False)
@@ -89,7 +89,7 @@ class CommitLog:
         return self.end
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write what there is room for behind `end` in its file, as `make_room` sees to."""
+        """Write what there is room for behind `end` in its file, as `ensure_room` sees to."""
         file = self._file
         assert file is not None
         position = self.end - file.begin
@@ -111,9 +111,9 @@ class CommitLog:
             file = self._file
             if file is None:
                 file = self._file = self.files.find(self.end) or self.files.create_next(self.end, reads_ahead=False)
-                file.sync_name()  # as in `make_room`
+                file.sync_name()  # as in `ensure_room`
             elif self.end == file.end:
-                file.finish()
+                file.seal()
                 file = self._file = self._following(file)
             position = self.end - file.begin
             size = min(len(data) - taken, file.size - position)
@@ -121,22 +121,22 @@ class CommitLog:
             self.append(data[taken : taken + size])
             taken += size
 
-    def begin_at(self, physical_offset: int) -> None:
+    def start_at(self, physical_offset: int) -> None:
         """Let a log without a byte begin there, where a file begins. Raises OSError."""
-        self.cut(-1)
+        self.truncate(-1)
         self.end = self.flushed_end = physical_offset
 
-    def cut(self, physical_offset: int) -> None:
+    def truncate(self, physical_offset: int) -> None:
         """Take everything back from a physical offset on. On disk when this returns; raises OSError."""
         with self._changing:
             self._cuts += 1
-            self.files.cut(physical_offset)
+            self.files.truncate(physical_offset)
             self._file = self.files.find(physical_offset)
             self.end = physical_offset
             self.flushed_end = min(self.flushed_end, physical_offset)
             self.safe_end = 0
 
-    def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+    def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
         """Return up to `max_size` bytes from there on, in place, and their file, which is held: release both.
 
         They end with the file. None where the log has none.
@@ -196,7 +196,7 @@ class CommitLog:
         position = 56 + 12 * bool(int.from_bytes(head[36:40], "big") & sysflag.BORN_HOST_V6)
         return int.from_bytes(head[position : position + 8], "big", signed=True)
 
-    def roll(self, physical_offset: int) -> int:
+    def next_file_begin(self, physical_offset: int) -> int:
         """Return where the file after that of `physical_offset` begins."""
         return physical_offset + self.files.file_size - physical_offset % self.files.file_size
 

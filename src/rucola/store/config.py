@@ -165,7 +165,7 @@ class PutResult(Struct, frozen=True, gc=False):
 class GetResult(NamedTuple):
     """The outcome of a get: whole records as bytes, in queue order, and where to go on.
 
-    `is_far` says that the reader is so far behind that a slave had better serve it (`StoreConfig.is_on_disk`).
+    `suggests_slave` says that the reader is so far behind that a slave had better serve it (`StoreConfig.is_on_disk`).
     """
 
     status: GetMessageStatus
@@ -174,7 +174,7 @@ class GetResult(NamedTuple):
     max_offset: int
     records: list[bytes]
     size: int
-    is_far: bool = False
+    suggests_slave: bool = False
 
 
 class QueryResult(NamedTuple):

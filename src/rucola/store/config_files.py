@@ -71,7 +71,7 @@ class ConfigFile:
         """As `read_config`."""
         return read_config(self.path)
 
-    def writing(self, value: Callable[[], Any]) -> Callable[[], None]:
+    def prepare_write(self, value: Callable[[], Any]) -> Callable[[], None]:
         """Return a call that does what `write_config` does, unless a value that was asked for later is there already.
 
         Make this call where values follow each other, and what it returns on any thread; `value`, which is called
@@ -88,7 +88,7 @@ class ConfigFile:
         return write
 
 
-def remove_unfinished(store: Path) -> None:
+def remove_temporary_files(store: Path) -> None:
     """Remove what a crash left of config files that were being written. Nobody else may be writing there."""
     for path in (store / "config").glob("*.tmp"):
         path.unlink()

@@ -142,7 +142,7 @@ class ConsumeQueue:
         physical_offset, size, _ = self.unit(self.max_offset - 1)
         return physical_offset + size
 
-    def first_at_or_after(self, physical_offset: int, begin: int = 0) -> int:
+    def first_at_or_behind(self, physical_offset: int, begin: int = 0) -> int:
         """Return the first queue offset whose record lies at `physical_offset` or behind it, none below `min_offset` or
         `begin`."""
         low, high = max(self.min_offset, begin), self.max_offset
@@ -155,14 +155,14 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def count_at_or_after(self, physical_offset: int) -> int:
-        """Return how many units there are from `first_at_or_after` on, looking from the end. Believes the last unit."""
+    def count_at_or_behind(self, physical_offset: int) -> int:
+        """Return how many units there are from `first_at_or_behind` on, looking from the end. Believes the last unit."""
         begin, step = self.max_offset, 1
         while begin > self.min_offset and self.unit(begin - 1)[0] >= physical_offset:
             begin, step = max(begin - step, self.min_offset), 2 * step
-        return self.max_offset - self.first_at_or_after(physical_offset, begin)
+        return self.max_offset - self.first_at_or_behind(physical_offset, begin)
 
-    def nearest(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
+    def nearest_offset(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
         """Return the queue offset of the message that was stored nearest to that time; the queue must have some.
 
         `time_at` tells the store time of the record at a physical offset, -1 where it is gone.
@@ -196,7 +196,7 @@ class ConsumeQueue:
                 return first, last
         return self.min_offset, self.max_offset - 1
 
-    def is_sound_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
+    def is_valid_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Tell whether a unit points at a whole record of this queue and queue offset, or before the log's begin."""
         physical_offset, size, _ = self.unit(queue_offset)
         if physical_offset < log.begin:
@@ -267,7 +267,7 @@ class ConsumeQueue:
             at = queue_offset * UNIT_SIZE + position
             if file is None or not file.begin <= at < file.end:
                 if file is not None:
-                    file.finish()
+                    file.seal()
                 # Behind the last unit there may be a file already, made before a crash that took the units.
                 file = self._last = self._files.find(at) or self._next_file(at)
             at -= file.begin
@@ -316,7 +316,7 @@ class ConsumeQueue:
     def rewind(self, queue_offset: int) -> None:
         """Count no unit from `queue_offset` on as written. Without any unit left the queue is as if it was never there.
 
-        The bytes stay: `append` writes where it does not find the same units again, and `settle` ends that. So a
+        The bytes stay: `append` writes where it does not find the same units again, and `finish_rewind` ends that. So a
         recovery of thousands of queues leaves most of their files as they are.
         """
         self._flushed_end = min(self._flushed_end, queue_offset * UNIT_SIZE)
@@ -327,7 +327,7 @@ class ConsumeQueue:
         end = queue_offset * UNIT_SIZE if queue_offset > self.min_offset else -1
         for file in files:
             if file.begin >= end:  # nothing in it was ever vouched for
-                file.doubt_name()
+                file.mark_name_unsynced()
         while files and files[-1].begin > end:
             file = files.pop()
             self._aside[file.begin] = file
@@ -337,12 +337,12 @@ class ConsumeQueue:
             self.max_offset = min(self.max_offset, queue_offset)
         self._grow_at_the_end()
 
-    def rewind_to(self, physical_offset: int) -> None:
+    def rewind_to_physical_offset(self, physical_offset: int) -> None:
         """Rewind to the first unit whose record lies at a physical offset or behind it, if there is one."""
         if self.max_physical_offset > physical_offset:
-            self.rewind(self.first_at_or_after(physical_offset))
+            self.rewind(self.first_at_or_behind(physical_offset))
 
-    def settle(self) -> None:
+    def finish_rewind(self) -> None:
         """End what `rewind` began: what stands behind the last unit becomes zeros, and files that are not needed go.
 
         There may be something even where no unit was dropped. After a power cut pages are there or not in any order, so
@@ -371,10 +371,10 @@ class ConsumeQueue:
         if before or behind:
             sync_directory(self._files.directory)
 
-    def cut(self, queue_offset: int) -> None:
+    def truncate(self, queue_offset: int) -> None:
         """Drop all units from `queue_offset` on. Without any unit left the queue is as if it was never there."""
         self.rewind(queue_offset)
-        self.settle()
+        self.finish_rewind()
 
     def _grow_at_the_end(self) -> None:
         """Write to the last file from now on. What follows its units are holes, which nobody shall read ahead."""
@@ -388,18 +388,18 @@ class ConsumeQueue:
         if self._log_begin < min_physical_offset:
             self._log_begin = min_physical_offset
             if self.min_offset < self.max_offset and self.unit(self.min_offset)[0] < min_physical_offset:
-                self.min_offset = self.first_at_or_after(min_physical_offset)
+                self.min_offset = self.first_at_or_behind(min_physical_offset)
 
-    def take_expired(self) -> list[MappedFile]:
+    def detach_expired(self) -> list[MappedFile]:
         """Give up the files that end before `min_offset`, but the last; they are to be deleted."""
         taken = []
         while len(self._files.files) > 1 and self._files.files[0].end <= self.min_offset * UNIT_SIZE:
-            taken.append(self._files.take_first())
+            taken.append(self._files.detach_first())
         return taken
 
     def delete(self) -> None:
         """Remove the queue's files and directory, and that of its topic with the last queue. Raises OSError."""
-        self._files.cut(-1)
+        self._files.truncate(-1)
         self._tail, self.min_offset, self.max_offset = (0, b""), 0, 0
         self._grow_at_the_end()
         for directory in (self._files.directory, self._files.directory.parent):
@@ -418,7 +418,9 @@ class ConsumeQueue:
         """Wait until all units that were written before this call are on disk. For any thread, one at a time."""
         end, begin = self.max_offset * UNIT_SIZE, self._flushed_end
         for file in list(self._files.files):
-            if file.begin <= end and begin < file.end:  # with the file of the next unit, of which `settle` made zeros
+            if (
+                file.begin <= end and begin < file.end
+            ):  # with the file of the next unit, of which `finish_rewind` made zeros
                 file.flush()
         self._flushed_end = end
 

@@ -35,44 +35,44 @@ from rucola.store.consume_queue import ConsumeQueue, pack_unit
 from rucola.store.index import Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
 
-Pending = tuple[str, int, int, int, int, int, int, int, str | None, str | None, bytes]
+DispatchRequest = tuple[str, int, int, int, int, int, int, int, str | None, str | None, bytes]
 """What leads to a message that was put: (topic, queue id, queue offset, physical offset, size, store timestamp,
 sysFlag, tags code, unique key, KEYS, properties)."""
 
-UnitsOfQueue = tuple[int, list[bytes], list[int], list[int]]
+QueueUnits = tuple[int, list[bytes], list[int], list[int]]
 """Units that follow each other: (queue offset of the first, units, their tags codes, bytes of their records)."""
 
 Entries = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Of an index: (hashes, physical offsets, store timestamps), all of shape (n,)."""
 
-Arrived = tuple[list[ConsumeQueue], list[int], list[int]]
+TopicArrivals = tuple[list[ConsumeQueue], list[int], list[int]]
 """What came to a topic: (queues that got something, where one may be twice; tags codes of the units, those of a queue
 in their order; bytes of their records). It is told by topic: where each message has a queue of its own, to tell of each
 takes longer than to write its unit."""
 
-Arrive = Callable[[Mapping[str, Arrived]], None]
+ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
 """Is told of everything that came, by topic, when it can be read."""
 
 MAX_TAGS_CODE: Final = (1 << 63) - 1
 
 _BATCH_FROM: Final = 8
-_NOTHING: Final[Arrived] = ([], [], [])
+_NOTHING: Final[TopicArrivals] = ([], [], [])
 
 
-class Queues(dict[tuple[str, int], ConsumeQueue]):
+class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
     """All ConsumeQueues by (topic, queue id). Asking for one that is not there makes it, without a file yet."""
 
     def __init__(self, directory: Path, file_size: int) -> None:
         super().__init__()
         self.directory = directory
         self.file_size = file_size
-        self._topics: dict[str, QueuesOfTopic] = {}
+        self._topics: dict[str, TopicQueues] = {}
 
-    def of_topic(self, topic: str) -> QueuesOfTopic:
+    def of_topic(self, topic: str) -> TopicQueues:
         """Return the queues of a topic by their ids."""
         queues = self._topics.get(topic)
         if queues is None:
-            queues = self._topics[topic] = QueuesOfTopic(self, topic)
+            queues = self._topics[topic] = TopicQueues(self, topic)
         return queues
 
     def __delitem__(self, name: tuple[str, int]) -> None:
@@ -86,7 +86,7 @@ class Queues(dict[tuple[str, int], ConsumeQueue]):
         queue = self[name] = ConsumeQueue(topic, queue_id, files)
         return queue
 
-    def end_of_new(self, batch: Sequence[Pending], count: int) -> int:
+    def count_within_new_queues(self, batch: Sequence[DispatchRequest], count: int) -> int:
         """Return how many messages of `batch` come before the one for which more than `count` queues would be new."""
         new: set[tuple[str, int]] = set()
         for number, item in enumerate(batch):
@@ -98,13 +98,13 @@ class Queues(dict[tuple[str, int], ConsumeQueue]):
         return len(batch)
 
 
-class QueuesOfTopic(dict[int, ConsumeQueue]):
+class TopicQueues(dict[int, ConsumeQueue]):
     """Those of one topic, by queue id: to find one by a number takes a third of the time that it takes by a pair.
 
-    One that was not asked for before is taken from `Queues`.
+    One that was not asked for before is taken from `ConsumeQueues`.
     """
 
-    def __init__(self, queues: Queues, topic: str) -> None:
+    def __init__(self, queues: ConsumeQueues, topic: str) -> None:
         super().__init__()
         self._queues = queues
         self._topic = topic
@@ -123,30 +123,34 @@ def check_queue_name(topic: str, queue_id: int) -> None:
 class Dispatcher:
     """Writes units and entries. `index` is None where the store keeps none."""
 
-    def __init__(self, queues: Queues, index: Index | None, delay_levels: Sequence[int]) -> None:
+    def __init__(self, queues: ConsumeQueues, index: Index | None, delay_levels: Sequence[int]) -> None:
         self.queues = queues
         self.index = index
         self.delay_levels = delay_levels
         self._is_spread = False
         """Whether most messages of the last batch were for different queues, as those of the next will be."""
 
-    def dispatch(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> set[ConsumeQueue]:
+    def dispatch(
+        self, batch: Sequence[DispatchRequest], on_arrival: ArrivalListener | None = None
+    ) -> set[ConsumeQueue]:
         """Write what leads to the records of `batch`, in order, and return the queues that got units.
 
         Raises OSError where the disk has no room; then a part may be written, which only `recovery` sets right.
         """
-        touched = self.add_units(batch, on_arrive)
+        touched = self.add_units(batch, on_arrival)
         if self.index is not None:
             self.add_entries(batch)
         return touched
 
-    def add_units(self, batch: Sequence[Pending], on_arrive: Arrive | None = None) -> set[ConsumeQueue]:
+    def add_units(
+        self, batch: Sequence[DispatchRequest], on_arrival: ArrivalListener | None = None
+    ) -> set[ConsumeQueue]:
         """Write the ConsumeQueue units of `batch`; see `dispatch`."""
         if self._is_spread or len(batch) == 1:
             arrived = self._add_each(batch)
         else:
             arrived = {}
-            for (topic, queue_id), (queue_offset, units, codes, sizes) in self.units_of(batch).items():
+            for (topic, queue_id), (queue_offset, units, codes, sizes) in self.units_by_queue(batch).items():
                 queue = self.queues[topic, queue_id]
                 queue.append(queue_offset, b"".join(units))
                 came = arrived.setdefault(topic, ([], [], []))
@@ -157,13 +161,13 @@ class Dispatcher:
         for queues, _, _ in arrived.values():
             touched.update(queues)
         self._is_spread = 2 * len(touched) > len(batch)
-        if on_arrive is not None and arrived:
-            on_arrive(arrived)
+        if on_arrival is not None and arrived:
+            on_arrival(arrived)
         return touched
 
-    def _add_each(self, batch: Iterable[Pending]) -> dict[str, Arrived]:
+    def _add_each(self, batch: Iterable[DispatchRequest]) -> dict[str, TopicArrivals]:
         """Write units one by one: where most are for different queues, sorting them by queue first takes longer."""
-        arrived: dict[str, Arrived] = {}
+        arrived: dict[str, TopicArrivals] = {}
         last_topic, is_due, came = "", False, _NOTHING
         queues: dict[int, ConsumeQueue] = {}
         for topic, queue_id, queue_offset, physical_offset, size, stored_ms, sys_flag, code, _, _, pairs in batch:
@@ -182,10 +186,10 @@ class Dispatcher:
             came[2].append(size)
         return arrived
 
-    def units_of(self, batch: Iterable[Pending]) -> dict[tuple[str, int], UnitsOfQueue]:
+    def units_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[tuple[str, int], QueueUnits]:
         """Return the units of `batch`, by queue; of one queue the messages must follow each other."""
-        groups: dict[tuple[str, int], UnitsOfQueue] = {}
-        group: UnitsOfQueue | None = None
+        groups: dict[tuple[str, int], QueueUnits] = {}
+        group: QueueUnits | None = None
         last_topic, last_id, is_due = "", -1, False
         for topic, queue_id, queue_offset, physical_offset, size, stored_ms, sys_flag, code, _, _, pairs in batch:
             if sys_flag & sysflag.TRANSACTION_PREPARED:
@@ -203,7 +207,7 @@ class Dispatcher:
             group[3].append(size)
         return groups
 
-    def add_entries(self, batch: Sequence[Pending], skip: int = 0) -> None:
+    def add_entries(self, batch: Sequence[DispatchRequest], skip: int = 0) -> None:
         """Write the index entries of `batch`, except the first `skip`, which are there already."""
         assert self.index is not None
         if len(batch) < _BATCH_FROM:
@@ -212,7 +216,7 @@ class Dispatcher:
                 self.index.put([index_hash(index_key(item[0], key)) for key in keys[skip:]], item[3], item[5])
                 skip = max(skip - len(keys), 0)
         else:
-            hashes, physical_offsets, store_timestamps = entries_of(batch)
+            hashes, physical_offsets, store_timestamps = index_entries_of(batch)
             self.index.put_many(hashes[skip:], physical_offsets[skip:], store_timestamps[skip:])
 
     def _due_time(self, topic: str, stored_properties: bytes, store_timestamp: int, tags_code: int) -> int:
@@ -224,9 +228,9 @@ class Dispatcher:
         return due_time_ms(self.delay_levels, level, store_timestamp) if level > 0 else tags_code
 
 
-def entries_of(batch: Sequence[Pending]) -> Entries:
+def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
     """Return the index entries of `batch`, in order."""
-    keys, counts = keys_of(batch)
+    keys, counts = index_keys_of(batch)
     topics, _, _, physical_offsets, _, stored_ms, *_ = zip(*batch, strict=False)
     if topics.count(topics[0]) == len(batch):
         before = np.full(len(keys), _hash_before_key(topics[0]), np.int32)
@@ -236,7 +240,7 @@ def entries_of(batch: Sequence[Pending]) -> Entries:
     return index_hashes(keys, before), places, times
 
 
-def keys_of(batch: Sequence[Pending]) -> tuple[list[str], npt.NDArray[np.int64]]:
+def index_keys_of(batch: Sequence[DispatchRequest]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the keys of `batch`, in order, and how many each message has."""
     _, _, _, _, _, _, sys_flags, _, unique_keys, words, _ = zip(*batch, strict=False)
     both = list(chain.from_iterable(zip(unique_keys, words, strict=False)))
@@ -249,7 +253,7 @@ def keys_of(batch: Sequence[Pending]) -> tuple[list[str], npt.NDArray[np.int64]]
     return keys, np.array(list(map(bool, both))).reshape(-1, 2).sum(1)
 
 
-def _keys_of(item: Pending) -> list[str]:
+def _keys_of(item: DispatchRequest) -> list[str]:
     _, _, _, _, _, _, sys_flag, _, unique_key, words, _ = item
     if _is_rolled_back(sys_flag):
         return []
@@ -273,7 +277,7 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-def pending_of(buffer: Buffer, position: int) -> Pending:
+def read_dispatch_request(buffer: Buffer, position: int) -> DispatchRequest:
     """Return what was noted of a record when it was put.
 
     Raises InvalidMessage for what is no record, or a record that no queue can hold.

@@ -147,7 +147,7 @@ class IndexFile:
         """Whether no entry fits any more."""
         return self.count >= self.max_count
 
-    def is_sound_at_end(self) -> bool:
+    def has_valid_end(self) -> bool:
         """Tell whether the entry that the header calls the last one is that, and leads where the header says."""
         if not 1 <= self.count <= self.max_count or any(self.entries(self.count, self.count + 1).tobytes()):
             return False
@@ -418,7 +418,7 @@ class Index:
             if not file.is_flushed:
                 file.file.flush()
 
-    def drop(self, first: int) -> None:
+    def delete_from(self, first: int) -> None:
         """Delete the files from number `first` on; their messages must be indexed again.
 
         Nobody waits for their blocks: to give back those of a large file can take a disk seconds.
@@ -431,12 +431,12 @@ class Index:
                 threading.Thread(target=file.release, name="blocks-of-index").start()
             sync_directory(self.directory)
 
-    def take_before(self, physical_offset: int) -> list[MappedFile]:
+    def detach_before(self, physical_offset: int) -> list[MappedFile]:
         """Give up the files whose messages all lie before a physical offset, but the last; they are to be deleted."""
         taken = []
         while len(self.files) > 1 and self.files[0].end_physical_offset < physical_offset:
             file = self.files.pop(0).file
-            file.leave()
+            file.detach()
             taken.append(file)
         return taken
 

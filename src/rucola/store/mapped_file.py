@@ -153,7 +153,7 @@ class MappedFile:
             mapped.madvise(mmap.MADV_RANDOM)
         return mapped
 
-    def finish(self) -> None:
+    def seal(self) -> None:
         """Let the kernel read ahead in a file that is full, and give up the descriptor of its writes."""
         self._close_fd()
         if not self.reads_ahead:
@@ -296,7 +296,7 @@ class MappedFile:
             raise
         self._unsynced = []
 
-    def doubt_name(self) -> None:
+    def mark_name_unsynced(self) -> None:
         """Let the next flush bring the file's name to disk: a process that was killed may not have come to that."""
         self._unsynced = [self.path.parent]
 
@@ -319,7 +319,7 @@ class MappedFile:
         """Whether somebody holds the file."""
         return self._holders > 0
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Let nobody hold the file from now on."""
         with _lock:
             self._is_leaving = True
@@ -339,7 +339,7 @@ class MappedFile:
 
         May be called again when it raised OSError.
         """
-        self.leave()
+        self.detach()
         self.path.unlink(missing_ok=True)
         self._is_deleted = True
         if not self.is_held:
@@ -410,7 +410,7 @@ class MappedFileQueue:
             return None
         return files[(offset - files[0].begin) // self.file_size]
 
-    def map(self) -> None:
+    def map_all(self) -> None:
         """Map all files now: they can be read then even when others delete them. Raises OSError."""
         for file in self.files:
             _ = file.map
@@ -427,14 +427,14 @@ class MappedFileQueue:
         self.files.append(file)
         return file
 
-    def take_first(self) -> MappedFile:
+    def detach_first(self) -> MappedFile:
         """Let the logical file begin with the second file and return the first, which is then to be deleted."""
         file = self.files[0]
-        file.leave()
+        file.detach()
         del self.files[0]
         return file
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         """Erase everything from the logical offset on: zeros to the end of its file, and no file after that.
 
         The zeros are on disk when this returns: what is written over them cannot be torn together with what lay there.

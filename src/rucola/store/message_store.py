@@ -53,13 +53,13 @@ from rucola.store.config import (
     QueryResult,
     StoreConfig,
 )
-from rucola.store.config_files import remove_unfinished
+from rucola.store.config_files import remove_temporary_files
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, flush_queues, iter_units, open_queues
-from rucola.store.dispatch import Arrive, Dispatcher, Pending, Queues, check_queue_name
+from rucola.store.dispatch import ArrivalListener, ConsumeQueues, Dispatcher, DispatchRequest, check_queue_name
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
-from rucola.store.read_batch import pass_over, take
+from rucola.store.read_batch import report_damaged_unit, take
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
@@ -75,12 +75,15 @@ _MIN_UNITS_LOOKED_AT = 16_000 // UNIT_SIZE
 class MessageStore:
     """A store, to be opened once and closed once; also a context manager, which opens at time 0.
 
-    A put before which nothing was pending calls `on_pending`, so that `reput` is called soon. `reput` calls `on_arrive`
-    with the topics that got messages; see `dispatch.Arrive`. It may read.
+    A put before which nothing was pending calls `on_pending`, so that `reput` is called soon. `reput` calls
+    `on_arrival` with the topics that got messages; see `dispatch.ArrivalListener`. It may read.
     """
 
     def __init__(
-        self, config: StoreConfig, on_arrive: Arrive | None = None, on_pending: Callable[[], None] | None = None
+        self,
+        config: StoreConfig,
+        on_arrival: ArrivalListener | None = None,
+        on_pending: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self.refuses_writes: str | None = "the store is not open"
@@ -92,9 +95,9 @@ class MessageStore:
         self.replica: Replica | None = None  # of a slave, while the store is open
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
-        self._on_arrive = on_arrive
+        self._on_arrival = on_arrival
         self._on_pending = on_pending
-        self._pending: list[Pending] = []
+        self._pending: list[DispatchRequest] = []
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._damaged: set[ConsumeQueue] = set()
         self._lost_bytes: OSError | None = None
@@ -117,7 +120,7 @@ class MessageStore:
         with _said_clearly(root), ExitStack() as resources:
             make_directory(root)
             resources.callback(DirectoryLock(root).release)
-            remove_unfinished(root)
+            remove_temporary_files(root)
             abort = root / "abort"
             self._checkpoint = Checkpoint(root / "checkpoint")
             after_crash = abort.exists()
@@ -128,7 +131,7 @@ class MessageStore:
                 after_crash=after_crash,
             )
             resources.callback(files.close)
-            self._queues = Queues(root / "consumequeue", config.mapped_file_size_consume_queue)
+            self._queues = ConsumeQueues(root / "consumequeue", config.mapped_file_size_consume_queue)
             resources.callback(self._close_queues)
             place, size = self._queues.directory, self._queues.file_size
             self._queues.update(open_queues(place, writable=True, file_size=size, after_crash=after_crash))
@@ -172,7 +175,7 @@ class MessageStore:
             if self.failure is None:
                 self.reput()
                 if self.replica is not None:
-                    self.replica.cut()
+                    self.replica.truncate()
             if self.failure is None:
                 self.refuses_writes = "the store is closed"
                 self.checkpoint()
@@ -217,7 +220,7 @@ class MessageStore:
             if physical_offset + size > commit_log.safe_end:
                 if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                     return PutResult(PutMessageStatus.MESSAGE_ILLEGAL)
-                place = commit_log.make_room(size)
+                place = commit_log.ensure_room(size)
                 self._is_full = False
                 if place != physical_offset:
                     physical_offset = place
@@ -260,7 +263,7 @@ class MessageStore:
             size = len(records)
             if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
                 return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
-            place = commit_log.make_room(size)
+            place = commit_log.ensure_room(size)
             self._is_full = False
             if place != physical_offset:
                 physical_offset = place
@@ -296,7 +299,7 @@ class MessageStore:
         return PutMessageStatus.CREATE_MAPEDFILE_FAILED
 
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
-        """Write the units and entries of what is pending, tell `on_arrive`, and return how many there were.
+        """Write the units and entries of what is pending, tell `on_arrival`, and return how many there were.
 
         What is above `max_count`, or needs more than `max_new_queues` new files, stays pending. An error from the disk
         makes the store refuse writes and is raised.
@@ -307,10 +310,10 @@ class MessageStore:
         self._pending = []
         end = len(pending) if max_count is None else max_count
         if max_new_queues is not None and len(self._next_offsets) > len(self._queues) + max_new_queues:
-            end = self._queues.end_of_new(pending[:end], max_new_queues)
+            end = self._queues.count_within_new_queues(pending[:end], max_new_queues)
         pending, rest = pending[:end], pending[end:]
         try:
-            touched = self._dispatcher.dispatch(pending, self._on_arrive)
+            touched = self._dispatcher.dispatch(pending, self._on_arrival)
         except OSError as error:
             rest = []
             self._fail(f"a message could not be dispatched: {error}")
@@ -322,7 +325,7 @@ class MessageStore:
             self._dispatched_timestamp = pending[-1][5]
         return len(pending)
 
-    def _note(self, item: Pending) -> None:
+    def _note(self, item: DispatchRequest) -> None:
         self._pending.append(item)
         self._put_timestamp = item[5]
 
@@ -413,7 +416,7 @@ class MessageStore:
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
-    def begin_cleaning(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
+    def begin_retention_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
         """Begin a round of retention, and refuse or take puts as full as the disks are.
 
         `hour` is the local one, `disks` has the figures of every file system on which the store lies.
@@ -431,9 +434,9 @@ class MessageStore:
         """Remove from the disk what `expire` took out. For any thread. Raises OSError; may be called again then."""
         self._retention.delete()
 
-    def clean_by_hand(self) -> None:
+    def request_manual_deletion(self) -> None:
         """Let files that are old enough go in the next rounds, whatever the hour."""
-        self._retention.by_hand()
+        self._retention.request_manual_deletion()
 
     def delete_queue(self, topic: str, queue_id: int) -> bool:
         """Forget a queue all of whose messages have left the log; False where it has some. It would begin at 0 again.
@@ -484,7 +487,7 @@ class MessageStore:
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
-        most, room, is_far = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
+        most, room, suggests_slave = self.config.transfer_limits(self._log.end - int.from_bytes(units[:8], "big"))
         max_count, max_bytes = min(max_count, most), room if max_bytes is None else max_bytes
         status, looked_at, records, total = take(
             self._log,
@@ -494,9 +497,9 @@ class MessageStore:
             max_bytes,
             accepts,
             matches,
-            lambda at: pass_over(queue, at, self._damaged),
+            lambda at: report_damaged_unit(queue, at, self._damaged),
         )
-        return GetResult(status, queue_offset + looked_at, begin, end, records, total, is_far)
+        return GetResult(status, queue_offset + looked_at, begin, end, records, total, suggests_slave)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
@@ -513,9 +516,9 @@ class MessageStore:
         self.reput()
         return self._queues[topic, queue_id].units(begin, end)
 
-    def held(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
-        """Return bytes of the log in place; see `CommitLog.held`."""
-        return self._log.held(physical_offset, max_size)
+    def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+        """Return bytes of the log in place; see `CommitLog.hold_bytes`."""
+        return self._log.hold_bytes(physical_offset, max_size)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """Return the whole record that begins there, or None where none does."""
@@ -578,7 +581,7 @@ class MessageStore:
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == queue.min_offset:
             return 0
-        return queue.nearest(timestamp_ms, self._log.store_timestamp)
+        return queue.nearest_offset(timestamp_ms, self._log.store_timestamp)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return a queue with everything that was put and is still there; None if nothing ever was."""

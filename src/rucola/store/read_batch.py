@@ -68,7 +68,7 @@ def take(
                 elif 0 <= physical_offset < log.begin:
                     if not records:
                         status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                    goes_on_at = log.roll(physical_offset)
+                    goes_on_at = log.next_file_begin(physical_offset)
                 else:
                     on_damage(queue_offset + looked_at)
             elif not records:
@@ -77,7 +77,7 @@ def take(
     return status, looked_at, records, total
 
 
-def pass_over(queue: ConsumeQueue, queue_offset: int, said: set[ConsumeQueue]) -> None:
+def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, said: set[ConsumeQueue]) -> None:
     """Say that a queue is damaged, once: unless it is in `said`, where it is then."""
     if queue not in said:
         said.add(queue)

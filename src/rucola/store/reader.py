@@ -30,7 +30,7 @@ from rucola.store.config_files import config_path, read_config
 from rucola.store.consume_queue import UNIT, ConsumeQueue, open_queues
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
-from rucola.store.scan import Run, Stop, scan
+from rucola.store.scan import RecordRun, ScanEnd, scan
 
 
 class LogFile(NamedTuple):
@@ -57,10 +57,10 @@ class StoreReader:
             raise StoreError(f"{self.path} is no directory; give the directory that holds commitlog/")
         self._index_slots = index_slots
         self._log = MappedFileQueue.open(Path(commit_log) if commit_log else self.path / "commitlog")
-        self._log.map()
+        self._log.map_all()
         self._queues = open_queues(self.path / "consumequeue")
         for queue in self._queues.values():
-            queue.files.map()
+            queue.files.map_all()
             self._drop_stale_units(queue)
             queue.raise_min_offset(self._log.begin)
 
@@ -98,7 +98,7 @@ class StoreReader:
         end = self._log.begin
         for file in reversed(self._log.files):
             stop = list(scan(self._log, file.begin))[-1]
-            assert isinstance(stop, Stop)
+            assert isinstance(stop, ScanEnd)
             end = stop.physical_offset
             if end > file.begin or stop.damage is not None:
                 break
@@ -126,8 +126,8 @@ class StoreReader:
             raise StoreCorrupt(file.path, position, f"the record says that it lies at {message.physical_offset}")
         return message
 
-    def runs(self, begin: int | None = None) -> Iterator[Run | Stop]:
-        """Yield the sound records from physical offset `begin` as runs of columns, and at last a Stop (see `scan`)."""
+    def runs(self, begin: int | None = None) -> Iterator[RecordRun | ScanEnd]:
+        """Yield the sound records from physical offset `begin` as runs of columns, and at last a ScanEnd (see `scan`)."""
         return scan(self._log, self._log.begin if begin is None else begin)
 
     def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
@@ -137,7 +137,7 @@ class StoreReader:
         where it meets anything that is no sound record before that.
         """
         for item in self.runs(begin):
-            if isinstance(item, Stop):
+            if isinstance(item, ScanEnd):
                 if item.damage is not None and (end is None or item.physical_offset < end):
                     file = self._mapped(item.physical_offset)
                     raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
@@ -210,6 +210,6 @@ class StoreReader:
     def _drop_stale_units(self, queue: ConsumeQueue) -> None:
         """Let the queue end with the last unit that points at its own record."""
         end = queue.max_offset
-        while end > queue.min_offset and not queue.is_sound_at(end - 1, self._log):
+        while end > queue.min_offset and not queue.is_valid_at(end - 1, self._log):
             end -= 1
         queue.max_offset = end

@@ -50,10 +50,10 @@ from rucola.message import sysflag
 from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.consume_queue import ConsumeQueue, sync_names
-from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
+from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, read_dispatch_request
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
-from rucola.store.scan import Run, Stop, scan, scan_file
+from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Recovery:
     ) -> None:
         self._files = files
         self._dispatcher = dispatcher
-        self._queues: Queues = dispatcher.queues
+        self._queues: ConsumeQueues = dispatcher.queues
         self._index: Index | None = dispatcher.index
         self._checkpoint = checkpoint
         self.after_crash = after_crash
@@ -103,7 +103,7 @@ class Recovery:
 
     def _run(self) -> int:
         if self.after_crash:
-            self._files.files[-1].doubt_name()
+            self._files.files[-1].mark_name_unsynced()
             sync_names(self._queues.directory)
         scan_begin = self._scan_begin()
         units_begin = self._units_begin(scan_begin)
@@ -118,10 +118,10 @@ class Recovery:
             end = self._read(scan_begin, self._files.begin, *self._index_end())
         if end < self._sound_end:
             return self._run_as_after_crash()
-        self._files.cut(end)
+        self._files.truncate(end)
         for queue in self._queues.values():
-            queue.rewind_to(end)
-            queue.settle()
+            queue.rewind_to_physical_offset(end)
+            queue.finish_rewind()
             queue.raise_min_offset(self._files.begin)
         self._index_again(end)
         return end
@@ -129,9 +129,9 @@ class Recovery:
     def _queues_are_sound(self, scan_begin: int) -> bool:
         """Tell whether every queue ends with a unit that points at its own record, and none is missing."""
         queues = [queue for queue in self._queues.values() if queue.max_offset > queue.min_offset]
-        if not all(queue.is_sound_at(queue.max_offset - 1, self._files) for queue in queues):
+        if not all(queue.is_valid_at(queue.max_offset - 1, self._files) for queue in queues):
             return False
-        return self._records == sum([queue.count_at_or_after(scan_begin) for queue in queues])
+        return self._records == sum([queue.count_at_or_behind(scan_begin) for queue in queues])
 
     def _run_as_after_crash(self) -> int:
         """The stop was not as clean as it seemed."""
@@ -145,7 +145,7 @@ class Recovery:
         index = self._index
         if index is not None and index.files and index.end_physical_offset >= end:
             while index.files and index.end_physical_offset >= end:
-                index.drop(len(index.files) - 1)
+                index.delete_from(len(index.files) - 1)
             self._read(end, _NEVER, *self._index_end())
 
     # -- where to begin -----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Recovery:
         self._vouched_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
         self._sound_end = end = self._end_of_clean_log(scan_begin)
         for queue in queues:
-            queue.rewind_to(end)
+            queue.rewind_to_physical_offset(end)
         return max(min(begin, end), self._files.begin)
 
     def _rewind(self, queue: ConsumeQueue, scan_begin: int) -> None:
@@ -178,24 +178,24 @@ class Recovery:
 
         A unit may lie in two pages. Where only the second came, an address looks as if it lay some times 4 GiB before.
         """
-        queue.rewind(queue.first_at_or_after(scan_begin))
+        queue.rewind(queue.first_at_or_behind(scan_begin))
         while queue.max_offset > queue.min_offset:
             last = queue.max_offset - 1
             address = queue.unit(last)[0]
             if address >= self._files.begin:
-                is_whole = address >> 32 >= scan_begin >> 32 or queue.is_sound_at(last, self._files)
+                is_whole = address >> 32 >= scan_begin >> 32 or queue.is_valid_at(last, self._files)
             else:
                 is_whole = last == queue.min_offset or queue.unit(last - 1)[0] < address
             if is_whole:
                 return
             queue.rewind(last)
-            queue.rewind(queue.first_at_or_after(scan_begin))
+            queue.rewind(queue.first_at_or_behind(scan_begin))
 
     def _end_of_clean_log(self, scan_begin: int) -> int:
         """Return where the log ends, and count the records that must have units already."""
         self._records = 0
         for item in self._runs(scan_begin):
-            if isinstance(item, Run):
+            if isinstance(item, RecordRun):
                 count = int(np.searchsorted(item.positions, self._vouched_end - item.file.begin))
                 self._records += int((item.heads["sys_flag"][:count] & sysflag.TRANSACTION_PREPARED == 0).sum())
             else:
@@ -206,12 +206,12 @@ class Recovery:
         """Return where the last record ends that has its unit in a queue and was on disk when the checkpoint was
         written; 0 where that is before the scan."""
         vouched_ms = self._checkpoint.min_timestamp
-        for queue_offset in range(queue.max_offset - 1, queue.first_at_or_after(scan_begin) - 1, -1):
+        for queue_offset in range(queue.max_offset - 1, queue.first_at_or_behind(scan_begin) - 1, -1):
             physical_offset, size, _ = queue.unit(queue_offset)
             if physical_offset >= scan_begin and (file := self._files.find(physical_offset)) is not None:
                 # What came after the checkpoint may be much, and most of it says so at once.
                 is_old = _store_timestamp(file, physical_offset - file.begin) <= vouched_ms
-                if is_old and queue.is_sound_at(queue_offset, self._files):
+                if is_old and queue.is_valid_at(queue_offset, self._files):
                     return physical_offset + size
         return 0
 
@@ -228,9 +228,9 @@ class Recovery:
                 kept += 1
         else:
             kept = len(index.files)
-            while kept and not index.files[kept - 1].is_sound_at_end():
+            while kept and not index.files[kept - 1].has_valid_end():
                 kept -= 1
-        index.drop(kept)
+        index.delete_from(kept)
         if not index.files or index.end_physical_offset < self._files.begin:
             return self._files.begin, 0
         last, there = index.end_physical_offset, 0
@@ -253,9 +253,9 @@ class Recovery:
                     "its disk missing, or storePathCommitLog set to another place? To begin anew, run `rm -r` on "
                     "consumequeue/ and index/",
                 )
-            queue.cut(0)
+            queue.truncate(0)
         if self._index is not None:
-            self._index.drop(0)
+            self._index.delete_from(0)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Recovery:
         entries_there = entries_there if index_begin >= scan_begin else 0
         stop = None
         for item in self._runs(max(scan_begin, min(begin, self._sound_end))):
-            if isinstance(item, Stop):
+            if isinstance(item, ScanEnd):
                 stop = item
                 break
             torn = self._dispatch(item, units_begin, index_begin, entries_there, tail=True)
@@ -289,26 +289,26 @@ class Recovery:
             log.warning("%s ends at %d: %s", self._files.directory, stop.physical_offset, stop.damage)
         return stop.physical_offset
 
-    def _runs(self, begin: int) -> Iterator[Run | Stop]:
+    def _runs(self, begin: int) -> Iterator[RecordRun | ScanEnd]:
         """Scan, passing over bodies that have changed since they were on disk."""
         while True:
             for item in scan(self._files, begin):
-                if isinstance(item, Stop):
+                if isinstance(item, ScanEnd):
                     break
                 yield item
-            assert isinstance(item, Stop)
+            assert isinstance(item, ScanEnd)
             if item.damage is None or item.physical_offset >= self._vouched_end:
                 yield item
                 return
             run = next(scan(self._files, item.physical_offset, check_crc=False))
-            if isinstance(run, Stop):
+            if isinstance(run, ScanEnd):
                 raise self._lost_way(run)
             log.warning("%s is damaged at %d: %s", self._files.directory, item.physical_offset, item.damage)
-            one = Run(run.file, run.positions[:1], run.heads[:1], run.store_timestamps[:1])
+            one = RecordRun(run.file, run.positions[:1], run.heads[:1], run.store_timestamps[:1])
             yield one
             begin = one.end
 
-    def _lost_way(self, stop: Stop) -> StoreCorrupt:
+    def _lost_way(self, stop: ScanEnd) -> StoreCorrupt:
         file = self._files.find(stop.physical_offset)
         assert file is not None
         return StoreCorrupt(
@@ -325,7 +325,7 @@ class Recovery:
             file = self._files.find(offset)
             assert file is not None
             for item in scan_file(file, offset - file.begin, check_crc=False):
-                if isinstance(item, Run):
+                if isinstance(item, RecordRun):
                     self._dispatch(item, units_begin, index_begin, entries_there, tail=False)
                     if item.end > index_begin:
                         entries_there = 0
@@ -340,11 +340,13 @@ class Recovery:
                     log.warning("%s is damaged at %d: %s", file.path, item.physical_offset, item.damage)
             offset = file.end
 
-    def _dispatch(self, run: Run, units_begin: int, index_begin: int, entries_there: int, *, tail: bool) -> Stop | None:
+    def _dispatch(
+        self, run: RecordRun, units_begin: int, index_begin: int, entries_there: int, *, tail: bool
+    ) -> ScanEnd | None:
         """Write what the records of a run lack. Returns a Stop at the first whose queueOffset does not fit."""
         self._say_how_far(run.end)
-        units: list[Pending] = []
-        entries: list[Pending] = []
+        units: list[DispatchRequest] = []
+        entries: list[DispatchRequest] = []
         stop = None
         expected: dict[tuple[str, int], int] = {}
         begin = run.file.begin
@@ -353,15 +355,15 @@ class Recovery:
             if physical_offset < units_begin and physical_offset < index_begin:
                 continue
             try:
-                item = pending_of(run.file.map, position)
+                item = read_dispatch_request(run.file.map, position)
             except InvalidMessage as error:
                 if not tail:
                     raise StoreCorrupt(run.file.path, position, f"{error}; run `rucola store check`") from error
-                stop = Stop(physical_offset, str(error))
+                stop = ScanEnd(physical_offset, str(error))
                 break
             topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = item
             if tail and self.after_crash and _is_torn(run.file, position, item):
-                stop = Stop(physical_offset, "the record has zeros where its properties should be")
+                stop = ScanEnd(physical_offset, "the record has zeros where its properties should be")
                 break
             if physical_offset >= units_begin and not sys_flag & sysflag.TRANSACTION_PREPARED:
                 name = (topic, queue_id)
@@ -376,7 +378,7 @@ class Recovery:
                     why = f"queueOffset is {queue_offset} where {name[0]}-{name[1]} goes on with {expected[name]}"
                     if not tail:
                         raise StoreCorrupt(run.file.path, position, f"{why}; run `rucola store check` on the directory")
-                    stop = Stop(physical_offset, why)
+                    stop = ScanEnd(physical_offset, why)
                     break
                 expected[name] = queue_offset + 1
                 units.append(item)
@@ -418,7 +420,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _is_torn(file: MappedFile, position: int, item: Pending) -> bool:
+def _is_torn(file: MappedFile, position: int, item: DispatchRequest) -> bool:
     """Tell whether a part of a record's properties never came. Its CRC ends with the body and does not tell."""
     size, properties = item[4], item[-1]
     if b"\0" not in properties:
@@ -440,6 +442,6 @@ def _store_timestamp(file: MappedFile, position: int) -> int:
 def _first_timestamp(file: MappedFile) -> int | None:
     """Return the store time of the record with which a file begins, or None where none does."""
     for item in scan_file(file, 0, check_crc=False):
-        if isinstance(item, Run):
+        if isinstance(item, RecordRun):
             return int(item.store_timestamps[0])
     return None

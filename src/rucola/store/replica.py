@@ -11,8 +11,8 @@ soon as a record is whole, it is handed on to be dispatched. What is sent is not
 * every record lies at the address that it names, and goes on where its queue stopped, or begins its queue anew, as that
   of a topic does that was deleted and made again.
 
-The first byte that breaks this is an error. `cut` then ends the log with its last whole record; nothing more is taken
-before that.
+The first byte that breaks this is an error. `truncate` then ends the log with its last whole record; nothing more is
+taken before that.
 
 Answers to DefaultMessageStore.appendToCommitLog and the part of ReputMessageService that a slave needs, of
 org.apache.rocketmq.store. Deliberate difference: Apache appends what it is sent wherever its own log ends, if only the
@@ -29,7 +29,7 @@ from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.store.commit_log import CommitLog
 from rucola.store.consume_queue import ConsumeQueue
-from rucola.store.dispatch import Pending, pending_of
+from rucola.store.dispatch import DispatchRequest, read_dispatch_request
 
 MAX_OVERLAP: Final = 4 * 1024 * 1024
 """How much of the log is compared at most when a copy is taken up again."""
@@ -46,7 +46,7 @@ class Replica:
         commit_log: CommitLog,
         queues: Iterable[ConsumeQueue],
         next_offsets: dict[tuple[str, int], int],
-        note: Callable[[Pending], None],
+        note: Callable[[DispatchRequest], None],
         forget: Callable[[str, int], None],
     ) -> None:
         self._log = commit_log
@@ -67,10 +67,10 @@ class Replica:
         log = self._log
         return log.end if log.end == log.begin else max(self._last_record, log.end - MAX_OVERLAP, log.begin, 1)
 
-    def take(self, physical_offset: int, data: memoryview) -> None:
+    def append(self, physical_offset: int, data: memoryview) -> None:
         """Append the bytes that the log does not have yet, and hand on the records that are whole with them.
 
-        Raises StoreError where the bytes cannot be the log's, after which only `cut` is of use, and OSError.
+        Raises StoreError where the bytes cannot be the log's, after which only `truncate` is of use, and OSError.
         """
         log = self._log
         if log.end == log.begin and log.end != physical_offset:
@@ -79,7 +79,7 @@ class Replica:
                     f"the master begins its log at {physical_offset}, where no file of {log.files.file_size} bytes "
                     "does: give mappedFileSizeCommitLog the value that it has on the master"
                 )
-            log.begin_at(physical_offset)
+            log.start_at(physical_offset)
             self._whole_end = physical_offset
         overlap = log.end - physical_offset
         if overlap < 0:
@@ -89,18 +89,18 @@ class Replica:
         log.copy(data[overlap:])
         self._look_for_records()
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Let the log end with its last whole record, on disk as well. Raises OSError.
 
         For any thread, while nothing is taken.
         """
         if self._log.end > self._whole_end:
-            self._log.cut(self._whole_end)
+            self._log.truncate(self._whole_end)
 
     def _compare(self, physical_offset: int, data: memoryview) -> None:
         taken = 0
         while taken < len(data):
-            found = self._log.held(physical_offset + taken, len(data) - taken)
+            found = self._log.hold_bytes(physical_offset + taken, len(data) - taken)
             if found is None:
                 raise StoreError(
                     f"the master sends what begins at {physical_offset}, but this log begins at {self._log.begin}"
@@ -138,7 +138,7 @@ class Replica:
                 break
             if magic == MESSAGE_MAGIC:
                 try:
-                    item = pending_of(file.map, position)
+                    item = read_dispatch_request(file.map, position)
                 except InvalidMessage as error:
                     raise StoreError(f"what the master sends at {begin} is no record: {error}") from None
                 self._count(item, begin)
@@ -146,7 +146,7 @@ class Replica:
                 self._last_record = begin
             self._whole_end = begin + size
 
-    def _count(self, item: Pending, begin: int) -> None:
+    def _count(self, item: DispatchRequest, begin: int) -> None:
         """Hold a record against its place, and let its queue count on."""
         topic, queue_id, queue_offset, physical_offset, _, _, sys_flag, *_ = item
         if physical_offset != begin:

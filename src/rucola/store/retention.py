@@ -36,10 +36,10 @@ from typing import Final, NamedTuple
 from rucola.errors import ConfigError
 from rucola.files import sync_directory
 from rucola.message.record import peek
-from rucola.store.archive_bound import archived_end
+from rucola.store.archive_progress import archived_physical_offset
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import StoreConfig
-from rucola.store.dispatch import Queues
+from rucola.store.dispatch import ConsumeQueues
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile
 
@@ -69,7 +69,7 @@ class DiskUsage(NamedTuple):
 class Retention:
     """Retention of one open store. `delete` is for any thread; all else belongs to the store's owner."""
 
-    def __init__(self, config: StoreConfig, commit_log: CommitLog, queues: Queues, index: Index | None) -> None:
+    def __init__(self, config: StoreConfig, commit_log: CommitLog, queues: ConsumeQueues, index: Index | None) -> None:
         """Raises ConfigError for settings that cannot be understood."""
         self._config = config
         self._log = commit_log
@@ -109,7 +109,7 @@ class Retention:
         elif self.refusal is None and was_refusing:
             log.info("%s is %d %% full; messages are taken again", fullest.path, percent)
 
-    def by_hand(self) -> None:
+    def request_manual_deletion(self) -> None:
         """Let files that are old enough go in the next rounds, whatever the hour."""
         self._rounds_by_hand = ROUNDS_BY_HAND
 
@@ -118,7 +118,7 @@ class Retention:
         if not self._doomed and self._may_expire and self._oldest_may_go(now_ms):
             self._may_expire -= 1
             self._doomed_ms = now_ms
-            file = self._log.files.take_first()
+            file = self._log.files.detach_first()
             log.info("%s goes: the log begins at %d", file.path, self._log.begin)
             self._doomed += [file, *self._followers()]
         if not self._doomed:
@@ -137,7 +137,7 @@ class Retention:
                 self._doomed.popleft()
 
     def _oldest_may_go(self, now_ms: int) -> bool:
-        following = self._log.roll(self._log.begin)
+        following = self._log.next_file_begin(self._log.begin)
         if following >= self._log.end:
             return False
         if not self._forced:
@@ -145,7 +145,7 @@ class Retention:
             reserved_ms = self._config.file_reserved_time * _HOUR_MS
             if record is None or now_ms - peek(record).store_timestamp < reserved_ms:
                 return False
-        if self._config.delete_only_archived and following > archived_end(self._config, self._log):
+        if self._config.delete_only_archived and following > archived_physical_offset(self._config, self._log):
             log.warning("%s stays: it is not archived whole (deleteOnlyArchived)", self._log.files.files[0].path)
             return False
         return True
@@ -157,8 +157,8 @@ class Retention:
         for queue in self._queues.values():
             if len(queue.files.files) > 1:
                 queue.raise_min_offset(begin)
-                taken += queue.take_expired()
-        return taken + (self._index.take_before(begin) if self._index is not None else [])
+                taken += queue.detach_expired()
+        return taken + (self._index.detach_before(begin) if self._index is not None else [])
 
     def _refusal(self, disk: DiskUsage) -> str:
         config = self._config
@@ -170,7 +170,7 @@ class Retention:
         if config.delete_only_archived:
             words += (
                 f". The log from {self._log.begin} to {self._log.end} is archived up to "
-                f"{archived_end(config, self._log)}, and only what is archived may be deleted (deleteOnlyArchived)"
+                f"{archived_physical_offset(config, self._log)}, and only what is archived may be deleted (deleteOnlyArchived)"
             )
         return words
 

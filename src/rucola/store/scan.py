@@ -9,7 +9,7 @@ at which it lies, and its body has its CRC. The CRC says nothing about the other
 without gap in every queue is for the caller to compare (see `recovery` and `check`).
 
 The walk from size to size is Python, all else is done for a megabyte of records at once: their fixed fields are
-gathered into one numpy array and compared as columns. Whoever needs columns finds them in `Run`.
+gathered into one numpy array and compared as columns. Whoever needs columns finds them in `RecordRun`.
 
 Answers to org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize. Apache allocates as many bytes as a record
 claims before it looks at them, and dies of a size of 0x7fffffff; here a size is first held against the file.
@@ -36,7 +36,7 @@ _RUN_SIZE: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Run:
+class RecordRun:
     """Sound records that follow each other in one file.
 
     `positions` are those of the records in `file`, shape (n,). `heads` are their fixed fields (`record.HEAD`), shape
@@ -56,7 +56,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Stop:
+class ScanEnd:
     """Where a scan ended: the logical end of the log, or the first thing that is no sound record.
 
     `damage` says what is wrong there; it is None where the log simply ends, in zeros or behind its last file.
@@ -66,8 +66,8 @@ class Stop:
     damage: str | None
 
 
-def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[Run | Stop]:
-    """Yield the sound records from physical offset `begin`, where one must begin, and at last one Stop.
+def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
+    """Yield the sound records from physical offset `begin`, where one must begin, and at last one ScanEnd.
 
     An offset at which no file lies is the end of the log.
     """
@@ -75,7 +75,7 @@ def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterato
     while (file := log.find(offset)) is not None:
         stop = None
         for item in scan_file(file, offset - file.begin, check_crc=check_crc):
-            if isinstance(item, Run):
+            if isinstance(item, RecordRun):
                 yield item
             else:
                 stop = item
@@ -84,13 +84,13 @@ def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterato
             yield stop
             return
         offset = file.end
-    yield Stop(offset, None)
+    yield ScanEnd(offset, None)
 
 
-def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Iterator[Run | Stop]:
-    """Yield the sound records of one file from `position` on, and at last one Stop.
+def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
+    """Yield the sound records of one file from `position` on, and at last one ScanEnd.
 
-    The Stop is the file's end where a blank takes the rest of it.
+    The ScanEnd is the file's end where a blank takes the rest of it.
     """
     mapped, size = file.map, file.size
     unpack = FRAME.unpack_from
@@ -116,31 +116,33 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
         if len(run.positions):
             yield run
         if damage is not None:
-            yield Stop(file.begin + position + begins[len(run.positions)], damage)
+            yield ScanEnd(file.begin + position + begins[len(run.positions)], damage)
             return
         position += end
 
 
-def _stop(file: MappedFile, position: int) -> Stop:
+def _stop(file: MappedFile, position: int) -> ScanEnd:
     """Say why there is no record at `position`."""
     left = file.size - position
     at = file.begin + position
     if left < FRAME.size:
         damage = "the file ends without a blank" if any(file.map[position : file.size]) else None
-        return Stop(at, damage if left else None)
+        return ScanEnd(at, damage if left else None)
     size, magic = FRAME.unpack_from(file.map, position)
     if magic == BLANK_MAGIC:
         if size != left:
-            return Stop(at, f"a blank claims {size} bytes where {left} are left in the file")
-        return Stop(file.end, None)
+            return ScanEnd(at, f"a blank claims {size} bytes where {left} are left in the file")
+        return ScanEnd(file.end, None)
     if magic == 0 and size == 0:
-        return Stop(at, None)
+        return ScanEnd(at, None)
     if magic != MESSAGE_MAGIC:
-        return Stop(at, f"magic is {magic:#010x}, neither record nor blank")
-    return Stop(at, _what_is_wrong(file, position) or f"size is {size} where {left} bytes are left in the file")
+        return ScanEnd(at, f"magic is {magic:#010x}, neither record nor blank")
+    return ScanEnd(at, _what_is_wrong(file, position) or f"size is {size} where {left} bytes are left in the file")
 
 
-def _sound(file: MappedFile, first: int, begins: list[int], copy: bytes, check_crc: bool) -> tuple[Run, str | None]:
+def _sound(
+    file: MappedFile, first: int, begins: list[int], copy: bytes, check_crc: bool
+) -> tuple[RecordRun, str | None]:
     """Return the run of sound records that these begin with, and what is wrong with the first that is not.
 
     `copy` has the bytes of the file from position `first` on, and the records begin in it at `begins`.
@@ -187,7 +189,7 @@ def _sound(file: MappedFile, first: int, begins: list[int], copy: bytes, check_c
         if wrong.size:
             count = int(wrong[0])
             why = f"the body's CRC is {found[count]}, but the record says {crcs[count]}"
-    return Run(file, at[:count], heads[:count], store_timestamps[:count]), why
+    return RecordRun(file, at[:count], heads[:count], store_timestamps[:count]), why
 
 
 def _what_is_wrong(file: MappedFile, position: int) -> str | None:

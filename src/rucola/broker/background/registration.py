@@ -33,7 +33,7 @@ BOTH = PERM_READ | PERM_WRITE
 
 
 class Registration:
-    """Keeps the name servers informed. `changed` may be called often; turns are made one after the other."""
+    """Keeps the name servers informed. `schedule` may be called often; turns are made one after the other."""
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigTable, client: RemotingClient) -> None:
         self._config = config
@@ -46,14 +46,14 @@ class Registration:
         self.master_ha_address = ""
         """Likewise, where it serves slaves."""
 
-    def changed(self) -> None:
+    def schedule(self) -> None:
         """A topic came or changed: register as soon as possible."""
         if self._turn is None or self._turn.done():
             self._turn = asyncio.ensure_future(self._take_turns())
         else:
             self._again = True
 
-    async def settled(self) -> None:
+    async def wait_registered(self) -> None:
         """Wait until the name servers have been told of every change up to now."""
         if self._turn is not None:
             await asyncio.shield(self._turn)

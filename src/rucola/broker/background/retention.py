@@ -21,7 +21,7 @@ from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 
-AskDisk = Callable[[Path], DiskUsage]
+DiskUsageProbe = Callable[[Path], DiskUsage]
 """Says how full the file system of an existing path is. Raises OSError. May wait for the disk."""
 
 
@@ -32,10 +32,11 @@ def disk_usage(path: Path) -> DiskUsage:
     return DiskUsage(path, used, used + figures.f_bavail * figures.f_frsize)
 
 
-class Cleaning:
+class RetentionTask:
     """Cleans one store. Belongs to its event loop.
 
-    `make_ready` is awaited before each file of the log: it brings to safety what must not go with the oldest, and says
+    `prepare_delete` is awaited before each file of the log: it brings to safety what must not go with the oldest,
+    and says
     whether that is done.
     """
 
@@ -44,25 +45,25 @@ class Cleaning:
         config: StoreConfig,
         store: MessageStore,
         clock: Callable[[], int],
-        ask_disk: AskDisk,
-        make_ready: Callable[[], Awaitable[bool]],
+        probe_disk: DiskUsageProbe,
+        prepare_delete: Callable[[], Awaitable[bool]],
     ) -> None:
         self._config = config
         self._store = store
         self._clock = clock
-        self._ask_disk = ask_disk
-        self._make_ready = make_ready
+        self._probe_disk = probe_disk
+        self._prepare_delete = prepare_delete
 
-    async def look(self) -> None:
+    async def check_disks(self) -> None:
         """Tell the store the time, the hour and how full its disks are; a round of retention begins with that."""
         disks = await in_thread(self._disks)
         now_ms = self._clock()
-        self._store.begin_cleaning(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
+        self._store.begin_retention_round(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
 
     async def run(self) -> None:
         """One round, from the look to the last file that goes. Raises OSError."""
-        await self.look()
-        while await self._make_ready() and self._store.expire(self._clock()):
+        await self.check_disks()
+        while await self._prepare_delete() and self._store.expire(self._clock()):
             await in_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)
 
@@ -70,4 +71,4 @@ class Cleaning:
         log = self._config.commit_log_directory
         while not log.exists():
             log = log.parent  # nothing was stored yet
-        return [self._ask_disk(path) for path in dict.fromkeys((log, Path(self._config.store_path_root_dir)))]
+        return [self._probe_disk(path) for path in dict.fromkeys((log, Path(self._config.store_path_root_dir)))]

@@ -1,7 +1,7 @@
-"""Clockwork: all the work of a broker that no request asks for, each step bounded and never on the way of a message.
+"""Scheduler: all the work of a broker that no request asks for, each step bounded and never on the way of a message.
 
-    at once       dispatch what was put: ConsumeQueues, index, held pulls (see `Reput`)
-    when due      deliver delayed messages (see `Alarm`)
+    at once       dispatch what was put: ConsumeQueues, index, held pulls (see `ReputService`)
+    when due      deliver delayed messages (see `DueTask`)
     every 20 ms   see whether requests wait too long (see `broker.congestion`)
     every 100 ms  answer the held pulls whose time is up; touch the pages that the next messages will take
     every 500 ms  flush the log (flushIntervalCommitLog)
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DISPATCH_DELAY_S = 0.005
-MESSAGES_A_TURN = 256
-NEW_QUEUES_A_TURN = 4
+MESSAGES_PER_ITERATION = 256
+NEW_QUEUES_PER_ITERATION = 4
 """Making the file of one can take a millisecond."""
 
 
@@ -54,7 +54,7 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
         raise
 
 
-class Reput:
+class ReputService:
     """Dispatches soon after a put: at the end of this turn of the loop where a pull waits, else within 5 ms.
 
     The wait makes batches: dispatched a hundred at a time, a message costs a fifth of what it costs alone. Nobody can
@@ -63,9 +63,11 @@ class Reput:
     `on_dispatch` is called at each.
     """
 
-    def __init__(self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None]) -> None:
+    def __init__(
+        self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None] | None = None
+    ) -> None:
+        self.on_dispatch = on_dispatch
         self._store = store
-        self._on_dispatch = on_dispatch
         self._held = hold.held
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
@@ -87,17 +89,19 @@ class Reput:
     def _dispatch(self) -> None:
         self.stop()
         try:
-            self._store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
-            self._on_dispatch()
+            self._store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
+            if self.on_dispatch is not None:
+                self.on_dispatch()
         finally:  # nobody is told of what stays pending
             if self._store.has_pending:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
 
 
-class Alarm:
+class DueTask:
     """Runs a step when it is due. The step returns when it is due next, or None when it has nothing to wait for.
 
-    Times are those of `clock`, milliseconds. `ring_at` brings a ring forward, never back. A step that fails is logged
+    Times are those of `clock`, milliseconds. `schedule_at` brings a ring forward, never back. A step that fails is
+    logged
     and tried again. The wait is cut into pieces, so that a clock which is set is noticed.
     """
 
@@ -112,7 +116,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
-    def ring_at(self, due_ms: int) -> None:
+    def schedule_at(self, due_ms: int) -> None:
         """Run the step at `due_ms`, at once if that is past, unless it rings before anyway."""
         if self._is_stopped or (self._due_ms is not None and self._due_ms <= due_ms):
             return
@@ -143,10 +147,10 @@ class Alarm:
             logger.exception("clockwork: %s failed", self._name)
             next_ms = self._clock() + self.WAIT_AFTER_FAILURE_MS
         if next_ms is not None:
-            self.ring_at(next_ms)
+            self.schedule_at(next_ms)
 
 
-class Clockwork:
+class Scheduler:
     """Runs steps at intervals until it is stopped. A step that fails is logged and tried again at its next turn."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ without one (or without an index) are repeated, at most those of the last 10 s b
 A delivery whose put fails is retried with backoff, and its level does not move on (see `broker.internal_puts`); the
 other levels do. Only damaged records are skipped, and logged.
 
-`DelayedDelivery` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
+`ScheduleMessageService` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
 
 Answers to `ScheduleMessageService` of Apache RocketMQ 4.9.8. Deliberate differences: it sleeps until the next message
 is due instead of looking every 100 ms; a level that messageDelayLevel no longer has is still delivered; messages
@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rucola.broker.delivery.due_delivery import BATCH, deliver
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
@@ -54,7 +54,7 @@ def delay_level(pairs: Mapping[str, str]) -> int:
         raise InvalidMessage(f"its property {properties.DELAY} is {text!r}; it must be the number of a level") from None
 
 
-def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
+def redirect_by_level(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
     """Return where a message for this queue goes: there, or where it waits if its properties ask for a delay.
 
     In that case its own place is noted in `pairs`. A level above the highest means the highest. InvalidMessage if
@@ -69,7 +69,7 @@ def postpone(topic: str, queue_id: int, pairs: dict[str, str], level_count: int)
     return SCHEDULE_TOPIC, level - 1
 
 
-class DelayedDelivery:
+class ScheduleMessageService:
     """Delivers what is due."""
 
     def __init__(self, store: MessageStore, puts: InternalPuts, delays_ms: Sequence[int], path: Path) -> None:
@@ -87,7 +87,7 @@ class DelayedDelivery:
         What was due when the store last took a message may have been delivered without a note, and is looked up.
         """
         document = config_files.read_config(self._path)
-        noted = delay_offsets(self._path, document) if document else {}
+        noted = parse_delay_offsets(self._path, document) if document else {}
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
         for level in sorted({*range(1, len(self._delays_ms) + 1), *waiting, *noted}):
             queue = (SCHEDULE_TOPIC, level - 1)
@@ -113,15 +113,15 @@ class DelayedDelivery:
         if (retry_ms := backoff.next_ms(now_ms)) is not None:
             return retry_ms
         begin = self._begin(level)
-        units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, BATCH)
+        units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, DELIVERY_BATCH)
         known = level <= len(self._delays_ms)
         latest_ms = now_ms + self._delays_ms[level - 1] if known else max((unit[2] for unit in units), default=0)
         kind = f"delay level {level}"
         for queue_offset, (physical_offset, _, due_ms) in enumerate(units, begin):
             if now_ms < due_ms <= latest_ms:
                 return due_ms
-            may_be_there = due_ms <= self._looked_up_until_ms
-            if not deliver(self._store, self._puts, kind, physical_offset, now_ms, may_be_there=may_be_there):
+            check_duplicate = due_ms <= self._looked_up_until_ms
+            if not deliver(self._store, self._puts, kind, physical_offset, now_ms, check_duplicate=check_duplicate):
                 return backoff.failed(now_ms)
             backoff.succeeded()
             self._offsets[level] = queue_offset + 1
@@ -143,7 +143,7 @@ class DelayedDelivery:
         return begin
 
 
-def delay_offsets(source: Path | str, document: object) -> dict[int, int]:
+def parse_delay_offsets(source: Path | str, document: object) -> dict[int, int]:
     """Up to where each level is delivered, as file or answer says it; StoreCorrupt names the source of any other."""
     try:
         return {int(level): int(offset) for level, offset in document["offsetTable"].items()}  # type: ignore[index]

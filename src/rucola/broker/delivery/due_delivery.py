@@ -26,14 +26,14 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
-BATCH = 256
+DELIVERY_BATCH = 256
 """Most messages that are delivered in one turn, so that other work comes in between."""
 
 _MAX_QUEUE_ID = (1 << 31) - 1
 
 
 def deliver(
-    store: MessageStore, puts: InternalPuts, kind: str, physical_offset: int, now_ms: int, *, may_be_there: bool
+    store: MessageStore, puts: InternalPuts, kind: str, physical_offset: int, now_ms: int, *, check_duplicate: bool
 ) -> bool:
     """Put the message that waits at a physical offset into its own queue; False if the put failed.
 
@@ -47,7 +47,7 @@ def deliver(
         return True
     was_rolled = message.properties.pop(properties.TIMER_ROLL_TIMES, None) is not None
     message.topic, message.queue_id = own_place
-    if (may_be_there or was_rolled) and _is_there(store, message, 0 if was_rolled else physical_offset):
+    if (check_duplicate or was_rolled) and _is_there(store, message, 0 if was_rolled else physical_offset):
         return True
     message.prepared_transaction_offset = 0
     return puts.put_again(kind, message, now_ms).status is PutMessageStatus.PUT_OK
@@ -74,7 +74,7 @@ def _is_there(store: MessageStore, waiting: MessageExt, since: int) -> bool:
     """Tell whether its own queue has a record of this message behind the physical offset `since`."""
     if waiting.unique_key is None:
         return False
-    for record in store.query(waiting.topic, waiting.unique_key, BATCH).records:
+    for record in store.query(waiting.topic, waiting.unique_key, DELIVERY_BATCH).records:
         with suppress(InvalidMessage):  # a damaged record of another message must not keep this one back
             found = decode(record, decompress=False, check_crc=False)
             if found.physical_offset > since and _identity(found) == _identity(waiting):

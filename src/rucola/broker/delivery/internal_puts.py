@@ -11,7 +11,7 @@ broker has to carry it on. So an internal put that fails is retried, and whateve
     commit                                the transaction stays open; the next check asks the producer again
     op message                            after a commit kept in memory, and retried by the next end or check
     transaction check                     the check ends there; retried by the next one (transactionCheckInterval)
-    reply, offset moved event             kept in memory, up to MAX_KEPT messages; retried with backoff
+    reply, offset moved event             kept in memory, up to MAX_BUFFERED messages; retried with backoff
 
 The left column has the kinds under which failures are logged, once for each status until a put of that kind succeeds,
 and counted in the metric rocketmq_internal_put_failures_total.
@@ -36,8 +36,8 @@ FIRST_RETRY_MS = 1000
 LAST_RETRY_MS = 30_000
 """Shortest and longest time between two attempts of a put; each wait is twice the one before."""
 
-MAX_KEPT = 1024
-MAX_KEPT_BYTES = 16 << 20
+MAX_BUFFERED = 1024
+MAX_BUFFERED_BYTES = 16 << 20
 """Most messages, and most bytes of their bodies, that are kept in memory until they can be put."""
 
 _REASONS = {
@@ -70,13 +70,14 @@ class Backoff:
 
 
 class InternalPuts:
-    """The internal puts of one store. `on_kept` is called with the time at which `put_kept` is to be called next."""
+    """The internal puts of one store. `on_buffered` is called with the time at which `put_buffered` is to be called
+    next."""
 
-    def __init__(self, store: MessageStore, on_kept: Callable[[int], None] = lambda due_ms: None) -> None:
+    def __init__(self, store: MessageStore, on_buffered: Callable[[int], None] = lambda due_ms: None) -> None:
         self.failures: Counter[str] = Counter()
         """Failed attempts since the start, by kind."""
         self._store = store
-        self._on_kept = on_kept
+        self._on_buffered = on_buffered
         self._failing: dict[str, set[PutMessageStatus]] = {}
         """What was logged of each kind since a put of it last succeeded."""
         self._kept: deque[tuple[str, MessageInner]] = deque()
@@ -109,7 +110,7 @@ class InternalPuts:
         """Return why a put failed."""
         return self._store.refuses_writes or _REASONS.get(result.status, result.status.name)
 
-    def put_or_keep(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
+    def put_or_buffer(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
         """Put a message, or keep it in memory until it can be put. Messages keep their order.
 
         For records that no queue or file leads back to. Kept messages are bounded, and lost if the broker ends first;
@@ -119,19 +120,19 @@ class InternalPuts:
         if not self._kept and (result := self.put(kind, message, now_ms)).status is PutMessageStatus.PUT_OK:
             return result
         size = len(message.body)
-        if len(self._kept) >= MAX_KEPT or self._kept_bytes + size > MAX_KEPT_BYTES:
+        if len(self._kept) >= MAX_BUFFERED or self._kept_bytes + size > MAX_BUFFERED_BYTES:
             self.failures[kind] += 1
             if not self._has_overflown:
                 logger.error("%s: too many messages wait until they can be put; more of them are lost", kind)
             self._has_overflown = True
             return result
         if not self._kept:
-            self._on_kept(self._backoff.failed(now_ms))
+            self._on_buffered(self._backoff.failed(now_ms))
         self._kept.append((kind, message))
         self._kept_bytes += size
         return result
 
-    def put_kept(self, now_ms: int) -> int | None:
+    def put_buffered(self, now_ms: int) -> int | None:
         """Put what was kept, and return the time of the next attempt; None if nothing is kept any more."""
         if (due_ms := self._backoff.next_ms(now_ms)) is not None:
             return due_ms
@@ -148,7 +149,7 @@ class InternalPuts:
     def close(self, now_ms: int) -> None:
         """Put what was kept, one last time; what cannot be put is lost, and logged."""
         self._backoff.succeeded()
-        self.put_kept(now_ms)
+        self.put_buffered(now_ms)
         if self._kept:
             lost = Counter(kind for kind, _ in self._kept)
             logger.error("lost, as they could not be put before the end: %s", dict(lost))

@@ -27,7 +27,7 @@ since the file was written is found by its unique key and passed over. There is 
 whose put fails is retried (see `broker.internal_puts`): deliveredMs and rolledOffset stay, and so does the file of the
 log.
 
-`TimedDelivery` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
+`TimerMessageService` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
 
 Answers to `TimerMessageStore` of Apache RocketMQ 5; 4.9.8 has nothing like it, and keeps such messages where they are.
 Deliberate differences: times are exact to the millisecond, not the second; there is no timerMaxDelaySec; neither wheel
@@ -49,8 +49,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rucola.broker.delivery.delay import postpone
-from rucola.broker.delivery.due_delivery import BATCH, deliver
+from rucola.broker.delivery.delay import redirect_by_level
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
 from rucola.broker.stored_message import stored_message
 from rucola.errors import InvalidMessage, StoreCorrupt
@@ -62,11 +62,11 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
-TIMERS = (properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
+TIMER_PROPERTIES = (properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
 """How clients ask for a time; the first that a message has is the one that counts."""
-NEAR = 1 << 13
+NEAR_CAPACITY = 1 << 13
 """How many messages are kept in memory, the nearest; twice as many for moments."""
-STRETCH = 1 << 14
+SEGMENT_UNITS = 1 << 14
 """How many units are looked through in one turn."""
 
 _QUEUE = (TIMER_TOPIC, 0)
@@ -77,15 +77,17 @@ _Key = tuple[int, int]
 """When a message is due, and its queue offset: the order of delivery."""
 
 
-def waiting_place(topic: str, queue_id: int, pairs: dict[str, str], level_count: int, now_ms: int) -> tuple[str, int]:
+def redirect_delayed(
+    topic: str, queue_id: int, pairs: dict[str, str], level_count: int, now_ms: int
+) -> tuple[str, int]:
     """Where a message for this queue goes: there, or where it waits when its properties ask for a delay or a time.
 
     Notes its own place and its time in `pairs` then. InvalidMessage where the delay or the time is no number.
     """
-    place = postpone(topic, queue_id, pairs, level_count)
+    place = redirect_by_level(topic, queue_id, pairs, level_count)
     if place[0] == SCHEDULE_TOPIC or properties.TIMER_OUT_MS in pairs:
         return place
-    asked = next((name for name in TIMERS if name in pairs), None)
+    asked = next((name for name in TIMER_PROPERTIES if name in pairs), None)
     if asked is None:
         return place
     try:
@@ -106,7 +108,7 @@ def waiting_place(topic: str, queue_id: int, pairs: dict[str, str], level_count:
 _UNITS_MS = {properties.TIMER_DELAY_SEC: 1000, properties.TIMER_DELAY_MS: 1}
 
 
-class Progress(NamedTuple):
+class TimerCheckpoint(NamedTuple):
     """How far delivery has come, as `config/timer.json` has it."""
 
     delivered_ms: int
@@ -115,7 +117,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Far:
+class _FarSegment:
     """A stretch of the queue that has far messages, due between these times."""
 
     least_ms: int
@@ -123,7 +125,7 @@ class _Far:
 
 
 @dataclass(slots=True)
-class _Look:
+class _Scan:
     """A look through the stretches under way: what is still to be looked at, and the nearest that were found.
 
     It goes up to `end`; what has arrived since is found without it. Where more is found than can become near, nothing
@@ -149,7 +151,7 @@ class _Look:
         return nearest
 
 
-class TimedDelivery:
+class TimerMessageService:
     """Delivers what is due.
 
     `near` messages are kept in memory, `stretch` units are looked through in a turn.
@@ -161,20 +163,20 @@ class TimedDelivery:
         puts: InternalPuts,
         path: Path,
         *,
-        near: int = NEAR,
-        stretch: int = STRETCH,
+        near_capacity: int = NEAR_CAPACITY,
+        segment_units: int = SEGMENT_UNITS,
     ) -> None:
         self._store = store
         self._puts = puts
         self._backoff = Backoff()
         self._path = path
-        self._room = near
-        self._stretch = stretch
+        self._near_capacity = near_capacity
+        self._segment_units = segment_units
         self._near: list[_Key] = []
         self._horizon: _Key | None = None
         """Where the far messages begin; None while there are none."""
-        self._far: dict[int, _Far] = {}
-        self._look: _Look | None = None
+        self._far: dict[int, _FarSegment] = {}
+        self._look: _Scan | None = None
         self._delivered_ms = 0
         self._end = 0
         self._rolled_offset = 0
@@ -186,20 +188,20 @@ class TimedDelivery:
         What waited then is far until it is looked for; what came later is taken as it arrived.
         """
         document = config_files.read_config(self._path)
-        noted = Progress(0, 0, 0) if document is None else _progress(self._path, document)
+        noted = TimerCheckpoint(0, 0, 0) if document is None else _progress(self._path, document)
         begin, end = self._store.min_offset(*_QUEUE), self._store.max_offset(*_QUEUE)
         self._rolled_offset = max(begin, min(noted.rolled_offset, end))
         self._end = max(self._rolled_offset, min(noted.queue_offset, end))
         self._delivered_ms = noted.delivered_ms
         if self._rolled_offset < self._end:
             self._horizon = (min(noted.delivered_ms + 1, _LATEST_MS), 0)
-            for stretch in range(self._rolled_offset // self._stretch, -(-self._end // self._stretch)):
-                self._far[stretch] = _Far(0, _LATEST_MS)
-        while units := self._store.units(*_QUEUE, self._end, self._stretch):
-            self.arrived(self._end + len(units), [due_ms for _, _, due_ms in units])
+            for stretch in range(self._rolled_offset // self._segment_units, -(-self._end // self._segment_units)):
+                self._far[stretch] = _FarSegment(0, _LATEST_MS)
+        while units := self._store.units(*_QUEUE, self._end, self._segment_units):
+            self.on_arrival(self._end + len(units), [due_ms for _, _, due_ms in units])
         self._looked_up_until_ms = self._store.last_store_timestamp
 
-    def arrived(self, end: int, due_times_ms: Sequence[int]) -> None:
+    def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
         """Take over the newest units of the queue, which ends at `end`."""
         for queue_offset, due_ms in enumerate(due_times_ms, end - len(due_times_ms)):
             key = (due_ms, queue_offset)
@@ -208,15 +210,15 @@ class TimedDelivery:
             else:
                 self._put_far(key)
         self._end = end
-        if len(self._near) > 2 * self._room:
+        if len(self._near) > 2 * self._near_capacity:
             self._draw_horizon()
 
-    def progress(self) -> Progress:
+    def checkpoint(self) -> TimerCheckpoint:
         """How far delivery has come."""
         first = self._first()
-        return Progress(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
+        return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
-    def persist(self, progress: Progress) -> None:
+    def persist(self, progress: TimerCheckpoint) -> None:
         """Write a progress, once the messages that it speaks of are on disk. For any thread."""
         if not progress.queue_offset and not self._path.exists():
             return  # nothing ever waited, so a store that Apache's broker may open again gets no file that it has not
@@ -233,13 +235,13 @@ class TimedDelivery:
         """Deliver what is due and return when to come back, milliseconds; None when nothing waits."""
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
-        while retry_ms is None and self._near and self._near[0][0] <= now_ms and count < BATCH:
+        while retry_ms is None and self._near and self._near[0][0] <= now_ms and count < DELIVERY_BATCH:
             if self._deliver_first(now_ms):
                 self._backoff.succeeded()
                 count += 1
             else:
                 retry_ms = self._backoff.failed(now_ms)
-        if self._horizon is not None and len(self._near) <= self._room // 2:
+        if self._horizon is not None and len(self._near) <= self._near_capacity // 2:
             self._look_further()
             return now_ms
         if not self._near:
@@ -291,8 +293,8 @@ class TimedDelivery:
                 TIMER_TOPIC,
             )
             return True
-        may_be_there = due_ms <= self._looked_up_until_ms
-        return deliver(self._store, self._puts, "timer message", units[0][0], now_ms, may_be_there=may_be_there)
+        check_duplicate = due_ms <= self._looked_up_until_ms
+        return deliver(self._store, self._puts, "timer message", units[0][0], now_ms, check_duplicate=check_duplicate)
 
     def _roll_some(self, now_ms: int) -> bool | None:
         """Roll some messages: True when all are, None when more follow, False when the store takes none."""
@@ -301,7 +303,7 @@ class TimedDelivery:
         if file_end >= self._store.max_physical_offset:
             return True
         self._rolled_offset = max(self._rolled_offset, self._store.min_offset(*_QUEUE))
-        units = self._store.units(*_QUEUE, self._rolled_offset, BATCH)
+        units = self._store.units(*_QUEUE, self._rolled_offset, DELIVERY_BATCH)
         first = self._first()
         for physical_offset, _, due_ms in units:
             if physical_offset >= file_end:
@@ -333,7 +335,7 @@ class TimedDelivery:
 
     def _put_far(self, key: _Key) -> None:
         due_ms, queue_offset = key
-        far = self._far.setdefault(queue_offset // self._stretch, _Far(due_ms, due_ms))
+        far = self._far.setdefault(queue_offset // self._segment_units, _FarSegment(due_ms, due_ms))
         far.least_ms, far.greatest_ms = min(far.least_ms, due_ms), max(far.greatest_ms, due_ms)
         if self._look is not None:
             self._look.arrived.append(key)
@@ -342,9 +344,9 @@ class TimedDelivery:
         """Keep the nearest messages near; the others become far."""
         self._look = None  # it looks for what is behind the horizon that was
         self._near.sort()
-        self._horizon = self._near[self._room]
-        beyond = self._near[self._room :]
-        del self._near[self._room :]
+        self._horizon = self._near[self._near_capacity]
+        beyond = self._near[self._near_capacity :]
+        del self._near[self._near_capacity :]
         for key in beyond:
             self._put_far(key)
 
@@ -353,14 +355,14 @@ class TimedDelivery:
         self._store.max_offset(*_QUEUE)  # so that nothing arrives in between
         look = self._look
         if look is None:
-            look = self._look = _Look(sorted(self._far, reverse=True), self._end)
+            look = self._look = _Scan(sorted(self._far, reverse=True), self._end)
         if look.stretches:
             self._look_through(look, look.stretches.pop())
-            if look.count > 2 * self._room:
-                look.keep_nearest(self._room)
+            if look.count > 2 * self._near_capacity:
+                look.keep_nearest(self._near_capacity)
             return
         self._look = None
-        nearest = [(due_ms, queue_offset) for due_ms, queue_offset in look.keep_nearest(self._room).tolist()]
+        nearest = [(due_ms, queue_offset) for due_ms, queue_offset in look.keep_nearest(self._near_capacity).tolist()]
         if look.limit_ms is not None:
             self._horizon = (nearest[-1][0], nearest[-1][1] + 1)
         else:
@@ -369,7 +371,7 @@ class TimedDelivery:
         self._near += nearest
         heapify(self._near)
 
-    def _look_through(self, look: _Look, stretch: int) -> None:
+    def _look_through(self, look: _Scan, stretch: int) -> None:
         """Gather the far messages of one stretch, and note their due times."""
         far, horizon = self._far[stretch], self._horizon
         assert horizon is not None, "there are far messages without a horizon"
@@ -378,8 +380,8 @@ class TimedDelivery:
             return
         if look.limit_ms is not None and far.least_ms > look.limit_ms:
             return
-        stretch_end = (stretch + 1) * self._stretch
-        begin = max(stretch * self._stretch, self._rolled_offset, self._store.min_offset(*_QUEUE))
+        stretch_end = (stretch + 1) * self._segment_units
+        begin = max(stretch * self._segment_units, self._rolled_offset, self._store.min_offset(*_QUEUE))
         end = min(stretch_end, look.end)
         units = self._store.unit_array(*_QUEUE, begin, end)
         keys = np.empty((len(units), 2), np.int64)
@@ -396,9 +398,9 @@ class TimedDelivery:
             del self._far[stretch]
 
 
-def _progress(path: Path, document: object) -> Progress:
+def _progress(path: Path, document: object) -> TimerCheckpoint:
     try:
         names = ("deliveredMs", "queueOffset", "rolledOffset")
-        return Progress(*[int(document[name]) for name in names])  # type: ignore[index]
+        return TimerCheckpoint(*[int(document[name]) for name in names])  # type: ignore[index]
     except (KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(path, 0, f"no progress of timed delivery ({error!r})") from None

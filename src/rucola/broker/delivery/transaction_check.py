@@ -1,4 +1,5 @@
-"""TransactionCheck: puts the questions of `Transactions` to producers, and notes its progress safely.
+"""TransactionCheckService: puts the questions of `TransactionalMessageService` to producers, and notes its progress
+safely.
 
 Answers to `TransactionalMessageCheckService` and `AbstractTransactionalMessageCheckListener` of Apache RocketMQ 4.9.8.
 """
@@ -9,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from rucola.broker.background.group_commit import Flush
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_registry import Clients
-from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -24,16 +25,16 @@ _AT_ONCE = 50
 """Questions in one turn of the loop, so that other work comes in between."""
 
 
-class TransactionCheck:
+class TransactionCheckService:
     """One round of questions at each `run`."""
 
     def __init__(
         self,
-        transactions: Transactions,
+        transactions: TransactionalMessageService,
         store: MessageStore,
         offsets: ConsumerOffsetTable,
         clients: Clients,
-        flush: Flush,
+        flush: GroupCommit,
         clock: Callable[[], int],
     ) -> None:
         self._transactions = transactions
@@ -54,13 +55,13 @@ class TransactionCheck:
                 producer.send(request)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-        await self.note_progress()
+        await self.commit_offsets()
 
-    async def note_progress(self) -> None:
+    async def commit_offsets(self) -> None:
         """Write how far the transactions are done with, once what that rests on is on disk."""
-        progress = self._transactions.progress()
+        progress = self._transactions.offsets()
         timeout_ms = self._store.config.sync_flush_timeout
-        flushed = await self._flush.until(self._store.max_physical_offset, timeout_ms)
+        flushed = await self._flush.wait_flushed(self._store.max_physical_offset, timeout_ms)
         if flushed and self._store.failure is None:
-            self._transactions.commit(progress)
-            await in_thread(self._offsets.persisting())
+            self._transactions.commit_offsets(progress)
+            await in_thread(self._offsets.snapshot_writer())

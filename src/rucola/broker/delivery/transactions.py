@@ -37,8 +37,9 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.timer import waiting_place
+from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -60,12 +61,12 @@ _HALF_QUEUE = (TRANS_HALF_TOPIC, 0)
 _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
 _READ_AT_ONCE = 1000
 
-ROOM = 128
+RESERVED_PROPERTIES_SIZE = 128
 """Bytes that the properties of a half message must leave free: TRANSACTION_CHECK_TIMES and TRAN_PREPARED_QUEUE_OFFSET,
 which checks add, and TIMER_OUT_MS, which the commit may add, take 110 at most."""
 
 
-class CheckBack(NamedTuple):
+class TransactionCheckRequest(NamedTuple):
     """A question to a producer group: how did this transaction end?"""
 
     group: str
@@ -73,36 +74,33 @@ class CheckBack(NamedTuple):
     record: bytes
 
 
-class Progress(NamedTuple):
+class TransactionOffsets(NamedTuple):
     """The queue offsets before which nothing is needed any more."""
 
     half: int
     op: int
 
 
-class Transactions:
+class TransactionalMessageService:
     """The transactions of one store."""
 
     def __init__(
         self,
+        config: BrokerConfig,
         store: MessageStore,
         puts: InternalPuts,
         topics: TopicConfigTable,
         offsets: ConsumerOffsetTable,
-        store_host: bytes,
         delay_level_count: int,
-        *,
-        timeout_ms: int,
-        check_max: int,
     ) -> None:
         self._store = store
         self._puts = puts
         self._topics = topics
         self._offsets = offsets
-        self._store_host = store_host
+        self._store_host = config.store_host
         self._delay_level_count = delay_level_count
-        self._timeout_ms = timeout_ms
-        self._check_max = check_max
+        self._timeout_ms = config.transaction_time_out
+        self._check_max = config.transaction_check_max
         self._half_begin = 0
         self._known_from = 0  # of half messages before this one it is not known whether they were ended or copied
         self._op_end = 0
@@ -131,11 +129,11 @@ class Transactions:
         noted = self._offsets.get(TRANSACTION_GROUP, topic, queue_id)
         return max(self._store.min_offset(topic, queue_id), min(noted, self._store.max_offset(topic, queue_id)))
 
-    def progress(self) -> Progress:
+    def offsets(self) -> TransactionOffsets:
         """How far both queues are done with now."""
-        return Progress(self._half_begin, min(self._ended.values(), default=self._op_end))
+        return TransactionOffsets(self._half_begin, min(self._ended.values(), default=self._op_end))
 
-    def commit(self, progress: Progress) -> None:
+    def commit_offsets(self, progress: TransactionOffsets) -> None:
         """Note progress, once everything that was put before it was taken is on disk."""
         self._offsets.commit(TRANSACTION_GROUP, *_HALF_QUEUE, progress.half)
         self._offsets.commit(TRANSACTION_GROUP, *_OP_QUEUE, progress.op)
@@ -147,10 +145,10 @@ class Transactions:
 
         Raises InvalidMessage for a message that could not be committed.
         """
-        waiting_place(topic, queue_id, dict(pairs), self._delay_level_count, now_ms)
+        redirect_delayed(topic, queue_id, dict(pairs), self._delay_level_count, now_ms)
         pairs[properties.REAL_TOPIC] = topic
         pairs[properties.REAL_QID] = str(queue_id)
-        size, most = len(properties.join(pairs)), properties.MAX_PROPERTIES_SIZE - ROOM
+        size, most = len(properties.join(pairs)), properties.MAX_PROPERTIES_SIZE - RESERVED_PROPERTIES_SIZE
         if size > most:
             raise InvalidMessage(f"half of a transaction with {size} bytes of properties; {most} are allowed")
         self._topics.ensure(TRANS_HALF_TOPIC, 1, now_ms)
@@ -194,7 +192,7 @@ class Transactions:
         pairs = half.properties
         place = (pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QID]))
         try:
-            half.topic, half.queue_id = waiting_place(*place, pairs, self._delay_level_count, now_ms)
+            half.topic, half.queue_id = redirect_delayed(*place, pairs, self._delay_level_count, now_ms)
         except InvalidMessage as error:  # from a broker that took it all the same
             logger.error("the transaction of message %s is committed without a delay: %s", half.msg_id, error)
             half.topic, half.queue_id = place
@@ -239,7 +237,7 @@ class Transactions:
 
     # It is not ended.
 
-    def check(self, now_ms: int) -> Iterator[CheckBack]:
+    def check(self, now_ms: int) -> Iterator[TransactionCheckRequest]:
         """Look at the half messages that were there when this began, and ask about those that are open for too long.
 
         Other methods may be called between two questions. It ends early at a message that is too young, since those
@@ -330,13 +328,13 @@ class Transactions:
         self._discarded.add(half.queue_offset)
         return True
 
-    def _question(self, half: MessageExt, copied: PutResult) -> CheckBack:
+    def _question(self, half: MessageExt, copied: PutResult) -> TransactionCheckRequest:
         pairs = half.properties
         half.topic = pairs.get(properties.REAL_TOPIC, half.topic)
         half.queue_id = _number(pairs.get(properties.REAL_QID))
         place = (copied.queue_offset, copied.physical_offset, half.store_timestamp, self._store_host)
         half.physical_offset = copied.physical_offset
-        return CheckBack(
+        return TransactionCheckRequest(
             pairs.get(properties.PGROUP, ""),
             CheckTransactionStateRequestHeader(
                 tran_state_table_offset=copied.queue_offset,

@@ -39,7 +39,7 @@ class CleaningProcessor:
         }
 
     def delete_expired_commitlog(self, connection: Connection, command: RemotingCommand) -> Reply:
-        self._store.clean_by_hand()
+        self._store.request_manual_deletion()
         return command.response(ResponseCode.SUCCESS)
 
     async def clean_consumequeues(self, connection: Connection, command: RemotingCommand) -> Answer:

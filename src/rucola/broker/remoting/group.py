@@ -81,7 +81,7 @@ class GroupProcessor:
         check_group(group.group_name)
         check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
         self._state.groups.put(group, self._state.clock())
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
         return command.response(ResponseCode.SUCCESS)
 
     def get_all_subscriptiongroup_config(self, connection: Connection, command: RemotingCommand) -> Reply:
@@ -92,8 +92,8 @@ class GroupProcessor:
         self._state.groups.remove(header.group_name, self._state.clock())
         if is_true(header.remove_offset):
             self._state.offsets.remove_group(header.group_name)
-        self._state.stats.forget_group(header.group_name)
-        await self._state.writing.settled()
+        self._state.stats.remove_group(header.group_name)
+        await self._state.persistence.wait_persisted()
         return command.response(ResponseCode.SUCCESS)
 
     # How far groups have come.

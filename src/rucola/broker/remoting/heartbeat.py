@@ -45,14 +45,14 @@ class HeartbeatProcessor:
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
             self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
         self._state.clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
-        return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))
+        return self._state.persistence.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def unregister_client(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(UnregisterClientRequestHeader)
         if header.consumer_group:
             self._state.groups.find(header.consumer_group, self._state.clock())
         self._state.clients.unregister(connection, header.producer_group, header.consumer_group)
-        return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))
+        return self._state.persistence.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def get_consumer_list_by_group(self, connection: Connection, command: RemotingCommand) -> Reply:
         header = command.decode_header(GetConsumerListByGroupRequestHeader)

@@ -12,7 +12,7 @@ Answers to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apac
 from __future__ import annotations
 
 from rucola import fastjson
-from rucola.broker.delivery.delay import DelayedDelivery
+from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -31,7 +31,7 @@ from rucola.store.message_store import MessageStore
 class OffsetProcessor:
     """Answers from the consumer offsets and the ConsumeQueues."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: DelayedDelivery) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: ScheduleMessageService) -> None:
         self._store = store
         self._offsets = offsets
         self._delayed = delayed

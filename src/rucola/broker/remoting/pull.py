@@ -251,9 +251,9 @@ class PullProcessor:
         )
         code = _CODES[result.status]
         if result.records:
-            self._state.stats.got(header.consumer_group, header.topic, len(result.records), result.size)
+            self._state.stats.record_get(header.consumer_group, header.topic, len(result.records), result.size)
         elif not is_held:
-            self._state.stats.got_nothing()
+            self._state.stats.record_miss()
         if result.status in _EMPTY_QUEUE and queue_offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
         if may_wait and code == ResponseCode.PULL_NOT_FOUND:
@@ -288,7 +288,7 @@ class PullProcessor:
         """From which broker the group had better pull next."""
         if not self._state.config.slave_read_enable or group is None:
             return MASTER_ID
-        return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
+        return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _note_offset_moved(self, header: PullMessageRequestHeader, result: GetResult) -> None:
         """Leave a message in OFFSET_MOVED_EVENT that this group was sent to another offset; a slave writes nothing."""
@@ -306,7 +306,7 @@ class PullProcessor:
         }
         group = header.consumer_group
         now_ms = self._state.clock()
-        self._state.puts.put_or_keep(
+        self._state.puts.put_or_buffer(
             "offset moved event",
             MessageInner(
                 OFFSET_MOVED_EVENT,

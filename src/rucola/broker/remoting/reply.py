@@ -111,7 +111,7 @@ class ReplyProcessor:
         )
         msg_id, queue_offset = "0", 0
         if self._state.config.store_reply_message_enable:
-            result = self._state.puts.put_or_keep("reply", message, self._state.clock())
+            result = self._state.puts.put_or_buffer("reply", message, self._state.clock())
             if result.status is PutMessageStatus.PUT_OK:
                 msg_id = offset_msg_id(self._state.config.store_host, result.physical_offset)
                 queue_offset = result.queue_offset

@@ -25,7 +25,7 @@ from pathlib import Path
 from rucola import fastjson, settings
 from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.delay import DelayedDelivery
+from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import ConfigError, RemoteProtocolError
@@ -99,7 +99,7 @@ class RuntimeProcessor:
         topics: TopicConfigTable,
         registration: Registration,
         stats: BrokerStats,
-        delayed: DelayedDelivery,
+        delayed: ScheduleMessageService,
         clock: Callable[[], int],
         config_file: Path | None = None,
     ) -> None:
@@ -171,8 +171,8 @@ class RuntimeProcessor:
         self._changed_ms = self._clock()
         if not for_broker.keys().isdisjoint(_SHOWN_IN_ROUTES):
             self._topics.add_system_topics(self._clock())
-            self._topics.renew(self._clock())
-            await self._registration.settled()
+            self._topics.bump_data_version(self._clock())
+            await self._registration.wait_registered()
         return command.response(ResponseCode.SUCCESS)
 
     def _keep(self, wanted: dict[str, str]) -> None:
@@ -228,11 +228,11 @@ class RuntimeProcessor:
             "putMessageSizeTotal": str(put_size),
             "putMessageAverageSize": str(put_size / put_nums if put_nums else 0.0),
             "msgPutTotalTodayNow": str(put_nums),
-            "msgPutTotalTodayMorning": str(stats.put_mornings.today),
-            "msgPutTotalYesterdayMorning": str(stats.put_mornings.yesterday),
+            "msgPutTotalTodayMorning": str(stats.put_at_midnight.today),
+            "msgPutTotalYesterdayMorning": str(stats.put_at_midnight.yesterday),
             "msgGetTotalTodayNow": str(stats.get_nums.sum),
-            "msgGetTotalTodayMorning": str(stats.get_mornings.today),
-            "msgGetTotalYesterdayMorning": str(stats.get_mornings.yesterday),
+            "msgGetTotalTodayMorning": str(stats.get_at_midnight.today),
+            "msgGetTotalYesterdayMorning": str(stats.get_at_midnight.yesterday),
         }
 
     def _space(self) -> dict[str, str]:

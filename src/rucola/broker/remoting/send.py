@@ -33,14 +33,14 @@ from msgspec import json
 
 from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.delay import delay_level, postpone
-from rucola.broker.delivery.timer import waiting_place
-from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.delivery.delay import delay_level, redirect_by_level
+from rucola.broker.delivery.timer import redirect_delayed
+from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.durability import Durability
 from rucola.broker.retry_policy import dead_letter_place, max_reconsume_times
 from rucola.broker.send_properties import Editing
 from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
@@ -94,10 +94,10 @@ class SendProcessor:
         topic_table: TopicConfigTable,
         groups: SubscriptionGroupTable,
         registration: Registration,
-        writing: TableWriting,
+        writing: TablePersistence,
         durability: Durability,
         delay_level_count: int,
-        transactions: Transactions,
+        transactions: TransactionalMessageService,
         clock: Callable[[], int],
     ) -> None:
         self._config = config
@@ -111,7 +111,7 @@ class SendProcessor:
         self._writing = writing
         self._durability = durability
         self._clock = clock
-        self._waits = durability.waits
+        self._waits = durability.must_wait
         self._store_host = config.store_host
         self._host_digits = host_digits(config.store_host)
         self._editing = Editing(config.broker_cluster_name)
@@ -203,8 +203,8 @@ class SendProcessor:
                 f"topic[{header.topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
                 "autoCreateTopicEnable=true on the broker",
             )
-        await self._writing.settled()
-        await self._registration.settled()
+        await self._writing.wait_persisted()
+        await self._registration.wait_registered()
         reply = self.admit(connection, command, header, put)
         return reply if reply is None or isinstance(reply, (bytes, RemotingCommand)) else await reply
 
@@ -296,9 +296,9 @@ class SendProcessor:
                 pairs.setdefault(properties.PGROUP, header.producer_group)  # by which it is ended
             place = self._transactions.prepare(*own_place, pairs, now_ms)
         elif header.reconsume_times:  # a message with a time of its own had it before it was consumed
-            place = postpone(*own_place, pairs, self._delay_level_count)
+            place = redirect_by_level(*own_place, pairs, self._delay_level_count)
         else:
-            place = waiting_place(*own_place, pairs, self._delay_level_count, now_ms)
+            place = redirect_delayed(*own_place, pairs, self._delay_level_count, now_ms)
         if wait is not None and place[0] in (topics.SCHEDULE_TOPIC, topics.TRANS_HALF_TOPIC):
             pairs[properties.WAIT] = wait  # which Apache keeps there
         message = MessageInner(
@@ -399,7 +399,7 @@ class SendProcessor:
 
     async def _once_safe(self, command: RemotingCommand, answer: Answer, end: int) -> Answer:
         """The answer when the log is safe up to `end`, or with the same fields the code that says what is missing."""
-        missing = await self._durability.until(end)
+        missing = await self._durability.wait_durable(end)
         if missing is None:
             return answer
         stored = decode_command(answer[_PREFIX.size :], b"", JSON) if isinstance(answer, bytes) else answer

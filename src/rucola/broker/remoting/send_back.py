@@ -20,7 +20,7 @@ import logging
 import random
 from dataclasses import replace
 
-from rucola.broker.delivery.delay import postpone
+from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_place, max_reconsume_times
 from rucola.broker.state import BrokerState
 from rucola.broker.stored_message import renewed, stored_message
@@ -86,8 +86,8 @@ class SendBackProcessor:
         put = self._state.puts.put("retry", again, now_ms)
         if put.status is not PutMessageStatus.PUT_OK:
             return command.response(ResponseCode.SYSTEM_ERROR, remark=self._state.puts.reason(put))
-        self._state.stats.sent_back(header.group, message.properties.get(properties.RETRY_TOPIC, message.topic))
-        return self._state.writing.once_settled(command.response(ResponseCode.SUCCESS))
+        self._state.stats.record_send_back(header.group, message.properties.get(properties.RETRY_TOPIC, message.topic))
+        return self._state.persistence.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def _again(
         self,
@@ -107,7 +107,7 @@ class SendBackProcessor:
         pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         if retry_place is not None:
             pairs[properties.DELAY] = str(header.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
-            again.topic, again.queue_id = postpone(*retry_place, pairs, self._delay_level_count)
+            again.topic, again.queue_id = redirect_by_level(*retry_place, pairs, self._delay_level_count)
         else:
             pairs[properties.DELAY] = "0"
             again.topic, again.queue_id = dead_letter_place(self._state.topics, header.group, now_ms)

@@ -79,8 +79,8 @@ class TopicProcessor:
             ),
             self._state.clock(),
         )
-        await self._state.writing.settled()
-        await self._registration.settled()
+        await self._state.persistence.wait_persisted()
+        await self._registration.wait_registered()
         return command.response(ResponseCode.SUCCESS)
 
     def get_all_topic_config(self, connection: Connection, command: RemotingCommand) -> Reply:
@@ -106,9 +106,9 @@ class TopicProcessor:
         topic = command.decode_header(TopicRequestHeader).topic
         self._check_user_topic(topic)
         self._state.topics.remove(topic, self._state.clock())
-        self._state.stats.forget_topic(topic)
-        await self._state.writing.settled()
-        await self._registration.settled()
+        self._state.stats.remove_topic(topic)
+        await self._state.persistence.wait_persisted()
+        await self._registration.wait_registered()
         return command.response(ResponseCode.SUCCESS)
 
     def _check_user_topic(self, topic: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.message import sysflag
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -23,7 +23,7 @@ _ENDS = (sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
 class TransactionProcessor:
     """Ends transactions as their producers say."""
 
-    def __init__(self, transactions: Transactions, clock: Callable[[], int]) -> None:
+    def __init__(self, transactions: TransactionalMessageService, clock: Callable[[], int]) -> None:
         self._transactions = transactions
         self._clock = clock
 

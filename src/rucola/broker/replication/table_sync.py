@@ -22,9 +22,9 @@ from pathlib import Path
 from rucola import fastjson
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import in_thread
-from rucola.broker.delivery.delay import delay_offsets
+from rucola.broker.delivery.delay import parse_delay_offsets
 from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import ConsumerOffsetTable, consumer_offsets
+from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import MQError
 from rucola.protocol.body import decode_body
@@ -36,11 +36,11 @@ from rucola.store import config_files
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_MS = 10_000
+SYNC_INTERVAL_MS = 10_000
 
 
 class SlaveSynchronize:
-    """One turn at each `run`, with the master that the name servers know of."""
+    """One turn at each `synchronize`, with the master that the name servers know of."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SlaveSynchronize:
         self._missed: set[str] = set()
         self._turn: asyncio.Task[None] | None = None
 
-    def arrived(self, topic: str) -> None:
+    def on_arrival(self, topic: str) -> None:
         """A message has come. Where its topic is not known the master is asked, once until the next turn."""
         if self._topics.get(topic) is None and topic not in self._missed:
             self._missed.add(topic)
@@ -74,7 +74,7 @@ class SlaveSynchronize:
             self._turn.cancel()
             await asyncio.gather(self._turn, return_exceptions=True)
 
-    async def run(self) -> None:
+    async def synchronize(self) -> None:
         """Take over what the master has now."""
         self._missed.clear()
         await self._take_all()
@@ -117,8 +117,8 @@ class SlaveSynchronize:
             logger.info("the master's groups are taken over, version %s", groups.data_version)
 
     async def _take_offsets(self, body: bytes) -> None:
-        self._offsets.take_over(consumer_offsets("the master's answer", fastjson.loads(body)))
+        self._offsets.merge(parse_consumer_offsets("the master's answer", fastjson.loads(body)))
 
     async def _take_delay_offsets(self, body: bytes) -> None:
-        offsets = delay_offsets("the master's answer", fastjson.loads(body))
+        offsets = parse_delay_offsets("the master's answer", fastjson.loads(body))
         await in_thread(config_files.write_config, self._delay_offset_path, {"offsetTable": offsets})

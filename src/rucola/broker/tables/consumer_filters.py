@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rucola.broker.bloom import BIT_COUNT, bloom_places
+from rucola.broker.bloom import BIT_COUNT, bloom_filter_positions
 from rucola.broker.config import BrokerConfig
 from rucola.broker.message_filter import Matches, matches
 from rucola.errors import InvalidMessage
@@ -83,7 +83,7 @@ class ConsumerFilterTable:
         for topic, groups in stored.filter_data_by_topic.items():
             for group, data in groups.group_filter_data.items():
                 if self._set(topic, group, data) and data.dead_time == 0:
-                    _bury(data, max(data.born_time, now_ms - _DEAD_BEFORE_START_MS))
+                    _mark_dead(data, max(data.born_time, now_ms - _DEAD_BEFORE_START_MS))
 
     def get(self, topic: str, group: str) -> ConsumerFilterData | None:
         """What the group has registered for the topic; None where it filters by tags, or wrongly."""
@@ -99,18 +99,18 @@ class ConsumerFilterTable:
         for topic, owner in list(self._table):
             data = self._table[topic, owner]
             if owner == group and topic not in subscribed and not data.dead:
-                _bury(data, now_ms)
+                _mark_dead(data, now_ms)
         for topic, subscription in subscribed.items():
             if subscription.is_tag_type or not subscription.sub_string:
                 self._remove(topic, group)
             else:
                 self._register(group, subscription, now_ms)
 
-    def leave(self, group: str, now_ms: int) -> None:
+    def unregister(self, group: str, now_ms: int) -> None:
         """The last member of the group has gone."""
         self.register(group, (), now_ms)
 
-    def persisting(self, now_ms: int) -> Callable[[], None]:
+    def snapshot_writer(self, now_ms: int) -> Callable[[], None]:
         """Forget what left long ago, and return a call, for any thread, that writes the rest as it is now."""
         for (topic, group), data in list(self._table.items()):
             if data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
@@ -120,7 +120,7 @@ class ConsumerFilterTable:
             groups = document.filter_data_by_topic.setdefault(topic, GroupFilters(topic=topic))
             groups.group_filter_data[group] = data
         written = msgspec.to_builtins(document)
-        return self._file.writing(lambda: written)
+        return self._file.prepare_write(lambda: written)
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         known = self._table.get((subscription.topic, group))
@@ -137,7 +137,7 @@ class ConsumerFilterTable:
                 group,
                 ConsumerFilterData(
                     bloom_filter_data=BloomFilterData(
-                        bit_num=BIT_COUNT, bit_pos=bloom_places(f"{group}#{subscription.topic}")
+                        bit_num=BIT_COUNT, bit_pos=bloom_filter_positions(f"{group}#{subscription.topic}")
                     ),
                     born_time=now_ms,
                     client_version=subscription.sub_version,
@@ -163,5 +163,5 @@ class ConsumerFilterTable:
         self._matches.pop((topic, group), None)
 
 
-def _bury(data: ConsumerFilterData, now_ms: int) -> None:
+def _mark_dead(data: ConsumerFilterData, now_ms: int) -> None:
     data.dead, data.dead_time = True, now_ms

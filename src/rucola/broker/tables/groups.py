@@ -51,7 +51,7 @@ class SubscriptionGroupTable:
             self.put(config, now_ms)
         return config
 
-    def notifies(self, group: str) -> bool:
+    def should_notify(self, group: str) -> bool:
         """Whether members of the group are told when others come or go."""
         config = self._table.get(group)
         return config is None or config.notify_consumer_ids_changed_enable
@@ -81,7 +81,7 @@ class SubscriptionGroupTable:
         """Everything, as GET_ALL_SUBSCRIPTIONGROUP_CONFIG carries it."""
         return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
 
-    def persisting(self) -> Callable[[], None]:
+    def snapshot_writer(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now."""
         written = SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=dict(self._table))
-        return self._file.writing(lambda: msgspec.to_builtins(written))
+        return self._file.prepare_write(lambda: msgspec.to_builtins(written))

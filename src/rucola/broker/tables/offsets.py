@@ -42,7 +42,7 @@ class ConsumerOffsetTable:
         """
         value = self._file.read()
         if value:
-            self._table = consumer_offsets(self._file.path, value)
+            self._table = parse_consumer_offsets(self._file.path, value)
         if max_offset is None:
             return
         for key, queues in self._table.items():
@@ -67,7 +67,7 @@ class ConsumerOffsetTable:
             queues[queue_id] = queue_offset
             self._is_changed = True
 
-    def take_over(self, table: Mapping[str, dict[int, int]]) -> None:
+    def merge(self, table: Mapping[str, dict[int, int]]) -> None:
         """Note what a master has noted. What groups have here of topics that it does not name stays."""
         if any(self._table.get(key) != queues for key, queues in table.items()):
             self._table.update(table)
@@ -101,12 +101,12 @@ class ConsumerOffsetTable:
         """Everything, as GET_ALL_CONSUMER_OFFSET and the file carry it: by `topic@group`, then queue id."""
         return self._table
 
-    def persisting(self) -> Callable[[], None]:
+    def snapshot_writer(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now, where it has changed since the last."""
         if not self._is_changed:
             return _nothing
         table = {key: dict(queues) for key, queues in self._table.items()}
-        write = self._file.writing(lambda: {"offsetTable": table})
+        write = self._file.prepare_write(lambda: {"offsetTable": table})
         self._is_changed = False
 
         def persist() -> None:
@@ -127,7 +127,7 @@ def _split(key: str) -> tuple[str, str, str]:
     return key.partition(_SEPARATOR)
 
 
-def consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
+def parse_consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
     """The offsets by `topic@group`, as a file or an answer says them; StoreCorrupt names the source of any other."""
     try:
         return {

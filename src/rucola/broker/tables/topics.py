@@ -81,14 +81,14 @@ class TopicConfigTable:
     def put(self, topic: TopicConfig, now_ms: int) -> None:
         """Create the topic or replace its settings."""
         self._table[topic.topic_name] = topic
-        self.renew(now_ms)
+        self.bump_data_version(now_ms)
 
     def remove(self, topic: str, now_ms: int) -> None:
         """Remove the topic, if there is one."""
         if self._table.pop(topic, None) is not None:
-            self.renew(now_ms)
+            self.bump_data_version(now_ms)
 
-    def renew(self, now_ms: int) -> None:
+    def bump_data_version(self, now_ms: int) -> None:
         """Raise the data version: name servers ignore a registration whose version they know."""
         self.data_version = self.data_version.next(now_ms)
         self._on_change()
@@ -144,10 +144,10 @@ class TopicConfigTable:
         """Everything, as a registration and GET_ALL_TOPIC_CONFIG carry it."""
         return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
 
-    def persisting(self) -> Callable[[], None]:
+    def snapshot_writer(self) -> Callable[[], None]:
         """Return a call, for any thread, that writes the table as it is now."""
         written = TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=dict(self._table))
-        return self._file.writing(lambda: msgspec.to_builtins(written))
+        return self._file.prepare_write(lambda: msgspec.to_builtins(written))
 
     def _system_topics(self) -> Iterator[TopicConfig]:
         config = self._config

@@ -25,7 +25,7 @@ from rucola.errors import RemotingError
 
 if TYPE_CHECKING:
     from rucola.spark.jobs.archive import ArchiveResult
-    from rucola.spark.session import LaterSession
+    from rucola.spark.session import LazySession
 
 lake_option = click.option(
     "--lake",
@@ -107,10 +107,10 @@ def archive(
         raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; name each store once")
     with require_spark():
         from rucola.spark.jobs.archive import check_store
-        from rucola.spark.session import LaterSession
+        from rucola.spark.session import LazySession
     for store in stores:
         check_store(store)
-    session = LaterSession("rucola pipeline archive", master, is_wanted=use_spark)
+    session = LazySession("rucola pipeline archive", master, use_spark=use_spark)
     common = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
 
     def archive_once() -> Iterator[ArchiveResult]:
@@ -125,24 +125,24 @@ def archive(
     _run_rounds(archive_once, interval_s, as_json)
 
 
-def _archive_live(session: LaterSession, name_server: str, out: Path, **options: Any) -> ArchiveResult:
+def _archive_live(session: LazySession, name_server: str, out: Path, **options: Any) -> ArchiveResult:
     from rucola.spark.jobs.archive import run_live
 
     with show_tasks(session, f"archive {name_server}"):
         return run_live(session, name_server, out, **options)
 
 
-def _archive_store(session: LaterSession, store: Path, out: Path, **options: Any) -> ArchiveResult:
+def _archive_store(session: LazySession, store: Path, out: Path, **options: Any) -> ArchiveResult:
     from rucola.spark.jobs.archive import run
 
     with show_tasks(session, f"archive {store}"):
         return run(session, store, out, **options)
 
 
-def _compact_after(session: LaterSession, lake: Path) -> None:
+def _compact_after(session: LazySession, lake: Path) -> None:
     """Compact the lake after an archive run, unless another run has locked it since; its own end will do it then."""
     from rucola.spark.jobs.compact import run
-    from rucola.spark.lake.lake import LakeInUse
+    from rucola.spark.lake.writer import LakeInUse
 
     with suppress(LakeInUse), show_tasks(session, "compact"):
         run(session, lake)
@@ -154,7 +154,7 @@ def _run_rounds(archive_once: Callable[[], Iterator[ArchiveResult]], interval_s:
     The first round raises its errors, so that a wrong command fails at once. Later rounds report temporary errors and
     try again: messages that were not archived are still in the log at the next round.
     """
-    from rucola.spark.lake.lake import LakeInUse
+    from rucola.spark.lake.writer import LakeInUse
 
     missing = _MissingBrokers()
     with _stop_signals(interval_s is not None) as wait:
@@ -236,8 +236,8 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
     """
     with require_spark():
         from rucola.spark.jobs.compact import run
-        from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline compact", master, is_wanted=use_spark)
+        from rucola.spark.session import LazySession
+    session = LazySession("rucola pipeline compact", master, use_spark=use_spark)
     with show_tasks(session, "compact"):
         result = run(session, lake, min_files=min_files)
     if as_json:
@@ -246,7 +246,7 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
     print_table(
         ("#Files", "#Replaced", "#Written"),
         [
-            ("messages", result.replaced_row_files, result.row_files),
+            ("messages", result.replaced_row_files, result.parquet_files),
             ("keys", result.replaced_key_files, result.key_files),
         ],
     )

@@ -69,8 +69,8 @@ def audit(
     with require_spark():
         from rucola.spark.jobs.audit import run
         from rucola.spark.jobs.selection import Selection
-        from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline audit", master, is_wanted=use_spark)
+        from rucola.spark.session import LazySession
+    session = LazySession("rucola pipeline audit", master, use_spark=use_spark)
     with show_tasks(session, "audit"):
         result = run(
             session,

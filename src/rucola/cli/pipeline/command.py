@@ -13,7 +13,7 @@ from rucola.cli.output import progress_bar
 from rucola.spark.jobs.progress import report_tasks
 
 if TYPE_CHECKING:
-    from rucola.spark.session import LaterSession
+    from rucola.spark.session import LazySession
 
 __all__ = ["json_option", "master_option", "require_spark", "show_tasks", "skip_corrupt_option", "spark_option"]
 
@@ -38,7 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 @contextmanager
-def show_tasks(session: LaterSession, title: str) -> Iterator[None]:
+def show_tasks(session: LazySession, title: str) -> Iterator[None]:
     """Show completed and total tasks of Spark's active stages on a terminal; the block must not print."""
     with progress_bar(title) as progress:
         if progress is None:

@@ -33,9 +33,9 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, master:
     """
     with require_spark():
         from rucola.spark.jobs.rebuild import run
-        from rucola.spark.session import LaterSession
+        from rucola.spark.session import LazySession
     settings = store_settings(directory, config_file)
-    session = LaterSession("rucola pipeline rebuild", master)
+    session = LazySession("rucola pipeline rebuild", master)
     with show_tasks(session, "rebuild"):
         done = run(session, directory, out, settings=settings)
     if as_json:

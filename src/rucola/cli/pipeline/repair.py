@@ -52,8 +52,8 @@ def repair(
     """
     with require_spark():
         from rucola.spark.jobs.repair import run
-        from rucola.spark.session import LaterSession
-    session = LaterSession("rucola pipeline repair", master)
+        from rucola.spark.session import LazySession
+    session = LazySession("rucola pipeline repair", master)
     with show_tasks(session, "repair"):
         result = run(session, lake, dry_run=dry_run, allow_loss=allow_loss, stores=stores, live=live)
     if as_json:
@@ -66,5 +66,5 @@ def repair(
         for path in result.asides:
             click.echo(f"set aside: {path}")
         done = "is sound" if result.is_sound else "would be restored" if dry_run else "is restored"
-        click.echo(f"{lake} {done}, with {result.rows} messages in {result.row_files} files")
+        click.echo(f"{lake} {done}, with {result.rows} messages in {result.parquet_files} files")
     ctx.exit(1 if dry_run and not result.is_sound else 0)

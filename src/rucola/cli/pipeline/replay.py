@@ -77,7 +77,7 @@ def replay(
     with require_spark():
         from rucola.spark.jobs.replay import ReplayOptions, run
         from rucola.spark.jobs.selection import Selection
-        from rucola.spark.session import LaterSession
+        from rucola.spark.session import LazySession
     options = ReplayOptions(
         name_server=None if dry_run else name_server,
         ledger=None if dry_run else ledger,
@@ -86,7 +86,7 @@ def replay(
         corrupt_records="skip" if skip_corrupt else "fail",
     )
     selection = Selection(**selection_arguments(topics, tags, keys, sql, begin, end))
-    session = LaterSession("rucola pipeline replay", master, is_wanted=use_spark)
+    session = LazySession("rucola pipeline replay", master, use_spark=use_spark)
     with progress_bar("replay") as progress:
         result = run(session, source, options, selection=selection, progress=progress)
     if as_json:

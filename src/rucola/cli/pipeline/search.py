@@ -49,9 +49,9 @@ def search(
     with require_spark():
         from rucola.spark.jobs.search import run
         from rucola.spark.jobs.selection import Selection
-        from rucola.spark.session import LaterSession
+        from rucola.spark.session import LazySession
     selection = Selection(**selection_arguments(topics, tags, keys, sql, begin, end))
-    session = LaterSession("rucola pipeline search", master, is_wanted=use_spark)
+    session = LazySession("rucola pipeline search", master, use_spark=use_spark)
     with show_tasks(session, "search"):
         found = run(session, lake, selection, offset_msg_id, limit=limit)
     if as_json:

@@ -10,7 +10,7 @@ import click
 from rucola import settings
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
-from rucola.store.tools.rebuild import found_settings
+from rucola.store.tools.rebuild import detect_config
 
 STORE_ENTRIES = ("commitlog", "config", "checkpoint")
 """Entries of a store directory; at least one remains even in a badly damaged store."""
@@ -52,9 +52,9 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
     """
     given = settings.read(config_file) if config_file else {}
     try:
-        found = found_settings(directory)
+        found = detect_config(directory)
     except StoreCorrupt as error:
         if not broken and "maxHashSlotNum" not in given:
             raise StoreError(f"{error}; name a broker.conf with maxHashSlotNum and maxIndexNum (-c)") from error
-        found = found_settings(directory, index=False)
+        found = detect_config(directory, index=False)
     return settings.fill(StoreConfig, given, **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})

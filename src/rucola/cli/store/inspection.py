@@ -15,7 +15,7 @@ from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check as check_store
 from rucola.store.tools.dump import dump as dump_store
 from rucola.store.tools.dump import message_row
-from rucola.store.tools.grep import Question
+from rucola.store.tools.grep import SearchQuery
 from rucola.store.tools.grep import grep as grep_store
 from rucola.store.tools.stat import IndexFileStat, QueueStat, StoreStat
 from rucola.store.tools.stat import stat as stat_store
@@ -196,7 +196,7 @@ def grep(
         raise click.UsageError("--table and --json exclude each other")
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise click.UsageError("-b must be before -e")
-    question = Question(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
+    question = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
         question.end_ms = end_ms
     rows: list[tuple[object, ...]] = []

@@ -9,9 +9,9 @@ import msgspec
 
 from rucola.cli.output import print_json, print_table, progress_bar
 from rucola.cli.store.directory import config_option, directory_argument, store_settings
-from rucola.store.tools.rebuild import Rebuilt
+from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_store
-from rucola.store.tools.repair import Repair
+from rucola.store.tools.repair import RepairResult
 from rucola.store.tools.repair import repair as repair_store
 
 
@@ -42,7 +42,7 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
     click.echo(format_rebuilt(done))
 
 
-def format_rebuilt(done: Rebuilt) -> str:
+def format_rebuilt(done: RebuildResult) -> str:
     """Format the result of a rebuild as one line."""
     return (
         f"{done.path}: {done.messages} messages read; {done.units} units in {done.queues} queues, "
@@ -82,7 +82,7 @@ def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) 
         _print_repair(done)
 
 
-def _print_repair(done: Repair) -> None:
+def _print_repair(done: RepairResult) -> None:
     if done.left_out:
         print_table(
             ("#From", "#To", "#Left out because", "#Lost messages"),

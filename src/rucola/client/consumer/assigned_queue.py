@@ -1,4 +1,4 @@
-"""OwnQueue: a queue of a consumer's share; Delivery: messages of it that the application has in hand.
+"""AssignedQueue: a queue of a consumer's share; Delivery: messages of it that the application has in hand.
 
     broker ── pulled ──> waiting ── taken ──> Delivery ── done ──> committed
 
@@ -18,7 +18,7 @@ from rucola.protocol.connections import ProcessQueueInfo
 from rucola.protocol.queue import MessageQueue
 
 
-class OwnQueue:
+class AssignedQueue:
     """A queue of this member's share: how far it is, what waits, and the task that pulls it.
 
     `is_offered` says that it stands in the line, `is_held_back` that it may not: in order, while something of it is at
@@ -79,7 +79,7 @@ class Delivery:
 
     __slots__ = ("messages", "own", "progress")
 
-    def __init__(self, own: OwnQueue, messages: list[MessageExt]) -> None:
+    def __init__(self, own: AssignedQueue, messages: list[MessageExt]) -> None:
         self.own = own
         self.progress = own.progress
         self.messages = messages

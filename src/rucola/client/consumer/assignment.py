@@ -1,4 +1,4 @@
-"""Share: which queues are this member's now, and how it takes them up and gives them up.
+"""Assignment: which queues are this member's now, and how it takes them up and gives them up.
 
     clustering      the group's members and a topic's queues give each member its share, see `rebalance`
     broadcasting    every queue that may be read
@@ -33,18 +33,18 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from rucola.client.background import Background
+from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
-from rucola.client.consumer.assigned_queue import OwnQueue
-from rucola.client.consumer.fetcher import Pulling
-from rucola.client.consumer.listener import is_meant_for
-from rucola.client.consumer.offset_store import Offsets
+from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.fetcher import Fetcher
+from rucola.client.consumer.listener import is_addressed_to
+from rucola.client.consumer.offset_store import OffsetStore
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeOptions
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.consumer.queue_locks import QueueLocks, by_broker
-from rucola.client.consumer.ready_queue import Line
-from rucola.client.consumer.subscription_check import SubscriptionWatch
+from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.consumer.subscription_check import SubscriptionCheck
 from rucola.client.hedging import hedged
 from rucola.client.instance import ClientInstance
 from rucola.client.route import HEDGE_MS, TopicRoute
@@ -73,10 +73,10 @@ CONCURRENT_LOOKUPS = 64
 HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
-class Beginning:
+class StartOffsets:
     """Where a group begins in a queue: where it was, or else as it was told."""
 
-    def __init__(self, pulls: PullConsumer, offsets: Offsets, retry_topic: str, options: ConsumeOptions) -> None:
+    def __init__(self, pulls: PullConsumer, offsets: OffsetStore, retry_topic: str, options: ConsumeOptions) -> None:
         self._pulls = pulls
         self._offsets = offsets
         self._retry_topic = retry_topic
@@ -102,7 +102,7 @@ class Beginning:
                 return await self._pulls.search_offset(queue, timestamp_ms)
 
 
-class Share:
+class Assignment:
     """The queues of one consumer. `locks` are given where it consumes in order and shares with others."""
 
     def __init__(
@@ -111,14 +111,14 @@ class Share:
         instance: ClientInstance,
         subscriptions: Mapping[str, SubscriptionData],
         options: ConsumeOptions,
-        beginning: Beginning,
-        offsets: Offsets,
-        pulling: Pulling,
-        line: Line,
+        beginning: StartOffsets,
+        offsets: OffsetStore,
+        pulling: Fetcher,
+        line: ReadyQueue,
         locks: QueueLocks | None,
-        background: Background,
+        background: BackgroundTasks,
     ) -> None:
-        self.queues: dict[MessageQueue, OwnQueue] = {}
+        self.queues: dict[MessageQueue, AssignedQueue] = {}
         self._group = group
         self._instance = instance
         self._subscriptions = subscriptions
@@ -129,8 +129,8 @@ class Share:
         self._line = line
         self._locks = locks
         self._background = background
-        self._watch = SubscriptionWatch(group, instance, subscriptions)
-        self._leaving: dict[MessageQueue, OwnQueue] = {}
+        self._watch = SubscriptionCheck(group, instance, subscriptions)
+        self._leaving: dict[MessageQueue, AssignedQueue] = {}
         self._taking_up: set[MessageQueue] = set()
         """Queues of the share that are being taken up."""
         self._looking: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class Share:
             self._pulling.begin_anew(own, offsets[own.queue])
         await self._commit(anew)
 
-    def may_take(self, own: OwnQueue) -> bool:
+    def may_take(self, own: AssignedQueue) -> bool:
         """Whether messages of the queue may be given out. Where its lock is missing, it is asked for again."""
         if self._locks is None or self._locks.holds(own.queue):
             return True
@@ -255,7 +255,7 @@ class Share:
         try:
             return list(self._options.strategy(self._instance.client_id, queues, sorted(members)))
         except BaseException as error:
-            if is_meant_for(asyncio.current_task(), error):
+            if is_addressed_to(asyncio.current_task(), error):
                 raise
             logger.exception(
                 "group %s: the rebalance strategy failed on topic %s; the share stays", self._group, route.topic
@@ -310,14 +310,14 @@ class Share:
             logger.warning("group %s cannot begin with %s now: %s", self._group, queue, error)
             return not isinstance(error, (RemotingConnectError, RemotingTimeout))
         if queue in self._taking_up:
-            own = self.queues[queue] = OwnQueue(queue, begin_offset, limits)
+            own = self.queues[queue] = AssignedQueue(queue, begin_offset, limits)
             self._pulling.start(own)
             logger.info("group %s: %s begins with %s at %d", self._group, self._instance.client_id, queue, begin_offset)
         elif locks is not None and queue not in self.queues:
             await locks.unlock([queue])
         return True
 
-    def _give_up(self, own: OwnQueue) -> asyncio.Task[None]:
+    def _give_up(self, own: AssignedQueue) -> asyncio.Task[None]:
         """Stop consuming a queue; return the task that leaves it to another member."""
         del self.queues[own.queue]
         own.is_given_up = True
@@ -326,7 +326,7 @@ class Share:
         logger.info("group %s: %s gives up %s", self._group, self._instance.client_id, own.queue)
         return self._background.start(self._hand_over(own), f"handing over of {own.queue}")
 
-    async def _hand_over(self, own: OwnQueue) -> None:
+    async def _hand_over(self, own: AssignedQueue) -> None:
         """Leave a queue to another member, in order once nothing of it is at work."""
         if self._locks is not None:
             await own.idle.wait()
@@ -338,7 +338,7 @@ class Share:
         if self._locks is not None:
             self.rebalance_soon()  # it may have become own again meanwhile
 
-    async def _leave(self, owned: list[OwnQueue]) -> None:
+    async def _leave(self, owned: list[AssignedQueue]) -> None:
         """Leave queues of one broker to other members."""
         await self._commit(owned)
         for own in owned:
@@ -346,12 +346,12 @@ class Share:
         if self._locks is not None:
             await self._locks.unlock(own.queue for own in owned)
 
-    async def _commit(self, queues: Iterable[OwnQueue]) -> None:
+    async def _commit(self, queues: Iterable[AssignedQueue]) -> None:
         """Commit how far these are done. Without its lock a queue may be another's, who commits for it."""
         locks = self._locks
         await self._offsets.commit(*(own for own in queues if locks is None or locks.holds(own.queue)))
 
-    async def _regain(self, own: OwnQueue, locks: QueueLocks) -> None:
+    async def _regain(self, own: AssignedQueue, locks: QueueLocks) -> None:
         """Ask for a queue's lock until it is held again or the queue is given up.
 
         Another member may have had it meanwhile: what that one committed is not consumed again.

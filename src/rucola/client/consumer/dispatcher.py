@@ -1,4 +1,4 @@
-"""Listening: the calls of a listener, several at a time, and the watch over how long they take.
+"""Dispatcher: the calls of a listener, several at a time, and the watch over how long they take.
 
 Side by side, what the application has in hand for longer than `consume_timeout_ms` is given back to the broker, so that
 one message that never ends does not hold the queue's offset for ever; what its listener says of it later counts for
@@ -23,15 +23,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from rucola.client.background import Background
-from rucola.client.clock import timer_ms
+from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer.assigned_queue import Delivery
-from rucola.client.consumer.listener import Call, NotCalled, ReconsumeLater, SuspendCurrentQueueAMoment, is_meant_for
+from rucola.client.consumer.listener import (
+    ListenerAdapter,
+    ListenerNotCalled,
+    ReconsumeLater,
+    SuspendCurrentQueueAMoment,
+    is_addressed_to,
+)
 from rucola.client.consumer.options import ConsumeOptions
-from rucola.client.consumer.ready_queue import Line
-from rucola.client.consumer.retry import EXPIRED_DELAY_LEVEL, Returns
-from rucola.client.hooks import Told
-from rucola.client.stats import ConsumeCounts, Consumption
+from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.consumer.retry import EXPIRED_DELAY_LEVEL, RetryPolicy
+from rucola.client.stats import ConsumeCounters, TopicConsumeCounters
+from rucola.client.trace_hooks import HookContext
 from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
@@ -40,20 +46,20 @@ NOT_CALLED_PAUSE_MS = 1000
 """How long a worker pauses after no thread took its call."""
 
 
-class InHand:
+class InFlightDeliveries:
     """What the application has in hand, in the order in which it got it. Counts what becomes of it."""
 
-    def __init__(self, returns: Returns, counts: ConsumeCounts, timeout_ms: float) -> None:
+    def __init__(self, returns: RetryPolicy, counts: ConsumeCounters, timeout_ms: float) -> None:
         self._returns = returns
         self._counts = counts
         self._timeout_ms = timeout_ms
-        self._held: dict[Delivery, tuple[float, Consumption]] = {}
+        self._held: dict[Delivery, tuple[float, TopicConsumeCounters]] = {}
 
     def take(self, delivery: Delivery) -> None:
         """The application gets this."""
         counts = self._counts.of(delivery.own.queue.topic)
         counts.in_hand += len(delivery.messages)
-        self._held[delivery] = timer_ms(), counts
+        self._held[delivery] = precise_monotonic_ms(), counts
 
     def leave(self, delivery: Delivery, done: int | None) -> bool:
         """Count a delivery as finished with `done` messages done; None counts neither success nor failure.
@@ -64,15 +70,15 @@ class InHand:
         if held is None:
             return False
         since_ms, counts = held
-        counts.left(len(delivery.messages), done, timer_ms() - since_ms)
+        counts.left(len(delivery.messages), done, precise_monotonic_ms() - since_ms)
         return True
 
     async def watch(self) -> None:
         """Give back what is in hand for too long, for ever."""
         while True:
             delivery = next(iter(self._held), None)
-            since_ms = timer_ms() if delivery is None else self._held[delivery][0]
-            left_ms = since_ms + self._timeout_ms - timer_ms()
+            since_ms = precise_monotonic_ms() if delivery is None else self._held[delivery][0]
+            left_ms = since_ms + self._timeout_ms - precise_monotonic_ms()
             if delivery is None or left_ms > 0:
                 await asyncio.sleep(left_ms / 1000)
                 continue
@@ -84,7 +90,7 @@ class InHand:
             await self._returns.take_back(delivery, EXPIRED_DELAY_LEVEL)
 
 
-class Listening:
+class Dispatcher:
     """Calls a listener with the messages of the line, several calls at a time.
 
     `on_stranded` is called if no call is possible any more: the main thread has ended, other threads have not.
@@ -93,9 +99,9 @@ class Listening:
     def __init__(
         self,
         group: str,
-        line: Line,
-        in_hand: InHand,
-        returns: Returns,
+        line: ReadyQueue,
+        in_hand: InFlightDeliveries,
+        returns: RetryPolicy,
         options: ConsumeOptions,
         on_stranded: Callable[[], None],
     ) -> None:
@@ -108,11 +114,11 @@ class Listening:
         self._trace = options.trace
         self._threads: ThreadPoolExecutor | None = None
         self._has_warned = False
-        self._tasks = Background()
+        self._tasks = BackgroundTasks()
         self._closing = asyncio.Event()
         self._sentinel: asyncio.Task[None] | None = None
 
-    def start(self, call: Call) -> None:
+    def start(self, call: ListenerAdapter) -> None:
         """Begin to call this listener. No effect until `close` if it has begun already."""
         if self._sentinel is not None:
             return
@@ -121,14 +127,14 @@ class Listening:
         for number in range(self._concurrency):
             self._tasks.start(self._work(call), f"listener {number} of {self._group}")
 
-    async def call(self, call: Call, messages: list[MessageExt]) -> None:
+    async def call(self, call: ListenerAdapter, messages: list[MessageExt]) -> None:
         """One call. Whatever the listener raises is raised."""
         if call.needs_thread and self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, f"listener of {self._group}")
         if self._trace is None:
             await call(messages, self._threads)
         else:
-            with Told(self._trace.consuming, self._group, messages):
+            with HookContext(self._trace.consuming, self._group, messages):
                 await call(messages, self._threads)
 
     def runs(self, task: asyncio.Task[Any] | None) -> bool:
@@ -146,7 +152,7 @@ class Listening:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
-    async def _work(self, call: Call) -> None:
+    async def _work(self, call: ListenerAdapter) -> None:
         """Call the listener with one delivery after the other until the line is closed."""
         task = asyncio.current_task()
         assert task is not None
@@ -160,12 +166,12 @@ class Listening:
             except ReconsumeLater as later:
                 failure = later
                 done = min(max(0, later.ack_index + 1), len(delivery.messages))
-            except NotCalled as error:
+            except ListenerNotCalled as error:
                 await self._not_called(delivery, error)
                 continue
             except BaseException as error:
                 is_listeners_own = isinstance(error, asyncio.CancelledError) and not self._is_ending()
-                if not is_listeners_own and is_meant_for(task, error):
+                if not is_listeners_own and is_addressed_to(task, error):
                     raise
                 failure = error
                 done = 0
@@ -181,7 +187,7 @@ class Listening:
             if task.cancelling():
                 raise asyncio.CancelledError  # the listener has suppressed it
 
-    async def _not_called(self, delivery: Delivery, error: NotCalled) -> None:
+    async def _not_called(self, delivery: Delivery, error: ListenerNotCalled) -> None:
         """Requeue a delivery that the listener has not seen, and which therefore has not failed, and pause."""
         self._in_hand.leave(delivery, None)
         self._line.requeue(delivery)

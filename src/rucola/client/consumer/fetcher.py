@@ -1,6 +1,6 @@
-"""Pulling: one task for each own queue asks its broker for more and puts what comes into the line.
+"""Fetcher: one task for each own queue asks its broker for more and puts what comes into the line.
 
-The broker holds a pull until something comes. Pulling a queue pauses while too much of it is held (see
+The broker holds a pull until something comes. Fetcher a queue pauses while too much of it is held (see
 `process_queue`), and while the consumer is suspended. An offset outside the queue is corrected to the nearest inside.
 
 Answers to `PullMessageService` and `DefaultMQPushConsumerImpl.pullMessage` of Apache RocketMQ 4.9.8. Deliberate
@@ -13,13 +13,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from rucola.client.background import Background
-from rucola.client.clock import now_ms, timer_ms
-from rucola.client.consumer.assigned_queue import OwnQueue
-from rucola.client.consumer.offset_store import Offsets
+from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.clock import now_ms, precise_monotonic_ms
+from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.offset_store import OffsetStore
 from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
-from rucola.client.consumer.ready_queue import Line
-from rucola.client.stats import ConsumeCounts
+from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.stats import ConsumeCounters
 from rucola.errors import BrokerError, MQError
 from rucola.message import MessageExt, properties
 from rucola.message.topics import retry_topic
@@ -34,17 +34,17 @@ PULL_ERROR_PAUSE_MS = 1000
 FLOW_CONTROL_PAUSE_MS = 20
 
 
-class Pulling:
+class Fetcher:
     """Pulls the own queues of one consumer."""
 
     def __init__(
         self,
         pulls: PullConsumer,
         subscriptions: Mapping[str, SubscriptionData],
-        line: Line,
-        offsets: Offsets,
-        background: Background,
-        counts: ConsumeCounts,
+        line: ReadyQueue,
+        offsets: OffsetStore,
+        background: BackgroundTasks,
+        counts: ConsumeCounters,
         batch_size: int,
     ) -> None:
         self._pulls = pulls
@@ -66,16 +66,16 @@ class Pulling:
         """Go on."""
         self._goes_on.set()
 
-    def start(self, own: OwnQueue) -> None:
+    def start(self, own: AssignedQueue) -> None:
         """Pull the queue from where it stands."""
         own.pull = self._background.start(self._pull(own), f"pull of {own.queue} for {self._pulls.group}")
 
-    def stop(self, own: OwnQueue) -> None:
+    def stop(self, own: AssignedQueue) -> None:
         """Pull the queue no more."""
         if own.pull is not None:
             own.pull.cancel()
 
-    def begin_anew(self, own: OwnQueue, queue_offset: int) -> None:
+    def begin_anew(self, own: AssignedQueue, queue_offset: int) -> None:
         """Go on at this offset. What was pulled before and is not done is not given out, or counts for nothing."""
         self.stop(own)
         own.begin_anew(queue_offset)
@@ -86,7 +86,7 @@ class Pulling:
         if message.topic == self._retry_topic:
             message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
 
-    async def _pull(self, own: OwnQueue) -> None:
+    async def _pull(self, own: AssignedQueue) -> None:
         queue = own.queue
         while (wanted := self._subscriptions.get(queue.topic)) is not None:
             progress = own.progress
@@ -96,7 +96,7 @@ class Pulling:
                 await own.room.wait()
                 continue
             own.pulled_ms = now_ms()
-            begin_ms = timer_ms()
+            begin_ms = precise_monotonic_ms()
             try:
                 result = await self._pulls.pull(
                     queue,
@@ -113,7 +113,7 @@ class Pulling:
                 await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
                 continue
             if result.status is PullStatus.FOUND:
-                self._counts.of(queue.topic).brought(len(result.messages), timer_ms() - begin_ms)
+                self._counts.of(queue.topic).brought(len(result.messages), precise_monotonic_ms() - begin_ms)
             await self._goes_on.wait()
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 await self._correct(own, result)
@@ -123,7 +123,7 @@ class Pulling:
                 self.restore_topic(message)
             self._line.put(own, messages)
 
-    async def _correct(self, own: OwnQueue, result: PullResult) -> None:
+    async def _correct(self, own: AssignedQueue, result: PullResult) -> None:
         """Begin anew inside the queue. What is still held came from offsets that are gone, and commits nothing."""
         illegal = own.progress.next_offset
         logger.warning(

@@ -60,7 +60,7 @@ class SuspendCurrentQueueAMoment(MQError):
         super().__init__("the queue is suspended")
 
 
-class Call:
+class ListenerAdapter:
     """A listener made ready to be called with several messages at a time, or with one."""
 
     def __init__(self, function: Callable[[Any], Any], max_count: int | None) -> None:
@@ -80,7 +80,7 @@ class Call:
     async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
         """Call the listener, in one of the threads if it is no coroutine function. Raises whatever it raises.
 
-        NotCalled if no thread takes the call: then the listener has not seen the messages.
+        ListenerNotCalled if no thread takes the call: then the listener has not seen the messages.
         """
         argument: Any = list(messages) if self._takes_list else messages[0]  # its own list: it may change that
         if not self.needs_thread:
@@ -89,11 +89,11 @@ class Call:
         try:
             outcome = _in_thread(self._function, argument, threads)
         except RuntimeError as error:
-            raise NotCalled(f"no thread takes a call of the listener: {error}") from error
+            raise ListenerNotCalled(f"no thread takes a call of the listener: {error}") from error
         await _result_of(outcome)
 
 
-class NotCalled(MQError):
+class ListenerNotCalled(MQError):
     """No thread takes a call: the pool is shut down, as at the end of the program, or the system has no thread left."""
 
 
@@ -104,7 +104,7 @@ async def call(function: Callable[[Any], Any], argument: Any) -> Any:
     )
 
 
-def is_meant_for(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
+def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
     """Tell whether an error that came out of a call of the application is addressed to the calling task.
 
     Any other is a failure of the application: CancelledError if it awaited something that had been cancelled,

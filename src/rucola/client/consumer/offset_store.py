@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import Protocol
 
 from rucola import fastjson
-from rucola.client.consumer.assigned_queue import OwnQueue
+from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.errors import ConfigError, MQError, RemoteProtocolError
 from rucola.files import make_directory, replace_file
@@ -33,7 +33,7 @@ ROOT = ".rocketmq_offsets"
 """The directory of all files of offsets, in the user's home."""
 
 
-class Offsets(Protocol):
+class OffsetStore(Protocol):
     """Where progress is kept."""
 
     goes_with_pulls: bool
@@ -45,11 +45,11 @@ class Offsets(Protocol):
     async def read(self, queue: MessageQueue) -> int | None:
         """The committed offset, None where there is none. RemotingError, ConfigError."""
 
-    async def commit(self, *queues: OwnQueue) -> None:
+    async def commit(self, *queues: AssignedQueue) -> None:
         """Keep how far these are done, where that has changed. What fails is logged and tried again next time."""
 
 
-class BrokerOffsets:
+class BrokerOffsetStore:
     """Progress of the group, kept by the brokers. In order it does not go with pulls, which ask for no lock."""
 
     def __init__(self, pulls: PullConsumer, *, in_order: bool) -> None:
@@ -62,10 +62,10 @@ class BrokerOffsets:
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._pulls.committed(queue)
 
-    async def commit(self, *queues: OwnQueue) -> None:
+    async def commit(self, *queues: AssignedQueue) -> None:
         await asyncio.gather(*(self._commit(own) for own in queues))
 
-    async def _commit(self, own: OwnQueue) -> None:
+    async def _commit(self, own: AssignedQueue) -> None:
         offset = own.progress.commit_offset
         if offset == own.committed:
             return
@@ -81,7 +81,7 @@ class BrokerOffsets:
                 own.committed = offset
 
 
-class LocalOffsets:
+class LocalOffsetStore:
     """Progress of this member alone, kept in its file. ConfigError if the user has no home and no `root` is given."""
 
     def __init__(self, root: str | Path | None, client_id: str, group: str) -> None:
@@ -106,7 +106,7 @@ class LocalOffsets:
     async def read(self, queue: MessageQueue) -> int | None:
         return self._table().get(queue)
 
-    async def commit(self, *queues: OwnQueue) -> None:
+    async def commit(self, *queues: AssignedQueue) -> None:
         async with self._writing:
             changed = {own: own.progress.commit_offset for own in queues if own.progress.commit_offset != own.committed}
             if not changed:

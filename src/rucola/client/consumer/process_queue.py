@@ -9,7 +9,7 @@ offset that is not done: whoever starts there again gets every message that is n
     next_offset               where pulling goes on
 
 Invariants: `commit_offset` never exceeds the offset of a message that is held, never exceeds `next_offset`, and never
-falls. Offsets that carry no message for this consumer (filtered, or a hole) count as done.
+falls. OffsetStore that carry no message for this consumer (filtered, or a hole) count as done.
 
 Flow control: `has_room` turns false at so many messages, bytes or offsets between the first and the last as
 `PullLimits` says, and whoever pulls then waits. Memory per queue is bounded by these and one more pull.

@@ -32,23 +32,23 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from rucola.client.background import Background
-from rucola.client.clock import clock_ms, now_ms
-from rucola.client.consumer.assigned_queue import Delivery, OwnQueue
-from rucola.client.consumer.assignment import Beginning, Share
-from rucola.client.consumer.dispatcher import InHand, Listening
-from rucola.client.consumer.fetcher import Pulling
-from rucola.client.consumer.listener import BatchListener, Call, Listener, is_meant_for
-from rucola.client.consumer.offset_store import BrokerOffsets, LocalOffsets, Offsets
+from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.clock import monotonic_ms, now_ms
+from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
+from rucola.client.consumer.assignment import Assignment, StartOffsets
+from rucola.client.consumer.dispatcher import Dispatcher, InFlightDeliveries
+from rucola.client.consumer.fetcher import Fetcher
+from rucola.client.consumer.listener import BatchListener, Listener, ListenerAdapter, is_addressed_to
+from rucola.client.consumer.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from rucola.client.consumer.options import ConsumeOptions
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.consumer.queue_locks import QueueLocks
-from rucola.client.consumer.ready_queue import Line
-from rucola.client.consumer.retry import Returns
+from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.consumer.retry import RetryPolicy
 from rucola.client.instance import ClientInstance, GroupClient
-from rucola.client.lifecycle import finish
+from rucola.client.lifecycle import run_close_steps
 from rucola.client.route import TopicRoute
-from rucola.client.stats import ConsumeCounts, ConsumerStats
+from rucola.client.stats import ConsumeCounters, ConsumerStats
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import check_topic, retry_topic
@@ -97,24 +97,24 @@ class PushConsumer(GroupClient):
         super().__init__(group, namesrv, instance, BROADCASTING_INSTANCE if broadcasting else None)
         self._retry_topic = retry_topic(group)
         self._subscriptions: dict[str, SubscriptionData] = {}
-        self._call: Call | None = None
+        self._call: ListenerAdapter | None = None
         self._iterations = 0
         self._in_iterations: dict[int, Delivery] = {}
         """Deliveries that iterations have in hand, by the id of the message."""
         self._left: dict[int, Delivery] = {}
         """Deliveries that iterations have left and that were requeued, until they are taken again or settled."""
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._pulls = PullConsumer(group, instance=self.instance)
         self._locks = QueueLocks(group, self.instance) if self.options.orderly and not broadcasting else None
-        self._line = Line(in_order=self.options.orderly, may_take=self._may_take)
-        offsets: Offsets = BrokerOffsets(self._pulls, in_order=self.options.orderly)
+        self._line = ReadyQueue(in_order=self.options.orderly, may_take=self._may_take)
+        offsets: OffsetStore = BrokerOffsetStore(self._pulls, in_order=self.options.orderly)
         if broadcasting:
-            offsets = LocalOffsets(self.options.offsets_root, self.instance.client_id, group)
+            offsets = LocalOffsetStore(self.options.offsets_root, self.instance.client_id, group)
         else:
             self.subscribe(self._retry_topic)
         self._offsets = offsets
-        self._counts = ConsumeCounts()
-        self._pulling = Pulling(
+        self._counts = ConsumeCounters()
+        self._pulling = Fetcher(
             self._pulls,
             self._subscriptions,
             self._line,
@@ -123,21 +123,21 @@ class PushConsumer(GroupClient):
             self._counts,
             self.options.pull_batch_size,
         )
-        self._share = Share(
+        self._share = Assignment(
             group,
             self.instance,
             self._subscriptions,
             self.options,
-            Beginning(self._pulls, offsets, self._retry_topic, self.options),
+            StartOffsets(self._pulls, offsets, self._retry_topic, self.options),
             offsets,
             self._pulling,
             self._line,
             self._locks,
             self._background,
         )
-        self._returns = Returns(group, self.instance, self._line, self._background, self.options)
-        self._in_hand = InHand(self._returns, self._counts, self.options.consume_timeout_ms)
-        self._listening = Listening(
+        self._returns = RetryPolicy(group, self.instance, self._line, self._background, self.options)
+        self._in_hand = InFlightDeliveries(self._returns, self._counts, self.options.consume_timeout_ms)
+        self._listening = Dispatcher(
             group, self._line, self._in_hand, self._returns, self.options, on_stranded=self._close_stranded
         )
 
@@ -182,7 +182,7 @@ class PushConsumer(GroupClient):
 
         ConfigError if the consumer has a listener, or iterates.
         """
-        self._listen(Call(listener, None))
+        self._listen(ListenerAdapter(listener, None))
 
     def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:
         """Call `listener` with up to `max_count` messages of one queue that wait, in their order, as a list.
@@ -190,7 +190,7 @@ class PushConsumer(GroupClient):
         They are done, or given back, together, unless it raises `ReconsumeLater` with an index. `max_count` is
         Apache's consumeMessageBatchMaxSize; no call waits for a batch to become full.
         """
-        self._listen(Call(listener, max_count))
+        self._listen(ListenerAdapter(listener, max_count))
 
     def suspend(self) -> None:
         """Pull nothing more until `resume`; what has been pulled is still delivered. The share stays."""
@@ -283,7 +283,7 @@ class PushConsumer(GroupClient):
 
     async def _leave(self) -> None:
         self._line.close()
-        await finish(
+        await run_close_steps(
             lambda: self._listening.close(CLOSE_GRACE_MS),
             self._background.close,
             self._share.close,
@@ -294,7 +294,7 @@ class PushConsumer(GroupClient):
     def _runs(self, task: asyncio.Task[Any] | None) -> bool:
         return self._listening.runs(task) or task in self._background
 
-    def _listen(self, call: Call) -> None:
+    def _listen(self, call: ListenerAdapter) -> None:
         self._check_caller()
         if self._call is not None:
             raise ConfigError(f"the consumer of group {self.group} has a listener already; a consumer has one")
@@ -331,7 +331,7 @@ class PushConsumer(GroupClient):
             delivery.done()
             self._line.leave(delivery)
 
-    def _may_take(self, own: OwnQueue) -> bool:
+    def _may_take(self, own: AssignedQueue) -> bool:
         return self._share.may_take(own)
 
     def _settle(self, message: MessageExt) -> Delivery | None:
@@ -432,12 +432,12 @@ class PushConsumer(GroupClient):
         if self._call is None:
             raise ConfigError(f"the consumer of group {self.group} iterates over messages, it has no listener to call")
         self._pulling.restore_topic(message)
-        begin_ms = clock_ms()
+        begin_ms = monotonic_ms()
         remark = None
         try:
             await self._listening.call(self._call, [message])
         except BaseException as error:
-            if is_meant_for(asyncio.current_task(), error):
+            if is_addressed_to(asyncio.current_task(), error):
                 raise
             logger.warning("group %s: the listener failed on message %s", self.group, message.msg_id, exc_info=error)
             remark = f"{type(error).__name__}: {error}"
@@ -445,5 +445,5 @@ class PushConsumer(GroupClient):
             consume_result=CR_SUCCESS if remark is None else CR_THROW_EXCEPTION,
             order=self.options.orderly,
             remark=remark,
-            spent_time_mills=clock_ms() - begin_ms,
+            spent_time_mills=monotonic_ms() - begin_ms,
         )

@@ -14,7 +14,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
-from rucola.client.clock import clock_ms
+from rucola.client.clock import monotonic_ms
 from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, MQError
 from rucola.protocol.body import decode_body, encode_body
@@ -44,7 +44,7 @@ class QueueLocks:
     def age_ms(self, queue: MessageQueue) -> int | None:
         """How long ago the broker was asked when it last said yes; None where the lock is not held, or not for sure."""
         asked_ms = self._held.get(queue)
-        age_ms = LOCK_LIFE_MS if asked_ms is None else clock_ms() - asked_ms
+        age_ms = LOCK_LIFE_MS if asked_ms is None else monotonic_ms() - asked_ms
         return age_ms if age_ms < LOCK_LIFE_MS else None
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -84,7 +84,7 @@ class QueueLocks:
             await self.lock(list(self._held))
 
     async def _lock(self, queues: list[MessageQueue]) -> None:
-        asked_ms = clock_ms()
+        asked_ms = monotonic_ms()
         try:
             answer = await self._ask(RequestCode.LOCK_BATCH_MQ, queues)
             granted = decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set

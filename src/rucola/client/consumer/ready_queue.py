@@ -1,6 +1,6 @@
-"""Line: the queues with messages that wait for the application, each in its turn.
+"""ReadyQueue: the queues with messages that wait for the application, each in its turn.
 
-Pulling puts messages into their queue; listeners and iterations take them out, one at a time or several of one queue:
+Fetcher puts messages into their queue; listeners and iterations take them out, one at a time or several of one queue:
 
     side by side    a queue stands in the line while a message of it waits, so many can have messages of it in hand
     in order        a queue leaves the line with what is taken and comes back when that is done, so that one alone
@@ -16,21 +16,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from rucola.client.consumer.assigned_queue import Delivery, OwnQueue
+from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
 from rucola.message import MessageExt
 
 
-class Line:
+class ReadyQueue:
     """What waits to be taken. Belongs to one event loop.
 
     `may_take` is asked of each queue before something of it is given out; where it says no the queue is held back
     until `come_back`, which is for the one who answered to call.
     """
 
-    def __init__(self, *, in_order: bool, may_take: Callable[[OwnQueue], bool]) -> None:
+    def __init__(self, *, in_order: bool, may_take: Callable[[AssignedQueue], bool]) -> None:
         self._in_order = in_order
         self._may_take = may_take
-        self._queues: deque[OwnQueue] = deque()
+        self._queues: deque[AssignedQueue] = deque()
         self._takers: deque[asyncio.Future[None]] = deque()
         self._is_closed = True
 
@@ -39,7 +39,7 @@ class Line:
         self._queues.clear()
         self._is_closed = False
 
-    def put(self, own: OwnQueue, messages: Iterable[MessageExt]) -> None:
+    def put(self, own: AssignedQueue, messages: Iterable[MessageExt]) -> None:
         """More messages of a queue wait, behind those that do already."""
         own.waiting.extend(messages)
         self._offer(own)
@@ -96,7 +96,7 @@ class Line:
             own.waiting.extendleft(reversed(list(messages)))
         own.idle.set()
 
-    def come_back(self, own: OwnQueue) -> None:
+    def come_back(self, own: AssignedQueue) -> None:
         """The queue is held back no more."""
         own.is_held_back = False
         self._offer(own)
@@ -133,7 +133,7 @@ class Line:
             if not taker.done():
                 taker.set_result(None)
 
-    def _offer(self, own: OwnQueue) -> None:
+    def _offer(self, own: AssignedQueue) -> None:
         if own.waiting and not own.is_offered and not own.is_held_back:
             own.is_offered = True
             self._queues.append(own)

@@ -18,10 +18,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from rucola.client.background import Background
-from rucola.client.consumer.assigned_queue import Delivery, OwnQueue
+from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
 from rucola.client.consumer.options import ConsumeOptions
-from rucola.client.consumer.ready_queue import Line
+from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, MQError
 from rucola.message import MessageExt
@@ -42,11 +42,16 @@ EXPIRED_DELAY_LEVEL = 3
 SHORTEST_SUSPENSION_MS, LONGEST_SUSPENSION_MS = 10, 30_000
 
 
-class Returns:
+class RetryPolicy:
     """Takes back what was not done, for one consumer."""
 
     def __init__(
-        self, group: str, instance: ClientInstance, line: Line, background: Background, options: ConsumeOptions
+        self,
+        group: str,
+        instance: ClientInstance,
+        line: ReadyQueue,
+        background: BackgroundTasks,
+        options: ConsumeOptions,
     ) -> None:
         self._group = group
         self._instance = instance
@@ -125,6 +130,6 @@ class Returns:
             return False
         return not self._options.broadcasting and await self._send_back(queue, message, DEAD_LETTER)
 
-    async def _resume(self, own: OwnQueue, pause_ms: float) -> None:
+    async def _resume(self, own: AssignedQueue, pause_ms: float) -> None:
         await asyncio.sleep(pause_ms / 1000)
         self._line.come_back(own)

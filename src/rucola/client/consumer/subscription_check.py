@@ -24,7 +24,7 @@ from rucola.protocol.heartbeat import SubscriptionData
 logger = logging.getLogger(__name__)
 
 
-class SubscriptionWatch:
+class SubscriptionCheck:
     """Compares a member's subscriptions with those that brokers have of its group."""
 
     def __init__(self, group: str, instance: ClientInstance, subscriptions: Mapping[str, SubscriptionData]) -> None:

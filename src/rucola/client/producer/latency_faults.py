@@ -68,7 +68,7 @@ class BrokerFaults:
         self._faults.pop(broker_name, None)
 
 
-class Turns:
+class QueueRotation:
     """Which queue of a topic a message goes to that nobody chose one for: each in its turn.
 
     `faults` None leaves out how brokers fare, except for the one that has just failed.

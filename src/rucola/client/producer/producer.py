@@ -32,23 +32,23 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from rucola.client.clock import clock_ms, now_ms
-from rucola.client.hooks import tell
+from rucola.client.clock import monotonic_ms, now_ms
 from rucola.client.instance import ClientInstance, GroupClient
-from rucola.client.producer.in_flight import InFlight, Posted
-from rucola.client.producer.latency_faults import BrokerFaults, Turns
+from rucola.client.producer.in_flight_requests import InFlightRequest, InFlightRequests
+from rucola.client.producer.latency_faults import BrokerFaults, QueueRotation
 from rucola.client.producer.queue_selectors import MessageQueueSelector
 from rucola.client.producer.send_request import (
     COMPRESS_THRESHOLD,
     MAX_MESSAGE_SIZE,
-    Parcel,
+    SendRequest,
     SendResult,
     encoded_batch,
     pack,
     pack_batch,
 )
 from rucola.client.request_reply import reply_message, request_message
-from rucola.client.stats import ProducerStats, SendCounts
+from rucola.client.stats import ProducerStats, SendCounters
+from rucola.client.trace_hooks import call_hook
 from rucola.errors import (
     BrokerError,
     ConfigError,
@@ -77,7 +77,7 @@ IN_FLIGHT = 64
 CLOSE_GRACE_MS = 3000
 """How long `close` waits for calls that have begun."""
 
-Choice: TypeAlias = MessageQueue | MessageQueueSelector | None
+QueueChoice: TypeAlias = MessageQueue | MessageQueueSelector | None
 """Where a message shall go: to a queue, to one that a selector chooses, or to whichever is next."""
 
 RETRY_CODES = frozenset(
@@ -93,7 +93,7 @@ RETRY_CODES = frozenset(
 """Answers after which another broker may still take the message."""
 
 
-class Sent(msgspec.Struct, frozen=True):
+class CompletedSend(msgspec.Struct, frozen=True):
     """A request that was answered: what it carried, and what came of it. `properties` and `body` are as on the wire.
 
     `region_id` and `trace_on` are the broker's; `begin_ms` is milliseconds since 1970.
@@ -115,23 +115,23 @@ class Sent(msgspec.Struct, frozen=True):
 class SendTrace(Protocol):
     """What a producer tells of what it sent, see `trace`."""
 
-    def sent(self, sent: Sent) -> None:
+    def sent(self, sent: CompletedSend) -> None:
         """A request was answered."""
 
     def ended(self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool) -> None:
         """A transaction was ended, at this broker and as its state says."""
 
 
-class _Pending(msgspec.Struct, frozen=True):
+class _PipelinedSend(msgspec.Struct, frozen=True):
     """A message of a stream on its way to `queue`; without `posted` it could not be sent, and `failure` says why."""
 
-    parcel: Parcel
+    parcel: SendRequest
     queue: MessageQueue
     deadline: Deadline
     begin_ms: int
-    counts: SendCounts
+    counts: SendCounters
     counted_ms: float
-    posted: Posted | None = None
+    posted: InFlightRequest | None = None
     failure: RemotingError | None = None
 
 
@@ -164,9 +164,9 @@ class Producer(GroupClient):
         self.retry_another_broker_when_not_store_ok = retry_another_broker_when_not_store_ok
         self.trace = trace
         self._topics_of_requests: set[str] = set()
-        self._counts: dict[str, SendCounts] = {}
-        self._turns = Turns(BrokerFaults() if latency_fault_tolerance else None)
-        self._in_flight = InFlight(f"the producer of group {group}")
+        self._counts: dict[str, SendCounters] = {}
+        self._turns = QueueRotation(BrokerFaults() if latency_fault_tolerance else None)
+        self._in_flight = InFlightRequests(f"the producer of group {group}")
 
     async def _join(self) -> None:
         self._in_flight.open()
@@ -187,7 +187,9 @@ class Producer(GroupClient):
         """What was counted since the producer was made, by topic, see `rucola.client.stats`."""
         return {topic: counts.view() for topic, counts in list(self._counts.items())}
 
-    async def send(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
+    async def send(
+        self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> SendResult:
         """Send one message and wait until it is stored. `timeout_ms` is for the route and all tries together.
 
         `queue` is one that was chosen, or a selector to choose it (see `selectors`). The message gets its `unique_key`
@@ -197,7 +199,9 @@ class Producer(GroupClient):
         with self._call():
             return await self._send_one(message, queue, Deadline(timeout_ms))
 
-    async def send_oneway(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
+    async def send_oneway(
+        self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> None:
         """Send one message without an answer: whether it is stored stays unknown. `timeout_ms` is for connecting."""
         with self._call():
             deadline = Deadline(timeout_ms)
@@ -212,7 +216,7 @@ class Producer(GroupClient):
             self._counts_of(parcel.topic).oneway()
 
     async def send_batch(
-        self, messages: Iterable[Message], queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS
+        self, messages: Iterable[Message], queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
         """Send messages of one topic together, to one queue a request; one result a message, in order.
 
@@ -254,7 +258,7 @@ class Producer(GroupClient):
         """
         if in_flight < 1:
             raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more")
-        window: deque[_Pending] = deque()
+        window: deque[_PipelinedSend] = deque()
         try:
             async for message in _each(messages):
                 if len(window) >= in_flight:
@@ -268,7 +272,9 @@ class Producer(GroupClient):
                     self._in_flight.forget(pending.posted)
                 pending.counts.failed(1, pending.counted_ms)
 
-    async def request(self, message: Message, queue: Choice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
+    async def request(
+        self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> MessageExt:
         """Send a message and wait for the reply of its consumer; `timeout_ms` is for both.
 
         The errors are those of `send`, and RemotingTimeout if the message was stored but no reply came.
@@ -304,11 +310,11 @@ class Producer(GroupClient):
             of_broker = [q for q in queues if self.instance.routes.address(q.broker_name) == request.store_host]
             return await self._send_one(message, of_broker[0] if of_broker else None, deadline)
 
-    async def _send_one(self, message: Message, queue: Choice, deadline: Deadline) -> SendResult:
+    async def _send_one(self, message: Message, queue: QueueChoice, deadline: Deadline) -> SendResult:
         chosen = None if queue is None else await self._chosen(message.topic, queue, deadline)
         return (await self._deliver(self._pack(message, chosen), chosen, deadline))[0]
 
-    async def _chosen(self, topic: str, choice: Choice, deadline: Deadline) -> MessageQueue | None:
+    async def _chosen(self, topic: str, choice: QueueChoice, deadline: Deadline) -> MessageQueue | None:
         if choice is None:
             return None
         chosen = choice(await self._queues(topic, deadline)) if callable(choice) else choice
@@ -320,17 +326,17 @@ class Producer(GroupClient):
         check_topic(topic)
         return (await self.instance.routes.find_for_sending(topic, deadline.left_ms)).write_queues
 
-    def _call(self) -> InFlight:
+    def _call(self) -> InFlightRequests:
         """Return the context of a new call. RemotingError if the producer is not open."""
         self._must_be_open()
         return self._in_flight
 
-    def _pack(self, message: Message, chosen: MessageQueue | None = None) -> Parcel:
+    def _pack(self, message: Message, chosen: MessageQueue | None = None) -> SendRequest:
         return pack(message, chosen, compress_threshold=self.compress_threshold, max_message_size=self.max_message_size)
 
     # From parcels to results.
 
-    async def _deliver(self, parcel: Parcel, chosen: MessageQueue | None, deadline: Deadline) -> list[SendResult]:
+    async def _deliver(self, parcel: SendRequest, chosen: MessageQueue | None, deadline: Deadline) -> list[SendResult]:
         """Send, and count the outcome."""
         counts, count = self._counts_of(parcel.topic), len(parcel.unique_keys)
         begin_ms = counts.begin(count)
@@ -342,15 +348,15 @@ class Producer(GroupClient):
         counts.stored(count, begin_ms, store_ok=results[0].is_ok)
         return results
 
-    def _counts_of(self, topic: str) -> SendCounts:
+    def _counts_of(self, topic: str) -> SendCounters:
         counts = self._counts.get(topic)
         if counts is None:
-            counts = self._counts[topic] = SendCounts()
+            counts = self._counts[topic] = SendCounters()
         return counts
 
     async def _send(
         self,
-        parcel: Parcel,
+        parcel: SendRequest,
         chosen: MessageQueue | None,
         deadline: Deadline,
         attempts: list[tuple[MessageQueue, RemotingError]],
@@ -374,10 +380,10 @@ class Producer(GroupClient):
                 return results
 
     async def _try(
-        self, parcel: Parcel, queue: MessageQueue, deadline: Deadline, tries_left: int = 0
+        self, parcel: SendRequest, queue: MessageQueue, deadline: Deadline, tries_left: int = 0
     ) -> list[SendResult]:
         """Send once. Tries that are left are left time to connect elsewhere."""
-        tried_ms = clock_ms()
+        tried_ms = monotonic_ms()
         try:
             connection = await self._connection(queue, deadline, tries_left)
             begin_ms = now_ms()
@@ -386,13 +392,13 @@ class Producer(GroupClient):
             results = self._results(parcel, answer, queue, connection.peer, begin_ms)
         except RemotingError as error:
             if _may_retry(error):
-                self._turns.answered(queue.broker_name, tried_ms, clock_ms(), failed=True)
+                self._turns.answered(queue.broker_name, tried_ms, monotonic_ms(), failed=True)
             raise
-        self._turns.answered(queue.broker_name, tried_ms, clock_ms())
+        self._turns.answered(queue.broker_name, tried_ms, monotonic_ms())
         return results
 
     async def _vouched_for(
-        self, parcel: Parcel, results: list[SendResult], deadline: Deadline, failed_tries: int
+        self, parcel: SendRequest, results: list[SendResult], deadline: Deadline, failed_tries: int
     ) -> list[SendResult]:
         """The results where their broker vouches for them; else those of one that does.
 
@@ -407,7 +413,7 @@ class Producer(GroupClient):
             queues = [queue for queue in route.write_queues if queue.broker_name not in tried] if route else []
             if not queues:
                 break
-            queue = self._turns.next(queues, clock_ms())
+            queue = self._turns.next(queues, monotonic_ms())
             tried.add(queue.broker_name)
             try:
                 results = await self._try(parcel, queue, deadline)
@@ -416,14 +422,14 @@ class Producer(GroupClient):
         return results
 
     def _results(
-        self, parcel: Parcel, answer: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
+        self, parcel: SendRequest, answer: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
     ) -> list[SendResult]:
         """What the answer says of the parcel's messages, told to the trace as well."""
         results = parcel.results(answer, queue, address)
         if self.trace is not None:
-            tell(
+            call_hook(
                 self.trace.sent,
-                Sent(
+                CompletedSend(
                     group=self.group,
                     code=parcel.code,
                     topic=parcel.topic,
@@ -480,7 +486,7 @@ class Producer(GroupClient):
             if topic in NOT_ALLOWED_SEND_TOPICS:
                 raise InvalidMessage(f"topic {topic} is reserved for the broker: clients cannot send to it")
             route = await self.instance.routes.find_for_sending(topic, deadline.left_ms)
-        return self._turns.next(route.write_queues, clock_ms(), avoided_broker)
+        return self._turns.next(route.write_queues, monotonic_ms(), avoided_broker)
 
     async def _connection(self, queue: MessageQueue, deadline: Deadline, tries_left: int = 0) -> Connection:
         """Return a connection to the queue's master, made if need be in an equal share of what later tries need."""
@@ -494,7 +500,7 @@ class Producer(GroupClient):
 
     # Streams.
 
-    async def _begin(self, message: Message, deadline: Deadline) -> _Pending:
+    async def _begin(self, message: Message, deadline: Deadline) -> _PipelinedSend:
         """Send a message once, without waiting for the answer."""
         with self._call():
             parcel = self._pack(message)
@@ -512,9 +518,9 @@ class Producer(GroupClient):
             except BaseException:
                 counts.failed(1, counted_ms)
                 raise
-            return _Pending(parcel, queue, deadline, begin_ms, counts, counted_ms, posted, failure)
+            return _PipelinedSend(parcel, queue, deadline, begin_ms, counts, counted_ms, posted, failure)
 
-    async def _settle(self, pending: _Pending) -> SendResult:
+    async def _settle(self, pending: _PipelinedSend) -> SendResult:
         """Return the result of a pending message, after more tries if the first failed. Counted."""
         try:
             with self._in_flight:
@@ -525,7 +531,7 @@ class Producer(GroupClient):
         pending.counts.stored(1, pending.counted_ms, store_ok=result.is_ok)
         return result
 
-    async def _result_of(self, pending: _Pending) -> SendResult:
+    async def _result_of(self, pending: _PipelinedSend) -> SendResult:
         parcel, queue, failure = pending.parcel, pending.queue, pending.failure
         if pending.posted is not None:
             try:
@@ -540,7 +546,7 @@ class Producer(GroupClient):
         assert failure is not None, "a message that was not posted has failed"
         if not _may_retry(failure):
             raise failure
-        self._turns.answered(queue.broker_name, clock_ms(), clock_ms(), failed=True)
+        self._turns.answered(queue.broker_name, monotonic_ms(), monotonic_ms(), failed=True)
         return (await self._send(parcel, None, pending.deadline, [(queue, failure)]))[0]
 
 

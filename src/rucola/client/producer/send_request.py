@@ -1,4 +1,4 @@
-"""Parcel: what one request of a producer carries, a message or a batch, and what its answer says of each message.
+"""SendRequest: what one request of a producer carries, a message or a batch, and what its answer says of each message.
 
     pack          one message: body and size checked, a unique key unless it has one, a large body compressed
     pack_batch    messages of one topic, in as few requests as the size limit allows, all checked before one is sent
@@ -14,7 +14,7 @@ from enum import Enum
 import msgspec
 
 from rucola.client.clock import now_ms
-from rucola.client.route import BORROWED_QUEUE_NUMS
+from rucola.client.route import DEFAULT_TOPIC_QUEUE_NUMS
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError
 from rucola.message import Message, properties
 from rucola.message.batch import encode_batch
@@ -58,7 +58,7 @@ class SendResult(msgspec.Struct, frozen=True):
         return self.status is SendStatus.SEND_OK
 
 
-class Parcel(msgspec.Struct, frozen=True):
+class SendRequest(msgspec.Struct, frozen=True):
     """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages.
 
     `is_half` says that it is half of a transaction.
@@ -78,7 +78,7 @@ class Parcel(msgspec.Struct, frozen=True):
             producer_group=group,
             topic=self.topic,
             default_topic=AUTO_CREATE_TOPIC,
-            default_topic_queue_nums=BORROWED_QUEUE_NUMS,
+            default_topic_queue_nums=DEFAULT_TOPIC_QUEUE_NUMS,
             queue_id=queue.queue_id,
             sys_flag=self.sys_flag,
             born_timestamp=now_ms(),
@@ -109,7 +109,9 @@ class Parcel(msgspec.Struct, frozen=True):
         ]
 
 
-def pack(message: Message, chosen: MessageQueue | None, *, compress_threshold: int, max_message_size: int) -> Parcel:
+def pack(
+    message: Message, chosen: MessageQueue | None, *, compress_threshold: int, max_message_size: int
+) -> SendRequest:
     """The request for one message, which gets its unique key. InvalidMessage."""
     unique_key = _prepare(message, chosen, max_message_size)
     body, sys_flag = message.body, 0
@@ -119,16 +121,16 @@ def pack(message: Message, chosen: MessageQueue | None, *, compress_threshold: i
     is_reply = message.properties.get(properties.MSG_TYPE) == REPLY_MESSAGE_FLAG
     code = RequestCode.SEND_REPLY_MESSAGE_V2 if is_reply else RequestCode.SEND_MESSAGE_V2
     is_half = properties.TRAN_MSG in message.properties
-    return Parcel(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,), is_half)
+    return SendRequest(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,), is_half)
 
 
-def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_message_size: int) -> list[Parcel]:
+def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_message_size: int) -> list[SendRequest]:
     """The requests for a batch, all checked and encoded before the first is sent. InvalidMessage."""
     if not messages:
         return []
     first = messages[0]
     wait = first.properties.get(properties.WAIT)
-    parcels: list[Parcel] = []
+    parcels: list[SendRequest] = []
     bodies: list[bytes] = []
     keys: list[str] = []
     size = 0
@@ -156,9 +158,9 @@ def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_mess
     return parcels
 
 
-def encoded_batch(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> Parcel:
+def encoded_batch(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
     """The request for messages that are encoded already; `joined` are the properties of the batch itself."""
-    return Parcel(RequestCode.SEND_BATCH_MESSAGE, topic, body, 0, 0, joined, tuple(unique_keys))
+    return SendRequest(RequestCode.SEND_BATCH_MESSAGE, topic, body, 0, 0, joined, tuple(unique_keys))
 
 
 def _prepare(message: Message, chosen: MessageQueue | None, max_message_size: int) -> str:

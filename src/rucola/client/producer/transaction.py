@@ -25,12 +25,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
 from typing import Any, TypeAlias
 
-from rucola.client.background import Background
-from rucola.client.consumer.listener import call, is_meant_for
-from rucola.client.hooks import tell
-from rucola.client.lifecycle import finish
+from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.consumer.listener import call, is_addressed_to
+from rucola.client.lifecycle import run_close_steps
 from rucola.client.producer.producer import SEND_TIMEOUT_MS, Producer
 from rucola.client.producer.send_request import SendResult, SendStatus
+from rucola.client.trace_hooks import call_hook
 from rucola.errors import BrokerError, InvalidMessage, RemotingError
 from rucola.message import Message, MessageExt, properties, sysflag
 from rucola.message.ids import parse_offset_msg_id
@@ -82,7 +82,7 @@ class TransactionProducer(Producer):
         super().__init__(group, namesrv, **options)
         self.check = check
         self.topics = list(topics)
-        self._checks = Background()
+        self._checks = BackgroundTasks()
 
     async def _join(self) -> None:
         await super()._join()
@@ -91,7 +91,7 @@ class TransactionProducer(Producer):
             await self.instance.beat()
 
     async def _leave(self) -> None:
-        await finish(self._checks.close, super()._leave)
+        await run_close_steps(self._checks.close, super()._leave)
 
     def _runs(self, task: asyncio.Task[Any] | None) -> bool:
         return task in self._checks or super()._runs(task)
@@ -122,7 +122,7 @@ class TransactionProducer(Producer):
                 await self._end(sent, state, why, Deadline(timeout_ms))
                 if self.trace is not None:
                     address = self.instance.routes.address(sent.queue.broker_name) or sent.queue.broker_name
-                    tell(self.trace.ended, self.group, half, address, state.name, from_check=False)
+                    call_hook(self.trace.ended, self.group, half, address, state.name, from_check=False)
         return TransactionSendResult(sent.status, sent.msg_id, sent.offset_msg_id, sent.queue, sent.queue_offset, state)
 
     async def _end(self, sent: SendResult, state: LocalTransactionState, why: str | None, deadline: Deadline) -> None:
@@ -163,7 +163,7 @@ class TransactionProducer(Producer):
         try:
             state = _state(await call(self.check, message))
         except BaseException as error:
-            if is_meant_for(asyncio.current_task(), error):
+            if is_addressed_to(asyncio.current_task(), error):
                 raise
             why = f"the check failed: {error!r}"
             logger.warning("group %s: the check of transaction %s failed", self.group, message.msg_id, exc_info=error)
@@ -180,7 +180,7 @@ class TransactionProducer(Producer):
         command.remark = why
         connection.send(command)
         if self.trace is not None:
-            tell(self.trace.ended, self.group, message, connection.peer, state.name, from_check=True)
+            call_hook(self.trace.ended, self.group, message, connection.peer, state.name, from_check=True)
 
 
 def _state(value: object) -> LocalTransactionState:

@@ -10,7 +10,7 @@ the run. A broker is identified by its brokerName. Queue offsets say nothing abo
 deleteOnlyArchived cannot rely on such an archive. If a broker that is required, or was archived before, is
 unreachable, the run fails unless that is allowed; a later run continues at the offsets the broker's queues had.
 
-A run writes rows and keys to staging and publishes both in one commit (see `rucola.spark.lake.lake`, which also
+A run writes rows and keys to staging and publishes both in one commit (see `rucola.spark.lake.writer`, which also
 explains why a killed run archives nothing twice). The lake holds all state: to continue, call the job again.
 """
 
@@ -29,20 +29,22 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.message_source import partitions_frame
-from rucola.spark.lake import row_files
+from rucola.spark.lake import parquet_files
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
 from rucola.spark.lake.key_index import key_entries, write_keys
-from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_rows
-from rucola.spark.lake.snapshot import Progress
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.lake.reader import read_rows
+from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.writer import LakeWriter, open_lake
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader as reader
 from rucola.spark.source.arrays import ints
 from rucola.spark.source.log_splits import log_end
-from rucola.spark.source.options import Options, is_store, parse
+from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS
-from rucola.spark.source.source_offsets import Place, Queue, Ranges, is_chosen, refuse_missing, to_json
+from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
 from rucola.store.reader import StoreReader
 
 _log = logging.getLogger(__name__)
@@ -151,9 +153,9 @@ def check_store(store: str | Path) -> None:
         raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     store: str | Path,
     lake: str | Path,
     *,
@@ -189,16 +191,16 @@ def run(
         }
         staged = stage_messages(spark, target, options, end - begin)
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
-        progress = _advance(replace(known or Progress(begin), physical_offset=end), ends)
+        progress = _advance(replace(known or ArchiveProgress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
             last = reader.record(staged.last_physical_offset)
             progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
         return _publish(target, result, staged, {name: progress})
 
 
-@plainly()
+@translate_spark_errors()
 def run_live(
-    spark: Spark,
+    spark: AnySession,
     name_server: str,
     lake: str | Path,
     *,
@@ -222,7 +224,7 @@ def run_live(
         "failOnMissingBroker": str(fail_on_missing_broker).lower(),
         **({"requiredBrokers": ",".join(required_brokers)} if required_brokers else {}),
     }
-    parsed = parse(chosen)
+    parsed = parse_read_options(chosen)
     source = LiveSource(parsed)
     refuse_missing(parsed, source.bounds(), _REMEDY)  # before open_lake, which would create a lake
     with open_lake(lake) as target:
@@ -230,8 +232,8 @@ def run_live(
         # looked up even if their brokers are no longer registered.
         found = source.bounds([queue for queue in _archived_queues(target) if is_chosen(parsed, queue)])
         refuse_missing(parsed, found, _REMEDY)
-        result = ArchiveResult(name_server, str(target.root), missing=tuple(found.missing_sentences()))
-        names = sorted({place.broker_name for place in found.ranges})
+        result = ArchiveResult(name_server, str(target.root), missing=tuple(found.describe_missing()))
+        names = sorted({origin.broker_name for origin in found.ranges})
         known = {name: _archived_progress(target, name, is_live=True) for name in names}
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
@@ -241,16 +243,18 @@ def run_live(
         progress = {}
         for name, archived in known.items():
             upto = {
-                (place.topic, place.queue_id): end for place, (_, end) in ranges.items() if place.broker_name == name
+                (origin.topic, origin.queue_id): end
+                for origin, (_, end) in ranges.items()
+                if origin.broker_name == name
             }
-            progress[name] = _advance(archived or Progress(0, is_live=True), upto)
+            progress[name] = _advance(archived or ArchiveProgress(0, is_live=True), upto)
         return _publish(target, result, staged, progress)
 
 
-def _archived_queues(lake: Lake) -> list[Queue]:
+def _archived_queues(lake: LakeWriter) -> list[BrokerQueue]:
     """Return the queues of live brokers in the lake."""
     return [
-        Queue(topic, name, int(queue_id))
+        BrokerQueue(topic, name, int(queue_id))
         for name, progress in lake.progress().items()
         if progress.is_live
         for topic, queues in progress.queues.items()
@@ -258,10 +262,10 @@ def _archived_queues(lake: Lake) -> list[Queue]:
     ]
 
 
-def _read_options(parsed: Options, ranges: Mapping[Queue, tuple[int, int]]) -> dict[str, str]:
+def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, int]]) -> dict[str, str]:
     """Return data source options that read exactly these ranges of live queues."""
-    begins: dict[Place, int] = {place: begin for place, (begin, _) in ranges.items()}
-    ends: dict[Place, int] = {place: end for place, (_, end) in ranges.items()}
+    begins: dict[Origin, int] = {origin: begin for origin, (begin, _) in ranges.items()}
+    ends: dict[Origin, int] = {origin: end for origin, (_, end) in ranges.items()}
     assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
     return {
         "nameServer": str(parsed.name_server),
@@ -280,7 +284,7 @@ class StagedMessages:
     last_physical_offset: int | None = None
 
 
-def stage_in_spark(lake: Lake, messages: DataFrame) -> StagedMessages:
+def stage_in_spark(lake: LakeWriter, messages: DataFrame) -> StagedMessages:
     """Write messages and their keys to staging with Spark.
 
     Keys and counts are computed from the staged files instead of the messages: it is one pass over compressed columns
@@ -313,15 +317,15 @@ def stage_in_spark(lake: Lake, messages: DataFrame) -> StagedMessages:
     return StagedMessages(tuple(queues), max(row.commitLogOffset for row in counted))
 
 
-def stage_in_process(lake: Lake, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
+def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
     """Write messages, as record batches with all columns, and their keys to staging without Spark."""
-    row_files.write(batches, lake.staged_rows)
+    parquet_files.write_rows(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
         return StagedMessages()
     names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
-    written = pa.Table.from_batches([batch for path in paths for batch in row_files.read_staged(path, names)])
-    row_files.write_entries(row_files.entries(paths), lake.staged_keys)
+    written = pa.Table.from_batches([batch for path in paths for batch in parquet_files.read_staged_rows(path, names)])
+    parquet_files.write_key_entries(parquet_files.staged_key_entries(paths), lake.staged_keys)
     groups = Groups(written, ["brokerName", "topic", "queueId"])
     sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
     numbers = groups.count(), groups.sum(sizes), groups.min(offsets), groups.max(offsets) + 1
@@ -332,12 +336,12 @@ def stage_in_process(lake: Lake, batches: Iterable[pa.RecordBatch]) -> StagedMes
     return StagedMessages(tuple(sorted(queues, key=_queue_key)), int(ints(written["commitLogOffset"]).max()))
 
 
-def stage_messages(spark: Spark, lake: Lake, options: Mapping[str, str], size: int) -> StagedMessages:
+def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
     """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
-    read = parse(options)
+    read = parse_read_options(options)
     partitions = reader.plan(read)
     if runs_in_spark(spark, lambda: size):
-        return stage_in_spark(lake, partitions_frame(session_of(spark), partitions, read, tuple(COLUMNS)))
+        return stage_in_spark(lake, partitions_frame(resolve_session(spark), partitions, read, tuple(COLUMNS)))
     return stage_in_process(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
 
 
@@ -346,7 +350,7 @@ def _queue_key(queue: ArchivedQueue) -> tuple[str, str, int]:
 
 
 def _publish(
-    lake: Lake, result: ArchiveResult, staged: StagedMessages, progress: Mapping[str, Progress]
+    lake: LakeWriter, result: ArchiveResult, staged: StagedMessages, progress: Mapping[str, ArchiveProgress]
 ) -> ArchiveResult:
     commit = lake.publish(progress)
     return replace(
@@ -359,7 +363,7 @@ def _publish(
     )
 
 
-def _archived_progress(lake: Lake, name: str, *, is_live: bool) -> Progress | None:
+def _archived_progress(lake: LakeWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:
     """Return the archive progress of a store or live broker; StoreError if it was archived in the other way."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
@@ -372,28 +376,30 @@ def _archived_progress(lake: Lake, name: str, *, is_live: bool) -> Progress | No
 
 
 def _live_ranges(
-    bounds: Ranges, known: Mapping[str, Progress | None], lake: Lake, fail_on_data_loss: bool
-) -> dict[Queue, tuple[int, int]]:
+    bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: LakeWriter, fail_on_data_loss: bool
+) -> dict[BrokerQueue, tuple[int, int]]:
     """Return the half-open range of queue offsets to archive, by queue; queues without new messages are omitted."""
     ranges = {}
-    for place, (least, most) in bounds.items():
-        assert isinstance(place, Queue)
-        archived = known[place.broker_name]
-        begin = archived.queues.get(place.topic, {}).get(str(place.queue_id), least) if archived else least
+    for origin, (least, most) in bounds.items():
+        assert isinstance(origin, BrokerQueue)
+        archived = known[origin.broker_name]
+        begin = archived.queues.get(origin.topic, {}).get(str(origin.queue_id), least) if archived else least
         if begin > most:
             raise StoreError(
-                f"{place} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was recreated. "
+                f"{origin} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was recreated. "
                 f"Archive into another lake to continue"
             )
         if begin < least:
-            _report_loss(f"{place} begins at offset {least}", f"its part before {begin}", lake, fail_on_data_loss)
+            _report_loss(f"{origin} begins at offset {least}", f"its part before {begin}", lake, fail_on_data_loss)
             begin = least
         if begin < most:
-            ranges[place] = begin, most
+            ranges[origin] = begin, most
     return ranges
 
 
-def _resume_offset(reader: StoreReader, known: Progress | None, name: str, lake: Lake, fail_on_data_loss: bool) -> int:
+def _resume_offset(
+    reader: StoreReader, known: ArchiveProgress | None, name: str, lake: LakeWriter, fail_on_data_loss: bool
+) -> int:
     """Return the physical offset to continue at; StoreError if this is not the store that was archived before."""
     begin = reader.min_physical_offset
     if known is None:
@@ -419,7 +425,7 @@ def _resume_offset(reader: StoreReader, known: Progress | None, name: str, lake:
     return known.physical_offset
 
 
-def _report_loss(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) -> None:
+def _report_loss(what: str, archived: str, lake: LakeWriter, fail_on_data_loss: bool) -> None:
     """Raise StoreError, or log a warning, for messages that were deleted before they were archived."""
     sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
     if fail_on_data_loss:
@@ -427,7 +433,7 @@ def _report_loss(what: str, archived: str, lake: Lake, fail_on_data_loss: bool) 
     _log.warning("%s", sentence)
 
 
-def _advance(known: Progress, ends: Mapping[tuple[str, int], int]) -> Progress:
+def _advance(known: ArchiveProgress, ends: Mapping[tuple[str, int], int]) -> ArchiveProgress:
     """Return `known` with the next queue offsets of these queues, keyed by (topic, queue id)."""
     queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
     for (topic, queue_id), end in ends.items():

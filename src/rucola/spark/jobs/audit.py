@@ -39,12 +39,12 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs import audit_tables, report
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
 from rucola.spark.jobs.message_source import MessageSource
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source.columns import schema_of
 from rucola.spark.source.options import is_store
 from rucola.store.reader import StoreReader
@@ -243,9 +243,9 @@ class AuditResult:
         (out / "report.html").write_text(report.page(self.sources, {n: t.to_pylist() for n, t in self.tables.items()}))
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     sources: Sequence[str | Path],
     out: str | Path | None = None,
     *,
@@ -268,7 +268,7 @@ def run(
     commits = [row for source in sources for row in _committed_offsets(Path(source), chosen)]
     levels = delay_levels or DEFAULT_DELAY_LEVELS
     if runs_in_spark(spark, lambda: sum(each.size() for each in found)):
-        tables = _in_spark(session_of(spark), found, traces, commits, hottest, levels)
+        tables = _in_spark(resolve_session(spark), found, traces, commits, hottest, levels)
     else:
         tables = _in_this_process(found, traces, commits, hottest, levels)
     audit = AuditResult(tuple(map(str, sources)), tables)
@@ -286,7 +286,7 @@ def _in_spark(
     delay_levels: str,
 ) -> dict[str, pa.Table]:
     bodies = [each.frame(session, ["body"]).select("body") for each in traces]
-    with plainly():
+    with translate_spark_errors():
         counted = union_all([facts(each.frame(session, audit_tables.COLUMNS)) for each in messages])
         counted = counted.persist(StorageLevel.MEMORY_AND_DISK)
         try:

@@ -5,7 +5,7 @@
     keys    runs of similar size are merged into one run (see `key_index.runs_to_merge`)
 
 Both merges are published by one commit, so a reader sees every message exactly once, in its old file or in its new
-one (see `rucola.spark.lake.lake`). Messages are not changed, and no other file is read.
+one (see `rucola.spark.lake.writer`). Messages are not changed, and no other file is read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from rucola.spark.errors import plainly
-from rucola.spark.lake import row_files as row_files
+from rucola.spark.errors import translate_spark_errors
+from rucola.spark.lake import parquet_files as row_files
+from rucola.spark.lake import read_lake
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
 from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
-from rucola.spark.lake.lake import KEEP_REPLACED_MS, PARTITION_COLUMNS, ROW_OPTIONS, Lake, open_lake, read_lake
 from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.lake.writer import KEEP_REPLACED_MS, LakeWriter, open_lake
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 
 SMALL_SIZE: Final = 16 << 20
 """Row files below this many bytes are candidates for a merge."""
@@ -46,7 +48,7 @@ class CompactionResult:
     lake: str
     rows: int = 0
     replaced_row_files: int = 0
-    row_files: int = 0
+    parquet_files: int = 0
     replaced_key_files: int = 0
     key_files: int = 0
 
@@ -55,7 +57,7 @@ class CompactionResult:
         return {
             "lake": self.lake,
             "rows": self.rows,
-            "rowFiles": {"replaced": self.replaced_row_files, "written": self.row_files},
+            "rowFiles": {"replaced": self.replaced_row_files, "written": self.parquet_files},
             "keyFiles": {"replaced": self.replaced_key_files, "written": self.key_files},
         }
 
@@ -75,9 +77,9 @@ def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
     return [file for group in by_place.values() if len(group) >= min_files for file in group]
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     lake: str | Path,
     *,
     min_files: int = MIN_FILES,
@@ -96,10 +98,10 @@ def run(
         merged = runs_to_merge(before.keys, min_files)
         keys = [file for file in before.keys if file.run in merged]
         if (rows or keys) and runs_in_spark(spark, partial(_size_of, target.root, rows, keys)):
-            _merge(session_of(spark), target, rows, keys)
+            _merge(resolve_session(spark), target, rows, keys)
         elif rows or keys:
-            row_files.merge(target.root, rows, target.staged_rows)
-            row_files.write_entries(row_files.read_entries(target.root, keys), target.staged_keys)
+            row_files.merge_rows(target.root, rows, target.staged_rows)
+            row_files.write_key_entries(row_files.read_key_entries(target.root, keys), target.staged_keys)
         if rows or keys or before.replaced:
             replaced = [file.path for file in rows] + [file.path for file in keys]
             commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)
@@ -110,10 +112,10 @@ def run(
 
 def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
     """Estimate the bytes to be merged, which decides whether Spark is worth its start."""
-    return row_files.size_of(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
+    return row_files.estimate_size(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
 
 
-def _merge(session: SparkSession, lake: Lake, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
+def _merge(session: SparkSession, lake: LakeWriter, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
     """Merge row files by topic and day, and key files into one run, with Spark."""
     if rows:
         # Spark limits files by rows, not bytes. The average row of the input tells how many rows make TARGET_SIZE:

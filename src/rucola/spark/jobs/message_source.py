@@ -23,14 +23,13 @@ from pyspark.sql.datasource import InputPartition
 from rucola.errors import StoreError
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import row_files
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.snapshot import RowFile, check_files, is_lake, read_snapshot
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader
 from rucola.spark.source.arrays import mask
-from rucola.spark.source.log_splits import StoreSource, Stretch
-from rucola.spark.source.options import Narrowing, Options, is_store, parse
+from rucola.spark.source.log_splits import LogSplit, StoreSource
+from rucola.spark.source.options import QueueFilter, ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS, ddl
 from rucola.store.reader import StoreReader
 
@@ -50,14 +49,14 @@ def check_source(source: str | Path, selection: Selection) -> None:
     if not is_store(directory):
         raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
     if selection.topics is not None:
-        StoreSource(parse({"storePath": str(directory), **selection.read_options()})).bounds()
+        StoreSource(parse_read_options({"storePath": str(directory), **selection.read_options()})).bounds()
 
 
 @dataclass(frozen=True)
 class MessageSource:
     """The selected messages of one store directory or lake.
 
-    `options` and `narrowing` are passed to the data source and apply to stores only. The constructor raises what
+    `options` and `queue_filter` are passed to the data source and apply to stores only. The constructor raises what
     `check_source` raises. The end of a store is fixed by the first read, so that all reads of one instance agree;
     `dataclasses.replace` returns an instance that looks at the source again.
     """
@@ -65,7 +64,7 @@ class MessageSource:
     source: Path
     selection: Selection = field(default_factory=Selection)
     options: Mapping[str, str] = field(default_factory=dict)
-    narrowing: Narrowing = field(default_factory=Narrowing)
+    queue_filter: QueueFilter = field(default_factory=QueueFilter)
 
     def __post_init__(self) -> None:
         check_source(self.source, self.selection)
@@ -81,27 +80,27 @@ class MessageSource:
         return self.selection.prune_files(read_snapshot(self.source).rows) if self.is_lake else None
 
     @cached_property
-    def _store(self) -> tuple[Options, Sequence[InputPartition]]:
+    def _store(self) -> tuple[ReadOptions, Sequence[InputPartition]]:
         """The parsed read options of a store, and its planned partitions."""
-        options = parse({"storePath": str(self.source), **self.selection.read_options(), **self.options})
-        options = replace(options, narrowing=self.narrowing)
+        options = parse_read_options({"storePath": str(self.source), **self.selection.read_options(), **self.options})
+        options = replace(options, queue_filter=self.queue_filter)
         return options, batch_reader.plan(options)
 
     def narrow_to_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> MessageSource:
         """Restrict a store to these topics and queue ids; a lake is returned unrestricted."""
-        return replace(self, narrowing=self.narrowing.within(topics=topics, queue_ids=queue_ids))
+        return replace(self, queue_filter=self.queue_filter.intersect(topics=topics, queue_ids=queue_ids))
 
     def size(self) -> int:
         """Estimate the bytes of records to read."""
         if self._files is not None:
-            return row_files.size_of(self.source, self._files)
+            return parquet_files.estimate_size(self.source, self._files)
         _, partitions = self._store
         return sum(_size_of(partition) for partition in partitions)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read the columns `names` in this process, without Spark; messages of a store come in log order."""
         if self._files is not None:
-            rows = row_files.read(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
+            rows = parquet_files.read_rows(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
             yield from (_filter_batch(batch, self.selection, names) for batch in rows)
             return
         options, partitions = self._store
@@ -127,7 +126,7 @@ def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[s
 
 
 def partitions_frame(
-    session: SparkSession, partitions: Sequence[InputPartition], options: Options, names: Sequence[str]
+    session: SparkSession, partitions: Sequence[InputPartition], options: ReadOptions, names: Sequence[str]
 ) -> DataFrame:
     """Return the messages of these partitions as a DataFrame with one task per partition.
 
@@ -139,7 +138,7 @@ def partitions_frame(
     return tasks.mapInArrow(partial(_read, options, tuple(names)), ddl(names))
 
 
-def _read(options: Options, names: tuple[str, ...], tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(options: ReadOptions, names: tuple[str, ...], tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in tasks:
         for pickled in batch["partition"].to_pylist():
             yield from batch_reader.read(pickle.loads(pickled), options, names)
@@ -147,7 +146,7 @@ def _read(options: Options, names: tuple[str, ...], tasks: Iterator[pa.RecordBat
 
 def _size_of(partition: InputPartition) -> int:
     """Return the bytes of records in a partition of a store, or a lower bound once that is large."""
-    assert isinstance(partition, Stretch)
+    assert isinstance(partition, LogSplit)
     if partition.queues is None:
         return partition.end - partition.begin
     # Reading the units of every queue takes longer than planning; it is only done when the answer is in doubt.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from rucola.spark.session import LaterSession
+    from rucola.spark.session import LazySession
 
 ProgressCallback: TypeAlias = Callable[[int, int], None]
 """Called with (done, total); both count the same unit, such as messages or tasks."""
@@ -40,16 +40,16 @@ def call_periodically(callback: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def report_tasks(session: LaterSession, progress: ProgressCallback) -> Iterator[None]:
+def report_tasks(session: LazySession, progress: ProgressCallback) -> Iterator[None]:
     """Report completed and total tasks of Spark's active stages while the block runs.
 
     Reports nothing until `session` has been started.
     """
 
     def report() -> None:
-        if session.made is None:
+        if session.session is None:
             return
-        tracker = session.made.sparkContext.statusTracker()
+        tracker = session.session.sparkContext.statusTracker()
         found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
         # A stage may end between the two calls; the tracker then returns None for it.
         stages = [stage for stage in found if stage is not None]

@@ -27,21 +27,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
-from rucola.spark.errors import plainly
-from rucola.spark.session import Spark, session_of
+from rucola.spark.errors import translate_spark_errors
+from rucola.spark.session import AnySession, resolve_session
 from rucola.store.config import StoreConfig
 from rucola.store.tools.partial_rebuild import (
-    IndexPart,
-    Taken,
+    IndexSource,
+    ScannedLogFile,
     UnitRun,
     index_names,
-    index_work,
     log_files,
-    take_in,
+    plan_index_files,
+    scan_log_file,
+    write_consume_queue,
     write_index_file,
-    write_queue,
 )
-from rucola.store.tools.rebuild import Progress, Rebuilt
+from rucola.store.tools.rebuild import Progress, RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_by
 
 _UNITS_SCHEMA: Final = pa.schema(
@@ -58,7 +58,7 @@ _UNITS_SCHEMA: Final = pa.schema(
         ("entries", pa.int64()),
     ]
 )
-"""Schema of `UnitRun` and `Taken` rows in one DataFrame; the fields of the other are NULL."""
+"""Schema of `UnitRun` and `ScannedLogFile` rows in one DataFrame; the fields of the other are NULL."""
 
 _FILE: Final = "number int, begin bigint"
 _INDEX_FILE: Final = "number int, parts array<struct<begin: bigint, first_entry: bigint>>"
@@ -78,20 +78,20 @@ class RebuildTasks:
     def extract_units(self, batches: Batches) -> Batches:
         """Extract the units of the log files whose begin offsets are in these rows."""
         for row in _rows(batches):
-            items = take_in(self.log, row["begin"], self.settings)
+            items = scan_log_file(self.log, row["begin"], self.settings)
             while some := [item._asdict() for item in islice(items, _BATCH_RUNS)]:
                 yield pa.RecordBatch.from_pylist(some, _UNITS_SCHEMA)
 
     def write_queues(self, batches: Batches) -> Batches:
         """Write the queues of these runs, which are sorted by queue and physical offset."""
         for _, runs in groupby(_rows(batches), key=itemgetter("topic", "queue_id")):
-            count = write_queue(self.log, self.target, (UnitRun(**run) for run in runs), self.settings)
+            count = write_consume_queue(self.log, self.target, (UnitRun(**run) for run in runs), self.settings)
             yield pa.RecordBatch.from_pydict({"units": [count]})
 
     def write_index(self, batches: Batches) -> Batches:
         """Write the index files that these rows describe, under temporary names."""
         for row in _rows(batches):
-            parts = [IndexPart(**part) for part in row["parts"]]
+            parts = [IndexSource(**part) for part in row["parts"]]
             path = self.target / "index" / _temporary_name(row["number"])
             timestamp = write_index_file(self.log, path, row["number"], parts, self.settings)
             yield pa.RecordBatch.from_pydict({"number": [row["number"]], "firstTimestamp": [timestamp]})
@@ -115,10 +115,10 @@ def write_queues(runs: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
     )
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
-) -> Rebuilt:
+    spark: AnySession, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
+) -> RebuildResult:
     """Rebuild ConsumeQueues and index of a store, in place or under `out`.
 
     Arguments, return value and errors are those of `rucola.store.tools.rebuild.rebuild`.
@@ -128,9 +128,9 @@ def run(
     )
 
 
-def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> Rebuilt:
+def build(spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
-    session = session_of(spark)
+    session = resolve_session(spark)
     for name in ("consumequeue", "index"):
         (target / name).mkdir(parents=True)
     tasks = RebuildTasks(log, target, settings)
@@ -140,7 +140,9 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
     files = session.createDataFrame(list(enumerate(begins)), _FILE)
     found = extract_units(files, tasks, len(begins)).persist(StorageLevel.DISK_ONLY)
     try:
-        taken = _up_to_log_end([Taken(*row) for row in found.where("topic IS NULL").select(*Taken._fields).collect()])
+        taken = _up_to_log_end(
+            [ScannedLogFile(*row) for row in found.where("topic IS NULL").select(*ScannedLogFile._fields).collect()]
+        )
         runs = found.where(found.physical_offset < taken[-1].end)
         written = write_queues(runs, tasks, 2 * session.sparkContext.defaultParallelism).collect()
         entries = sum(each.entries for each in taken)
@@ -149,7 +151,7 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
         found.unpersist()
     for directory in (target / "consumequeue", target / "index", target):
         sync_directory(directory)
-    return Rebuilt(
+    return RebuildResult(
         target,
         messages=sum(each.messages for each in taken),
         queues=len(written),
@@ -159,13 +161,13 @@ def build(spark: Spark, log: Path, target: Path, settings: StoreConfig, _: Progr
     )
 
 
-def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[Taken]) -> list[str]:
+def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[ScannedLogFile]) -> list[str]:
     """Write all index files in parallel, then rename them in order.
 
     A file is named after the store time of its first message, or after the previous file if that has the same name.
     Temporary names keep the tasks independent of each other.
     """
-    work = index_work(taken, tasks.settings)
+    work = plan_index_files(taken, tasks.settings)
     if not work:
         return []
     rows = spark.createDataFrame(work, _INDEX_FILE).repartitionById(len(work), "number")
@@ -177,7 +179,7 @@ def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[Taken
     return names
 
 
-def _up_to_log_end(taken: Sequence[Taken]) -> list[Taken]:
+def _up_to_log_end(taken: Sequence[ScannedLogFile]) -> list[ScannedLogFile]:
     """Return the files in order, up to the one with the end of the log; later files are not part of it."""
     ordered = sorted(taken)
     last = next((number for number, each in enumerate(ordered) if each.is_last), len(ordered) - 1)

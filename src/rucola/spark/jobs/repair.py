@@ -2,11 +2,11 @@
 
     1. inventory   every file of the lake is read on its own (see `rucola.spark.lake.inventory`)
     2. plan        the content of the restored lake, files to set aside and losses are determined (see
-                   `rucola.spark.lake.restoration`)
+                   `rucola.spark.lake.repair_plan`)
     3. verify      if the snapshot was lost, the old key index and the archive progress show which messages are missing
                    from all files
     4. index       lost entries of the key index are computed again from the rows
-    5. commit      one commit publishes a self-contained snapshot (see `rucola.spark.lake.lake`)
+    5. commit      one commit publishes a self-contained snapshot (see `rucola.spark.lake.writer`)
 
 A dry run ends after step 3. Nothing changes before the commit record is written; from then on, the next run that opens
 the lake completes the commit. A repair can therefore be killed at any time and started again. It deletes no file.
@@ -26,13 +26,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
 from rucola.files import make_directory
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.lake.inventory import Inventory, take_inventory
 from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
-from rucola.spark.lake.lake import Lake, locked, read_rows
-from rucola.spark.lake.restoration import Plan, Planner, completable
-from rucola.spark.lake.snapshot import OWN, Pending, Snapshot, check_files, committed_files
-from rucola.spark.session import Spark, session_of
+from rucola.spark.lake.reader import read_rows
+from rucola.spark.lake.repair_plan import RepairPlan, RepairPlanner, completable
+from rucola.spark.lake.snapshot import METADATA_DIRECTORY, PendingCommit, Snapshot, check_files, committed_files
+from rucola.spark.lake.writer import LakeWriter, locked
+from rucola.spark.session import AnySession, resolve_session
 
 _ADDRESS: Final = ("topic", "date", "brokerName", "commitLogOffset")
 _MAX_SENTENCES: Final = 10
@@ -50,7 +51,7 @@ class RepairResult:
     findings: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     rows: int = 0
-    row_files: int = 0
+    parquet_files: int = 0
     key_files: int = 0
     asides: tuple[str, ...] = ()
     is_dry: bool = False
@@ -69,15 +70,15 @@ class RepairResult:
             "findings": list(self.findings),
             "losses": list(self.losses),
             "rows": self.rows,
-            "rowFiles": self.row_files,
+            "rowFiles": self.parquet_files,
             "keyFiles": self.key_files,
             "setAside": list(self.asides),
         }
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     lake: str | Path,
     *,
     dry_run: bool = False,
@@ -92,18 +93,18 @@ def run(
     is writing to the lake; ConfigError if it is unknown how a broker was archived. Nothing is changed on an error.
     """
     root = Path(lake).absolute()
-    own = root / OWN
+    own = root / METADATA_DIRECTORY
     if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
-        raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
+        raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
     if not dry_run:
         make_directory(own)
     with locked(root) if own.is_dir() else nullcontext():
-        target = Lake(root)
+        target = LakeWriter(root)
         found = take_inventory(root)
         if _is_interrupted(found) and not dry_run:
             target.finish()
             found = take_inventory(root)
-        plan = Planner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
+        plan = RepairPlanner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
         losses = _find_losses(spark, found, plan)
         if losses and not dry_run and not allow_loss:
             raise StoreError(
@@ -137,7 +138,7 @@ def _is_interrupted(found: Inventory) -> bool:
     return pending.is_repair or pending.number == found.snapshot.number + 1
 
 
-def _find_losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
+def _find_losses(spark: AnySession, found: Inventory, plan: RepairPlan) -> tuple[str, ...]:
     """Return sentences about archived messages that are in no file any more.
 
     A missing file of a current snapshot is a loss. An old snapshot may name files that were replaced since: if the key
@@ -145,12 +146,12 @@ def _find_losses(spark: Spark, found: Inventory, plan: Plan) -> tuple[str, ...]:
     """
     if not plan.rebuilds_index:
         return tuple(_first_few(plan.missing))
-    session = session_of(spark)
+    session = resolve_session(spark)
     rows = _read_rows(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
     keys = [file for path, file in found.keys.items() if path not in found.places]
     lost = _missing_messages(rows, read_keys(session, found.root, keys)) if keys else []
     lost += _missing_tails(rows, plan)
-    is_whole = bool(keys) and not any(path.startswith(f"{OWN}/keys/") for path in found.damages)
+    is_whole = bool(keys) and not any(path.startswith(f"{METADATA_DIRECTORY}/keys/") for path in found.damages)
     return tuple(_first_few(lost if is_whole else [*plan.missing, *lost]))
 
 
@@ -167,7 +168,7 @@ def _missing_messages(rows: DataFrame, entries: DataFrame) -> list[str]:
     ]
 
 
-def _missing_tails(rows: DataFrame, plan: Plan) -> list[str]:
+def _missing_tails(rows: DataFrame, plan: RepairPlan) -> list[str]:
     """Return sentences about queues whose last rows are before the end that their archive progress records."""
     counted = rows.groupBy("brokerName", "topic", "queueId").agg(F.max("queueOffset").alias("last")).collect()
     ends = {(row.brokerName, row.topic, str(row.queueId)): row.last + 1 for row in counted}
@@ -200,10 +201,10 @@ def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> D
     return rows
 
 
-def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapshot:
+def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: RepairPlan) -> Snapshot:
     """Compute missing entries of the key index, commit the plan, and return the checked snapshot."""
     if plan.rebuilds_index or plan.completes_index:
-        session = session_of(spark)
+        session = resolve_session(spark)
         rows = _read_rows(session, found, [file.path for file in plan.rows])
         if plan.completes_index and plan.keys:
             held = read_keys(session, found.root, plan.keys).select(*_ADDRESS).distinct()
@@ -214,7 +215,7 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
             write_keys(entries, count, target.staged_keys)
     keys, moves = target.staged_key_files(plan.number)
     target.commit(
-        Pending(
+        PendingCommit(
             number=plan.number,
             at_ms=time.time_ns() // 1_000_000,
             moves={**plan.moves, **moves},
@@ -223,7 +224,7 @@ def _restore(spark: Spark, target: Lake, found: Inventory, plan: Plan) -> Snapsh
             progress=plan.progress,
             replaces=plan.replaced,
             is_repair=True,
-            asides={path: f"{OWN}/aside/{plan.number:010d}/{path}" for path in plan.asides},
+            asides={path: f"{METADATA_DIRECTORY}/aside/{plan.number:010d}/{path}" for path in plan.asides},
         )
     )
     snapshot = target.snapshot()

@@ -33,7 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs import resend
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.message_source import MessageSource
@@ -41,10 +41,10 @@ from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
 from rucola.spark.jobs.resend import ResendTask
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.session import Spark, runs_in_spark, session_of
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import columns
 from rucola.spark.source.arrays import ints, mask
-from rucola.spark.source.options import SinkOptions, parse_sink
+from rucola.spark.source.options import SinkOptions, parse_sink_options
 
 GROUP: Final = "rucola_replay"
 
@@ -221,11 +221,11 @@ class ReplayOptions:
     def sink(self) -> SinkOptions:
         """Return the destination as options of the Spark sink."""
         given = {"nameServer": str(self.name_server), "producerGroup": self.producer_group}
-        return parse_sink(given if self.topic is None else {**given, "topic": self.topic})
+        return parse_sink_options(given if self.topic is None else {**given, "topic": self.topic})
 
 
 def run(
-    spark: Spark,
+    spark: AnySession,
     source: str | Path,
     options: ReplayOptions | None = None,
     *,
@@ -257,7 +257,7 @@ def run(
             messages = replace(messages)  # looks at the source again: messages may have been deleted while counting
             with _report_acks(ledger, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):
-                    sent = _send(session_of(spark), messages, ledger, target, remaining, before, options.rate)
+                    sent = _send(resolve_session(spark), messages, ledger, target, remaining, before, options.rate)
                 else:
                     bounds = {queue.queue: _bounds(queue, before) for queue in remaining}
                     rates = None if options.rate is None else [options.rate]
@@ -291,7 +291,7 @@ def _send(
         bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in assigned}) for assigned in lanes]
         tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
         sent = tasks.mapInArrow(partial(_send_lanes, task, replace(messages)), _SENT)
-    with plainly():
+    with translate_spark_errors():
         return sum(row.sent for row in sent.collect())
 
 
@@ -300,11 +300,11 @@ def _bounds(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> tu
     return before.get(queue.queue, QueueProgress()).physical_offset, queue.last_physical_offset
 
 
-def _count_queues(spark: Spark, messages: MessageSource) -> tuple[QueuePlan, ...]:
+def _count_queues(spark: AnySession, messages: MessageSource) -> tuple[QueuePlan, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
     if runs_in_spark(spark, messages.size):
-        with plainly():
-            rows = count_by_queue(messages.frame(session_of(spark), names)).collect()
+        with translate_spark_errors():
+            rows = count_by_queue(messages.frame(resolve_session(spark), names)).collect()
         queues = [QueuePlan(*row) for row in rows]
     else:
         queues = count_batches(messages.batches(names))
@@ -312,7 +312,7 @@ def _count_queues(spark: Spark, messages: MessageSource) -> tuple[QueuePlan, ...
 
 
 def _load_plan(
-    ledger: ReplayLedger, spark: Spark, messages: MessageSource, target: SinkOptions
+    ledger: ReplayLedger, spark: AnySession, messages: MessageSource, target: SinkOptions
 ) -> tuple[QueuePlan, ...]:
     """Return the plan of the ledger; for a new ledger, count the source and write the plan first."""
     asked = {

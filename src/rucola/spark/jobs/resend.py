@@ -39,7 +39,7 @@ from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.source.arrays import Array, arrow, ints
-from rucola.spark.source.encoding import Encoded, encode
+from rucola.spark.source.encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.sink import message_of
 
@@ -182,7 +182,7 @@ class Chunk:
     """Rows that are sent together, sorted by queue and then by log order; `bounds` is the row range of each queue."""
 
     rows: pa.RecordBatch
-    encoded: Encoded
+    encoded: EncodedMessages
     bounds: Mapping[SourceQueue, tuple[int, int]]
 
 
@@ -196,7 +196,7 @@ def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress
     rows = rows.take(arrow(order))
     edges = np.searchsorted(codes[order], np.arange(len(queues) + 1)).tolist()
     bounds = {queue: bound for queue, bound in zip(queues, pairwise(edges), strict=True) if bound[0] < bound[1]}
-    return Chunk(rows, encode(rows), bounds)
+    return Chunk(rows, encode_rows(rows), bounds)
 
 
 def queue_codes(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
@@ -294,7 +294,7 @@ async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> l
     return await request()
 
 
-def _plan_requests(encoded: Encoded, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
+def _plan_requests(encoded: EncodedMessages, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
     """Split the rows [begin, end) of one queue into requests (first, end, is_batched).
 
     Rows alternate between runs that may share a request and runs that may not: with `is_batched` [1, 1, 0, 1] the

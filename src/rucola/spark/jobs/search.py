@@ -23,24 +23,23 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
-from rucola.spark.errors import plainly
+from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import row_files
-from rucola.spark.lake.lake import read_lake
+from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.lookup import (
-    MOST,
-    Found,
+    DEFAULT_LIMIT,
+    SearchResult,
     by_key,
     by_offset_msg_id,
-    files_at,
+    candidate_offsets,
+    files_with_offsets,
     has_key,
     messages_of,
     newest,
-    places,
 )
 from rucola.spark.lake.snapshot import RowFile, read_snapshot
-from rucola.spark.session import Spark, runs_in_spark, session_of
-from rucola.spark.source.options import matching, parse_tags
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.source.options import parse_tags, sql92_matcher
 
 _MAX_PUSHED_OFFSETS: Final = 1000
 """Limit of physical offsets in a pushed filter; a longer list would cost more than the pages it skips."""
@@ -65,8 +64,8 @@ def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = 
     snapshot = read_snapshot(lake)
     files, offsets = selection.prune_files(snapshot.rows), None
     if selection.keys is not None:
-        where = places(lake, snapshot, selection.keys)
-        files = files_at(files, where)
+        where = candidate_offsets(lake, snapshot, selection.keys)
+        files = files_with_offsets(files, where)
         offsets = sorted({offset for file in files for offset in where[file.topic, file.date].tolist()})
     if offset_msg_id is not None:
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
@@ -75,25 +74,25 @@ def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = 
     return Candidates(files, offsets)
 
 
-def find(spark: Spark, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+def find(spark: AnySession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the matching messages of a lake as a DataFrame over the pruned files."""
     root = Path(lake).absolute()
     candidates = candidates_of(root, selection, offset_msg_id)
-    rows = read_lake(session_of(spark), root, candidates.files)
+    rows = read_lake(resolve_session(spark), root, candidates.files)
     if candidates.offsets is not None and len(candidates.offsets) <= _MAX_PUSHED_OFFSETS:
         rows = rows.where(F.col("commitLogOffset").isin(*candidates.offsets))
     return search(rows, selection, offset_msg_id)
 
 
-@plainly()
+@translate_spark_errors()
 def run(
-    spark: Spark,
+    spark: AnySession,
     lake: str | Path,
     selection: Selection,
     offset_msg_id: str | None = None,
     *,
-    limit: int = MOST,
-) -> Found:
+    limit: int = DEFAULT_LIMIT,
+) -> SearchResult:
     """Return the newest `limit` matching messages of a lake.
 
     Raises StoreError if there is no lake, and InvalidMessage if `offset_msg_id` is malformed.
@@ -101,25 +100,25 @@ def run(
     root = Path(lake).absolute()
     if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
         return _run_in_process(root, selection, offset_msg_id, limit)
-    with plainly():
+    with translate_spark_errors():
         rows = find(spark, root, selection, offset_msg_id).orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
         # One row more than asked for shows whether the result is cut.
         messages = messages_of(rows.limit(limit + 1).toArrow())
-    return Found(messages[:limit], is_cut=len(messages) > limit)
+    return SearchResult(messages[:limit], is_cut=len(messages) > limit)
 
 
 def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int:
     """Estimate the bytes to read; 0 for searches by key or offsetMsgId, which read single pages."""
     if offset_msg_id is not None or selection.keys is not None:
         return 0
-    return row_files.size_of(lake, selection.prune_files(read_snapshot(lake).rows))
+    return parquet_files.estimate_size(lake, selection.prune_files(read_snapshot(lake).rows))
 
 
-def _run_in_process(lake: Path, selection: Selection, offset_msg_id: str | None, limit: int) -> Found:
+def _run_in_process(lake: Path, selection: Selection, offset_msg_id: str | None, limit: int) -> SearchResult:
     """Search without Spark."""
     if offset_msg_id is not None:
         found = by_offset_msg_id(lake, offset_msg_id)
-        return Found([found] if found is not None and _message_filter(selection)(found.message) else [])
+        return SearchResult([found] if found is not None and _message_filter(selection)(found.message) else [])
     if selection.keys is not None:
         keys, topics = selection.keys, selection.topics
         return by_key(
@@ -132,7 +131,7 @@ def _run_in_process(lake: Path, selection: Selection, offset_msg_id: str | None,
 def _message_filter(selection: Selection) -> Callable[[MessageExt], bool]:
     """Return a predicate for single messages that is equivalent to `Selection.filter`."""
     tags = None if selection.tags is None else parse_tags(selection.tags)
-    matches = None if selection.expression is None else matching(selection.expression)
+    matches = None if selection.expression is None else sql92_matcher(selection.expression)
     begin, end = selection.starting_timestamp, selection.ending_timestamp
 
     def matches_all(message: MessageExt) -> bool:

@@ -27,7 +27,7 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.spark.lake.snapshot import RowFile
 from rucola.spark.source.arrays import Array, bools, ints, mask, strings, values_of
-from rucola.spark.source.options import matching, parse_tags
+from rucola.spark.source.options import parse_tags, sql92_matcher
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Selection:
             raise ConfigError(f"the selection begins at {begin}, after its end at {end}")
         self._tag_set()
         if self.expression is not None:
-            matching(self.expression)
+            sql92_matcher(self.expression)
 
     def _tag_set(self) -> frozenset[str] | None:
         try:
@@ -119,7 +119,7 @@ class Selection:
             found &= _has_key(rows, self.keys)
         if self.expression is not None and found.any():
             # Properties become Python dicts only for rows that meet the cheaper conditions.
-            is_wanted = matching(self.expression)
+            is_wanted = sql92_matcher(self.expression)
             maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
             found[found] = [is_wanted(each) for each in maps]
         if self.starting_timestamp is not None:
@@ -138,7 +138,7 @@ class Selection:
             asked = F.array(*map(F.lit, self.keys))
             yield F.arrays_overlap("keys", asked) | unique.isin(*self.keys)
         if self.expression is not None:
-            yield _property_filter(matching(self.expression))(F.col("properties"))
+            yield _property_filter(sql92_matcher(self.expression))(F.col("properties"))
         stored = F.unix_millis("storeTimestamp")
         if self.starting_timestamp is not None:
             yield stored >= self.starting_timestamp

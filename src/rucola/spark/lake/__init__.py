@@ -1,1 +1,37 @@
-"""The lake: archived messages as Parquet, with an index of their keys."""
+"""The lake: archived messages as Parquet files, with an index of their keys.
+
+    from rucola.spark.lake import read_lake
+
+    read_lake(spark, "/srv/lake").where("topic = 'Orders'").count()
+
+    snapshot     the files of a lake and the archive progress, replaced as a whole by every commit
+    writer       the commit protocol: staging, atomic publication, completion after a crash
+    reader       Spark DataFrames over the messages
+    data_files   layout, footers and entries of the Parquet files
+    parquet_files  rows and key entries read and written by Arrow, without Spark
+    key_index    hash index from message key to location
+    lookup       messages found by key, id or condition, without Spark
+    inventory    all files of a lake, damaged ones included
+    repair_plan  what a repair restores from an inventory
+
+`read_lake` and `read_snapshot` are imported on first use, so that importing the package loads neither Arrow nor Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rucola.spark.lake.reader import read_lake
+    from rucola.spark.lake.snapshot import read_snapshot
+
+__all__ = ["read_lake", "read_snapshot"]
+
+_MODULES: Final = {"read_lake": "rucola.spark.lake.reader", "read_snapshot": "rucola.spark.lake.snapshot"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

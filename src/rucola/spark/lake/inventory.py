@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.errors import StoreCorrupt
-from rucola.spark.lake.lake import first_line, key_file, row_file, row_group_bounds
+from rucola.spark.lake.data_files import first_line, key_file_entry, row_file_entry, row_group_bounds
 from rucola.spark.lake.snapshot import (
-    OWN,
+    METADATA_DIRECTORY,
+    ArchiveProgress,
     KeyFile,
-    Pending,
-    Progress,
+    PendingCommit,
     RowFile,
     Snapshot,
     data_files,
@@ -52,9 +52,9 @@ class Inventory:
     root: Path
     snapshot: Snapshot | None
     older_snapshot: Snapshot | None
-    pending: Pending | None
-    progress: Mapping[str, Progress] | None
-    older_progress: Mapping[str, Progress] | None
+    pending: PendingCommit | None
+    progress: Mapping[str, ArchiveProgress] | None
+    older_progress: Mapping[str, ArchiveProgress] | None
     rows: Mapping[str, RowFile]
     keys: Mapping[str, KeyFile]
     places: Mapping[str, Path]
@@ -83,11 +83,11 @@ def take_inventory(root: Path) -> Inventory:
             damages[str(path.relative_to(root))] = error.why.partition(";")[0]
             return None
 
-    pending = own(pending_path(root), Pending)
+    pending = own(pending_path(root), PendingCommit)
     places = {}
     for source, place in {} if pending is None else dict(pending.moves).items():
         if not (root / place).exists():
-            places[place] = root / OWN / "staging" / source
+            places[place] = root / METADATA_DIRECTORY / "staging" / source
     found = sorted({*data_files(root), *places})
     strangers = tuple(path for path in found if not _COMMIT.fullmatch(Path(path).name))
     rows: dict[str, RowFile] = {}
@@ -96,17 +96,17 @@ def take_inventory(root: Path) -> Inventory:
         if path in strangers:
             continue
         where = places.get(path, root / path)
-        if path.startswith(OWN):
-            _read(where, path, lambda where, path: key_file(where, path, commit_of(path)), keys, damages)
+        if path.startswith(METADATA_DIRECTORY):
+            _read(where, path, lambda where, path: key_file_entry(where, path, commit_of(path)), keys, damages)
         else:
-            _read(where, path, row_file, rows, damages)
+            _read(where, path, row_file_entry, rows, damages)
     return Inventory(
         root,
         own(snapshot_path(root), Snapshot),
         own(_copy(snapshot_path(root)), Snapshot),
         pending,
-        own(progress_path(root), dict[str, Progress]),
-        own(_copy(progress_path(root)), dict[str, Progress]),
+        own(progress_path(root), dict[str, ArchiveProgress]),
+        own(_copy(progress_path(root)), dict[str, ArchiveProgress]),
         rows,
         keys,
         places,

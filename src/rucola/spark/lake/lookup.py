@@ -27,21 +27,21 @@ from rucola.message.host import encode_host
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.properties import KEY_SEPARATOR
 from rucola.message.record import body_crc
-from rucola.spark.lake import row_files
+from rucola.spark.lake import parquet_files
+from rucola.spark.lake.data_files import open_parquet, row_group_bounds
 from rucola.spark.lake.key_index import key_hash
-from rucola.spark.lake.lake import open_parquet, row_group_bounds
 from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
 from rucola.spark.source.arrays import Array, arrow, ints, repeated
 
-Places = Mapping[tuple[str, str], Array]
+CandidateOffsets = Mapping[tuple[str, str], Array]
 """Physical offsets, ascending, by topic and day."""
 
 
-MOST = 64
+DEFAULT_LIMIT = 64
 """So many messages are looked for when nobody says how many, as brokers do."""
 
 
-class Archived(NamedTuple):
+class ArchivedMessage(NamedTuple):
     """A message of the lake, and the broker or store that it was archived from."""
 
     message: MessageExt
@@ -49,10 +49,10 @@ class Archived(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found, newest first. `is_cut` says that there are more messages than these."""
 
-    messages: list[Archived]
+    messages: list[ArchivedMessage]
     is_cut: bool = False
 
 
@@ -60,12 +60,12 @@ def by_key(
     lake: str | Path,
     keys: Iterable[str],
     *,
-    most: int = MOST,
+    most: int = DEFAULT_LIMIT,
     unique: bool | None = None,
     topics: Sequence[str] | None = None,
     days: tuple[str, str] = ("", "9999"),
     matches: Callable[[MessageExt], bool] = lambda _: True,
-) -> Found:
+) -> SearchResult:
     """Return the newest `most` messages with one of these keys or unique keys; `unique` says of which of both alone.
 
     They must be of one of the `topics`, if these are given, stored between two `days` (ISO, UTC, both included) and
@@ -73,7 +73,7 @@ def by_key(
     """
     asked = frozenset(keys)
     root, snapshot = Path(lake).absolute(), read_snapshot(lake)
-    found = places(root, snapshot, asked)
+    found = candidate_offsets(root, snapshot, asked)
     chosen = {
         (topic, day): offsets
         for (topic, day), offsets in found.items()
@@ -82,7 +82,7 @@ def by_key(
     return _at(root, snapshot, chosen, lambda each: has_key(each, asked, unique) and matches(each), most)
 
 
-def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> Archived | None:
+def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | None:
     """Return the message to which a broker gave this id, None where the lake has none.
 
     Raises InvalidMessage for what is no offsetMsgId, StoreError if there is no lake, StoreCorrupt if a file of it is
@@ -105,7 +105,7 @@ def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None
     return not words.isdisjoint(keys)
 
 
-def places(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Places:
+def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> CandidateOffsets:
     """Return where messages with one of these keys may be; a message with another key may be among them."""
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
@@ -119,7 +119,7 @@ def places(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Places:
     return {place: np.unique(offsets) for place, offsets in found.items()}
 
 
-def files_at(files: Iterable[RowFile], places: Places) -> list[RowFile]:
+def files_with_offsets(files: Iterable[RowFile], places: CandidateOffsets) -> list[RowFile]:
     """Return the files that may hold what is at these places, newest day first."""
     nowhere = np.empty(0, np.int64)
     kept = [file for file in files if _holds_one(places.get((file.topic, file.date), nowhere), file.least, file.most)]
@@ -130,7 +130,7 @@ def _from_the_last_day(files: Iterable[RowFile]) -> list[RowFile]:
     return sorted(files, key=lambda file: (file.date, file.topic, file.path), reverse=True)
 
 
-def messages_of(rows: pa.Table) -> list[Archived]:
+def messages_of(rows: pa.Table) -> list[ArchivedMessage]:
     """Return rows of the lake as messages.
 
     The lake has bodies as they were before they were compressed; `stored_size` and `body_crc` are of that.
@@ -141,13 +141,15 @@ def messages_of(rows: pa.Table) -> list[Archived]:
     return [_archived(row) for row in rows.to_pylist(maps_as_pydicts="lossy")]
 
 
-def _at(root: Path, snapshot: Snapshot, places: Places, matches: Callable[[MessageExt], bool], most: int) -> Found:
+def _at(
+    root: Path, snapshot: Snapshot, places: CandidateOffsets, matches: Callable[[MessageExt], bool], most: int
+) -> SearchResult:
     """Return the newest messages at these places that match."""
 
-    def spots(file: RowFile) -> Iterator[_Spot]:
+    def spots(file: RowFile) -> Iterator[_MatchingRows]:
         return _spots(root, file, places[file.topic, file.date])
 
-    return _newest(files_at(snapshot.rows, places), spots, matches, most)
+    return _newest(files_with_offsets(snapshot.rows, places), spots, matches, most)
 
 
 def newest(
@@ -156,28 +158,28 @@ def newest(
     names: Sequence[str],
     matches: Callable[[pa.RecordBatch], Array],
     most: int,
-) -> Found:
+) -> SearchResult:
     """Return the newest messages of some files whose rows match, by these columns of theirs."""
 
-    def spots(file: RowFile) -> Iterator[_Spot]:
+    def spots(file: RowFile) -> Iterator[_MatchingRows]:
         asked = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
-        for group, batch in enumerate(row_files.read_file(root, file, asked)):
+        for group, batch in enumerate(parquet_files.read_file(root, file, asked)):
             rows = np.flatnonzero(matches(batch))
             if len(rows):
                 stored = ints(batch["storeTimestamp"].view(pa.int64()))
-                yield _Spot(root, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
+                yield _MatchingRows(root, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
 
     return _newest(_from_the_last_day(files), spots, lambda _: True, most)
 
 
 def _newest(
     files: Iterable[RowFile],
-    spots_in: Callable[[RowFile], Iterable[_Spot]],
+    spots_in: Callable[[RowFile], Iterable[_MatchingRows]],
     matches: Callable[[MessageExt], bool],
     most: int,
-) -> Found:
+) -> SearchResult:
     """Return the newest messages at the spots in these files that match. The files come from the last day back."""
-    found: list[Archived] = []
+    found: list[ArchivedMessage] = []
     for _, of_day in groupby(files, key=lambda file: file.date):
         spots = [spot for file in of_day for spot in spots_in(file)]
         if not spots:
@@ -197,11 +199,11 @@ def _newest(
         if len(found) > most:
             break
     found.sort(key=lambda each: (each.message.store_timestamp, each.message.physical_offset), reverse=True)
-    return Found(found[:most], is_cut=len(found) > most)
+    return SearchResult(found[:most], is_cut=len(found) > most)
 
 
 @dataclass(frozen=True)
-class _Spot:
+class _MatchingRows:
     """Rows of one row group of a file, when their messages were stored, in microseconds, and their physical offsets."""
 
     root: Path
@@ -218,12 +220,12 @@ class _Spot:
         return table.append_column("topic", repeated(self.file.topic, len(table)))
 
 
-def _spots(root: Path, file: RowFile, offsets: Array) -> Iterator[_Spot]:
+def _spots(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:
     """Find the rows of a file that have one of these physical offsets."""
     names = ["storeTimestamp", "commitLogOffset"]
     for group, rows, table in _groups_with(root, file, "commitLogOffset", offsets, names):
         stored = ints(_in_microseconds(table["storeTimestamp"]))
-        yield _Spot(root, file, group, rows, stored, ints(table["commitLogOffset"]))
+        yield _MatchingRows(root, file, group, rows, stored, ints(table["commitLogOffset"]))
 
 
 def _groups_with(
@@ -252,7 +254,7 @@ def _in_microseconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
 
 
-def _archived(row: Mapping[str, Any]) -> Archived:
+def _archived(row: Mapping[str, Any]) -> ArchivedMessage:
     message = MessageExt(
         topic=row["topic"],
         queue_id=row["queueId"],
@@ -273,4 +275,4 @@ def _archived(row: Mapping[str, Any]) -> Archived:
         prepared_transaction_offset=row["preparedTransactionOffset"],
         store_host_bytes=encode_host(row["storeHost"]),
     )
-    return Archived(message, row["brokerName"])
+    return ArchivedMessage(message, row["brokerName"])

@@ -27,14 +27,14 @@ import msgspec
 
 from rucola.errors import StoreCorrupt, StoreError
 
-OWN: Final = "_rucola"
+METADATA_DIRECTORY: Final = "_rucola"
 """The directory in a lake that is not rows. Spark and similar tools skip names that begin with an underscore."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Progress:
+class ArchiveProgress:
     """How far one store, or one live broker, is archived.
 
     `queues` has the next queue offset of each queue, {topic: {queue id as text: offset}}. Of a store, every record
@@ -82,7 +82,7 @@ class KeyFile:
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedFile:
     """A file that was taken out at a time, in milliseconds, and stays a while for those who are reading it."""
 
     path: str
@@ -96,12 +96,12 @@ class Snapshot:
     number: int = 0
     rows: tuple[RowFile, ...] = ()
     keys: tuple[KeyFile, ...] = ()
-    progress: Mapping[str, Progress] = field(default_factory=dict)
-    replaced: tuple[Replaced, ...] = ()
+    progress: Mapping[str, ArchiveProgress] = field(default_factory=dict)
+    replaced: tuple[ReplacedFile, ...] = ()
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingCommit:
     """A commit: staged files and their places, the entries of the new files, the files replaced and removed.
 
     The commit of a repair (`is_repair`) follows no snapshot: its rows, keys and progress are all there is. Only such a
@@ -113,7 +113,7 @@ class Pending:
     moves: Mapping[str, str]
     rows: tuple[RowFile, ...]
     keys: tuple[KeyFile, ...]
-    progress: Mapping[str, Progress] = field(default_factory=dict)
+    progress: Mapping[str, ArchiveProgress] = field(default_factory=dict)
     replaces: frozenset[str] = frozenset()
     removes: frozenset[str] = frozenset()
     is_repair: bool = False
@@ -123,7 +123,7 @@ class Pending:
         """Return the snapshot that this commit makes of the one before."""
         if self.is_repair:
             before = Snapshot()
-        taken_out = tuple(Replaced(path, self.at_ms) for path in sorted(self.replaces))
+        taken_out = tuple(ReplacedFile(path, self.at_ms) for path in sorted(self.replaces))
         return Snapshot(
             self.number,
             tuple(file for file in before.rows if file.path not in self.replaces) + self.rows,
@@ -133,7 +133,7 @@ class Pending:
         )
 
 
-def further(one: Progress, other: Progress) -> Progress:
+def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchiveProgress:
     """Return the progress of a broker that is further, with the furthest offset of each queue."""
     ahead, behind = (one, other) if one.physical_offset >= other.physical_offset else (other, one)
     queues = {topic: dict(offsets) for topic, offsets in ahead.queues.items()}
@@ -146,22 +146,22 @@ def further(one: Progress, other: Progress) -> Progress:
 
 def is_lake(directory: Path) -> bool:
     """Tell whether messages were archived into this directory."""
-    return (directory / OWN).is_dir()
+    return (directory / METADATA_DIRECTORY).is_dir()
 
 
 def snapshot_path(root: Path) -> Path:
     """Return the path of the snapshot of the lake in a directory."""
-    return root / OWN / "snapshot.json"
+    return root / METADATA_DIRECTORY / "snapshot.json"
 
 
 def pending_path(root: Path) -> Path:
     """Return the path of the commit that is being carried out in the lake in a directory."""
-    return root / OWN / "pending.json"
+    return root / METADATA_DIRECTORY / "pending.json"
 
 
 def progress_path(root: Path) -> Path:
     """Return the path of the progress that brokers read from the lake in a directory."""
-    return root / OWN / "progress.json"
+    return root / METADATA_DIRECTORY / "progress.json"
 
 
 def read_snapshot(root: str | Path) -> Snapshot:
@@ -171,14 +171,14 @@ def read_snapshot(root: str | Path) -> Snapshot:
     """
     root = Path(root)
     if not is_lake(root):
-        raise StoreError(f"{root} is no lake; give a directory into which `rucola pipeline archive` has written")
+        raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
     path = snapshot_path(root)
     found = read_json(path, Snapshot)
     if found is None and (traces := committed_files(root)):
         found = read_json(path, Snapshot)  # the first commit may have been completed meanwhile
         if found is None:
             named = ", ".join(traces[:3]) + (f" and {len(traces) - 3} more" if len(traces) > 3 else "")
-            raise damage(root, path, 0, f"the file is missing, but the lake holds {named}")
+            raise lake_damage(root, path, 0, f"the file is missing, but the lake holds {named}")
     return found or Snapshot()
 
 
@@ -188,20 +188,20 @@ def committed_files(root: Path) -> list[str]:
     The first commit of a lake may be under way; its files do not count.
     """
     own = ("snapshot.json.bak", "progress.json", "progress.json.bak")
-    small = [f"{OWN}/{name}" for name in own if (root / OWN / name).exists()]
+    small = [f"{METADATA_DIRECTORY}/{name}" for name in own if (root / METADATA_DIRECTORY / name).exists()]
     files = data_files(root)
     # Read after the files were listed: a commit that has moved one was pending before that.
-    pending = read_json(pending_path(root), Pending)
+    pending = read_json(pending_path(root), PendingCommit)
     if pending is None:
         return small + files
     if pending.number > 1 or pending.is_repair:
-        return [*small, f"{OWN}/pending.json", *files]
+        return [*small, f"{METADATA_DIRECTORY}/pending.json", *files]
     return small + [path for path in files if path not in pending.moves.values()]
 
 
 def data_files(root: Path) -> list[str]:
     """Return the files of messages and of the key index that are in their places, counted from the lake, in order."""
-    found = [*root.glob("topic=*/date=*/*.parquet"), *root.glob(f"{OWN}/keys/*.parquet")]
+    found = [*root.glob("topic=*/date=*/*.parquet"), *root.glob(f"{METADATA_DIRECTORY}/keys/*.parquet")]
     return sorted(str(path.relative_to(root)) for path in found)
 
 
@@ -216,9 +216,9 @@ def check_file(root: Path, path: Path, size: int) -> None:
     try:
         found = path.stat().st_size
     except FileNotFoundError:
-        raise damage(root, path, 0, "the file is missing") from None
+        raise lake_damage(root, path, 0, "the file is missing") from None
     if found != size:
-        raise damage(root, path, min(found, size), f"the file has {found} bytes instead of {size}")
+        raise lake_damage(root, path, min(found, size), f"the file has {found} bytes instead of {size}")
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
@@ -228,10 +228,10 @@ def read_json(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        raise damage(path.parent.parent, path, 0, f"this cannot be read: {error}") from error
+        raise lake_damage(path.parent.parent, path, 0, f"this cannot be read: {error}") from error
 
 
-def damage(root: Path, path: Path, position: int, why: str) -> StoreCorrupt:
+def lake_damage(root: Path, path: Path, position: int, why: str) -> StoreCorrupt:
     """Return the error for a damaged file of a lake, which says what to do."""
     advice = f"put the file back from a copy, or see what `rucola pipeline repair --lake {root} --dry-run` says"
     return StoreCorrupt(path, position, f"{why}; {advice}")

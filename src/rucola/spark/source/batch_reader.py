@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from rucola.spark.errors import sentences
+from rucola.spark.errors import without_tracebacks
 from rucola.spark.source import log_reader
-from rucola.spark.source.log_splits import StoreSource, Stretch
-from rucola.spark.source.options import Options
-from rucola.spark.source.pushdown import narrowed, narrowed_ranges
-from rucola.spark.source.source_offsets import Source, at_offsets, batch_ranges, refuse_missing
+from rucola.spark.source.log_splits import LogSplit, StoreSource
+from rucola.spark.source.options import ReadOptions
+from rucola.spark.source.pushdown import apply_filters, filter_ranges
+from rucola.spark.source.source_offsets import MessageSource, batch_ranges, refuse_missing, resolve_offsets
 
 _log = logging.getLogger(__name__)
 
 
-def source_of(options: Options) -> Source:
+def source_of(options: ReadOptions) -> MessageSource:
     """Return what these options read."""
     if options.name_server is None:
         return StoreSource(options)
@@ -29,7 +29,7 @@ def source_of(options: Options) -> Source:
     return LiveSource(options)
 
 
-def plan(options: Options) -> Sequence[InputPartition]:
+def plan(options: ReadOptions) -> Sequence[InputPartition]:
     """Return the partitions of a batch. Asks every store or broker where it ends.
 
     Raises RemotingError for brokers that are missing; with failOnMissingBroker=false it warns of them.
@@ -37,30 +37,30 @@ def plan(options: Options) -> Sequence[InputPartition]:
     source = source_of(options)
     bounds = source.bounds()
     refuse_missing(options, bounds)
-    for sentence in bounds.missing_sentences():
+    for sentence in bounds.describe_missing():
         _log.warning("%s; reading the other brokers", sentence)
-    ranges = batch_ranges(at_offsets(options, source, bounds), bounds)
+    ranges = batch_ranges(resolve_offsets(options, source, bounds), bounds)
     if options.tags is not None and not options.tags:
         return []
-    return source.plan(narrowed_ranges(options.narrowing, ranges))
+    return source.plan(filter_ranges(options.queue_filter, ranges))
 
 
-def read(partition: InputPartition, options: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one partition as record batches of these columns."""
-    if isinstance(partition, Stretch):
+    if isinstance(partition, LogSplit):
         yield from log_reader.read(partition, options, names)
     elif type(partition) is not InputPartition:  # which Spark makes if nothing is to be read
         from rucola.spark.source import pull_partitions
 
-        assert isinstance(partition, pull_partitions.Pulls)
+        assert isinstance(partition, pull_partitions.PullPartition)
         yield from pull_partitions.read(partition, options, names)
 
 
-@sentences
+@without_tracebacks
 class RocketMQReader(DataSourceReader):
     """Plans a read on the driver and carries it out on the workers, which get a pickled copy."""
 
-    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+    def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._columns = names
 
@@ -71,13 +71,13 @@ class RocketMQReader(DataSourceReader):
         return read(partition, self._options, self._columns)
 
 
-@sentences
-class NarrowedRocketMQReader(RocketMQReader):
+@without_tracebacks
+class RocketMQPushdownReader(RocketMQReader):
     """A reader that leaves out what the query does not ask for, as far as it can be told beforehand.
 
     Spark refuses it where the setting spark.sql.python.filterPushdown.enabled is false.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._options, left = narrowed(self._options, filters)
+        self._options, left = apply_filters(self._options, filters)
         return left

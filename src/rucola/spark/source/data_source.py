@@ -15,7 +15,7 @@ topic's name. System topics are left out unless they are named or asked for.
 
 A store may be in use. Where its log or its queues ended when the query, or the batch of a stream, was planned is where
 that ends; partitions carry addresses and queue offsets, never data. Each worker opens the directory again, read-only,
-or pulls from the broker, and decodes records in batches of `columns.BATCH_ROWS`.
+or pulls from the broker, and decodes records in batches of `record_layout.BATCH_ROWS`.
 
 A record that contradicts the format ends the query with StoreCorrupt, which names file and position. With
 corruptRecords=skip it is left out and a warning tells how many were; with corruptRecords=column it is a row that says
@@ -37,10 +37,17 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError, MQError
-from rucola.spark.errors import sentences
-from rucola.spark.source.options import Options, SinkOptions, check_for_batch, check_for_stream, parse, parse_sink
+from rucola.spark.errors import without_tracebacks
+from rucola.spark.source.catalog_tables import options_in, options_of_new_table, readable, schema_of_table, writable
+from rucola.spark.source.options import (
+    ReadOptions,
+    SinkOptions,
+    check_for_batch,
+    check_for_stream,
+    parse_read_options,
+    parse_sink_options,
+)
 from rucola.spark.source.schema import TYPES, ddl
-from rucola.spark.source.tables import options_in, options_of_new_table, readable, schema_of_table, writable
 
 if TYPE_CHECKING:
     from rucola.spark.source.batch_reader import RocketMQReader
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
 FORMAT = "rocketmq"
 
 
-@sentences
+@without_tracebacks
 class RocketMQSource(DataSource):
     """The data source. Spark makes one from the options of each read."""
 
@@ -64,19 +71,19 @@ class RocketMQSource(DataSource):
     def schema(self) -> str | StructType:
         table = options_of_new_table(self._given, FORMAT)
         if table is not None:
-            return schema_of_table(parse(readable(table)).columns, table)
-        columns = parse(self._given).columns
+            return schema_of_table(parse_read_options(readable(table)).columns, table)
+        columns = parse_read_options(self._given).columns
         return ddl(columns) if columns else StructType()
 
     def reader(self, schema: StructType) -> RocketMQReader:
         from rucola.spark.source.batch_reader import (  # here, since it takes Arrow
-            NarrowedRocketMQReader,
+            RocketMQPushdownReader,
             RocketMQReader,
         )
 
         options = self._for_reading(schema)
         check_for_batch(options)
-        kind = NarrowedRocketMQReader if options.push_filters else RocketMQReader
+        kind = RocketMQPushdownReader if options.push_filters else RocketMQReader
         return kind(options, _columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -104,11 +111,11 @@ class RocketMQSource(DataSource):
         _refuse_overwriting(overwrite)
         return RocketMQStreamWriter(self._for_writing(schema), schema)
 
-    def _for_reading(self, schema: StructType) -> Options:
-        return parse(readable(options_in(schema, self._given)) | self._given)
+    def _for_reading(self, schema: StructType) -> ReadOptions:
+        return parse_read_options(readable(options_in(schema, self._given)) | self._given)
 
     def _for_writing(self, schema: StructType) -> SinkOptions:
-        return parse_sink(writable(options_in(schema, self._given)) | self._given)
+        return parse_sink_options(writable(options_in(schema, self._given)) | self._given)
 
 
 def register(session: SparkSession) -> None:

@@ -35,7 +35,7 @@ _ALONE: Final = frozenset(
 """Properties with which brokers take no message of a batch."""
 
 
-async def persist(
+async def with_retries(
     request: Callable[[], Awaitable[T]],
     timeout_ms: float = DELIVERY_TIMEOUT_MS,
     *,
@@ -72,7 +72,7 @@ def _may_pass(error: RemotingError, *, is_known_topic: bool) -> bool:
     return is_known_topic or not isinstance(error, TopicNotFound)
 
 
-def queue_like(queues: Sequence[MessageQueue], queue_id: int, broker_name: str | None) -> MessageQueue:
+def matching_queue(queues: Sequence[MessageQueue], queue_id: int, broker_name: str | None) -> MessageQueue:
     """Return the queue with this id, of this broker if there is such a queue, else the one to which the id leads.
 
     It is the same for the same `queues` each time, so messages of one queue stay in one queue, in their order.
@@ -82,7 +82,7 @@ def queue_like(queues: Sequence[MessageQueue], queue_id: int, broker_name: str |
     return (of_broker or of_id or [queues[queue_id % len(queues)]])[0]
 
 
-def requests(messages: Sequence[Message], most: int = MESSAGES_A_REQUEST) -> Iterator[tuple[int, int]]:
+def split_requests(messages: Sequence[Message], most: int = MESSAGES_A_REQUEST) -> Iterator[tuple[int, int]]:
     """Cut messages of one topic into requests of at most `most`, each from begin to end.
 
     A message that is large, and so worth compressing, or that no batch may contain, goes alone.

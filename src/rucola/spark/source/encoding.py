@@ -34,7 +34,7 @@ _LEFT_OUT: Final = strings([name.encode() for name in sorted(properties.RESERVED
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedMessages:
     """Messages of rows: that of row k is data[offsets[k]:offsets[k+1]], if `is_batched[k]`.
 
     A row that is not batched must be sent by itself, or cannot be sent at all; its bytes are of no use.
@@ -46,7 +46,7 @@ class Encoded:
     unique_keys: list[str]
 
 
-def encode(rows: pa.RecordBatch) -> Encoded:
+def encode_rows(rows: pa.RecordBatch) -> EncodedMessages:
     """Return the messages of rows that have the columns body, properties, flag and msgId, none of which is null."""
     bodies, unique_keys = rows["body"], rows["msgId"]
     body_sizes = _sizes(bodies)
@@ -62,7 +62,7 @@ def encode(rows: pa.RecordBatch) -> Encoded:
     parts = [_binary(heads), bodies, _binary(sizes.astype(_SIZE)), joined]
     messages = pc.binary_join_element_wise(*parts, _NOTHING)
     _, offsets, data = messages.buffers()
-    return Encoded(
+    return EncodedMessages(
         memoryview(data) if data else memoryview(b""),
         np.frombuffer(offsets, np.int32, len(messages) + 1, messages.offset * 4).tolist(),
         is_small & is_regular & (sizes <= MAX_PROPERTIES_SIZE),

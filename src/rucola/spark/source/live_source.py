@@ -7,7 +7,7 @@ which freezes them. `pulls` reads the partitions.
 queues of a broker that stopped. They are known from elsewhere: the option requiredBrokers, queues that are assigned by
 broker, the offsets of a stream, the progress of an archive. A known queue that no route has is
 
-    away       if its master is not registered, or if the route still has the broker but does not let the queue be
+    unavailable       if its master is not registered, or if the route still has the broker but does not let the queue be
                read (perm, readQueueNums)
     gone       if its master was registered before and after the route was asked for, and the route lacks the broker:
                the topic was deleted there
@@ -26,9 +26,18 @@ from rucola.client.route import TopicRoute
 from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout, StoreError, TopicNotFound
 from rucola.message.record import peek
 from rucola.spark.source.log_splits import CLOCK_SLACK_MS
-from rucola.spark.source.options import Options
-from rucola.spark.source.pull_partitions import Pulls, consumer_of, pack, record_sizes
-from rucola.spark.source.source_offsets import Bounds, Offsets, Place, Queue, Ranges, is_chosen, is_chosen_topic, shares
+from rucola.spark.source.options import ReadOptions
+from rucola.spark.source.pull_partitions import PullPartition, consumer_of, pack, record_sizes
+from rucola.spark.source.source_offsets import (
+    BrokerQueue,
+    OffsetRanges,
+    Offsets,
+    Origin,
+    SourceBounds,
+    is_chosen,
+    is_chosen_topic,
+    limit_ranges,
+)
 
 _UNREGISTERED: Final = "is not registered at the name servers"
 _UNREADABLE: Final = "does not let these queues be read now (see perm and readQueueNums of the topic)"
@@ -37,49 +46,49 @@ _UNREADABLE: Final = "does not let these queues be read now (see perm and readQu
 class LiveSource:
     """Queues of live brokers. Each question asks name servers and brokers afresh."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def bounds(self, known: Iterable[Place] = ()) -> Bounds:
+    def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
         """Return the bounds of every chosen queue, and the brokers that are missing for others that are `known`.
 
         Raises TopicNotFound and ConfigError for topics and queues that are named and do not exist.
         """
-        return asyncio.run(self._bounds({place for place in known if isinstance(place, Queue)}))
+        return asyncio.run(self._bounds({origin for origin in known if isinstance(origin, BrokerQueue)}))
 
-    async def _bounds(self, known: set[Queue]) -> Bounds:
+    async def _bounds(self, known: set[BrokerQueue]) -> SourceBounds:
         options = self._options
         assigned = {
-            Queue(topic, name, queue_id) for topic, name, queue_id in options.assigned or () if name is not None
+            BrokerQueue(topic, name, queue_id) for topic, name, queue_id in options.assigned or () if name is not None
         }
         async with consumer_of(options) as consumer:
             registered = await consumer.registered_masters()
             routes = await self._routes(consumer, known)
-            listed = {_place(queue) for route in routes.values() for queue in route.read_queues}
+            listed = {_queue_key(queue) for route in routes.values() for queue in route.read_queues}
             # The configuration of an ordered topic names its brokers, also those that are not registered.
-            ordered = {_place(queue) for route in routes.values() for queue in route.write_queues}
+            ordered = {_queue_key(queue) for route in routes.values() for queue in route.write_queues}
             ordered = {queue for queue in ordered if queue.broker_name not in routes[queue.topic].brokers}
             chosen = sorted(queue for queue in listed if is_chosen(options, queue))
             ranges, missing = await _ask_ends(consumer, chosen)
             lacking = {queue for queue in (known | assigned | ordered) - listed if is_chosen(options, queue)}
             if lacking:
                 registered &= await consumer.registered_masters()
-        away: set[Place] = {queue for queue in chosen if queue not in ranges}
-        for name in options.required_brokers - registered - {place.broker_name for place in ranges}:
+        unavailable: set[Origin] = {queue for queue in chosen if queue not in ranges}
+        for name in options.required_brokers - registered - {origin.broker_name for origin in ranges}:
             missing.setdefault(name, _UNREGISTERED)
         for queue in lacking:
             route = routes.get(queue.topic)
             if queue.broker_name not in registered:
                 missing.setdefault(queue.broker_name, _UNREGISTERED)
-                away.add(queue)
+                unavailable.add(queue)
             elif queue in known and route is not None and queue.broker_name in route.brokers:
                 missing.setdefault(queue.broker_name, _UNREADABLE)
-                away.add(queue)
+                unavailable.add(queue)
         if not missing:
             self._check_named(ranges, routes)
-        return Bounds(ranges, missing, frozenset(away))
+        return SourceBounds(ranges, missing, frozenset(unavailable))
 
-    async def _routes(self, consumer: PullConsumer, known: Iterable[Queue]) -> dict[str, TopicRoute]:
+    async def _routes(self, consumer: PullConsumer, known: Iterable[BrokerQueue]) -> dict[str, TopicRoute]:
         """Return the routes of all topics that are chosen or have a known queue, as far as they exist."""
         options = self._options
         topics = self._named_topics() or {topic for topic in await consumer.topics() if is_chosen_topic(options, topic)}
@@ -98,7 +107,7 @@ class LiveSource:
     def _named_topics(self) -> set[str]:
         return set(self._options.topics or ()) | {topic for topic, _, _ in self._options.assigned or ()}
 
-    def _check_named(self, places: Collection[Place], routes: Mapping[str, TopicRoute]) -> None:
+    def _check_named(self, origins: Collection[Origin], routes: Mapping[str, TopicRoute]) -> None:
         """Raise TopicNotFound or ConfigError for topics and queues that the options name and no broker has."""
         for topic in sorted(self._named_topics() - routes.keys()):
             raise TopicNotFound(
@@ -106,34 +115,36 @@ class LiveSource:
                 f"or create it with `rucola admin updateTopic`"
             )
         found: set[tuple[str, str | None, int]] = set()
-        for place in places:
-            assert isinstance(place, Queue)
-            found |= {(*place,), (place.topic, None, place.queue_id)}
+        for origin in origins:
+            assert isinstance(origin, BrokerQueue)
+            found |= {(*origin,), (origin.topic, None, origin.queue_id)}
         for topic, name, queue_id in sorted((self._options.assigned or set()) - found, key=str):
             why = "on no broker that may be read" if name is None else f"not on {name}, or may not be read there"
             raise ConfigError(f"queue {queue_id} of topic {topic!r} is {why}")
 
-    def plan(self, ranges: Ranges) -> list[Pulls]:
+    def plan(self, ranges: OffsetRanges) -> list[PullPartition]:
         return asyncio.run(self._plan(ranges)) if ranges else []
 
-    async def _plan(self, ranges: Ranges) -> list[Pulls]:
+    async def _plan(self, ranges: OffsetRanges) -> list[PullPartition]:
         options = self._options
         async with consumer_of(options) as consumer:
-            await asyncio.gather(*map(consumer.queues, {place.topic for place in ranges if isinstance(place, Queue)}))
+            await asyncio.gather(
+                *map(consumer.queues, {origin.topic for origin in ranges if isinstance(origin, BrokerQueue)})
+            )
             if options.starting_timestamp is not None:
                 ranges = await _from_time(consumer, ranges, options.starting_timestamp - CLOCK_SLACK_MS)
             return pack(ranges, await record_sizes(consumer, ranges), options.min_partitions)
 
-    def at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
+    def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
         return asyncio.run(self._at_times(times, bounds))
 
-    async def _at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
+    async def _at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
         """Look at messages themselves, since what a broker says is the nearest, which may be the one before."""
         async with consumer_of(self._options) as consumer:
             for topic in sorted({queue.topic for queue in times}):
                 await consumer.queues(topic)
 
-            async def first(queue: Queue) -> int:
+            async def first(queue: BrokerQueue) -> int:
                 begin, end = bounds[queue]
                 while begin < end:
                     middle = (begin + end) // 2
@@ -146,24 +157,24 @@ class LiveSource:
             found = await asyncio.gather(*map(first, times))
         return dict(zip(times, found, strict=True))
 
-    def limit(self, ranges: Ranges, count: int) -> Ranges:
-        return shares(ranges, count)
+    def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
+        return limit_ranges(ranges, count)
 
-    def count(self, ranges: Ranges, most: int) -> int:
+    def count(self, ranges: OffsetRanges, most: int) -> int:
         return sum(end - begin for begin, end in ranges.values())
 
 
-def _place(queue: MessageQueue) -> Queue:
-    return Queue(queue.topic, queue.broker_name, queue.queue_id)
+def _queue_key(queue: MessageQueue) -> BrokerQueue:
+    return BrokerQueue(queue.topic, queue.broker_name, queue.queue_id)
 
 
 async def _ask_ends(
-    consumer: PullConsumer, queues: Collection[Queue]
-) -> tuple[dict[Place, tuple[int, int]], dict[str, str]]:
+    consumer: PullConsumer, queues: Collection[BrokerQueue]
+) -> tuple[dict[Origin, tuple[int, int]], dict[str, str]]:
     """Return the bounds of queues, and of brokers that do not answer the reason by name."""
     missing: dict[str, str] = {}
 
-    async def ends(queue: Queue) -> tuple[int, int] | None:
+    async def ends(queue: BrokerQueue) -> tuple[int, int] | None:
         try:
             return await consumer.min_offset(MessageQueue(*queue)), await consumer.max_offset(MessageQueue(*queue))
         except (RemotingConnectError, RemotingTimeout) as error:
@@ -172,7 +183,7 @@ async def _ask_ends(
 
     found = await asyncio.gather(*map(ends, queues))
     # A broker that went while it was asked has answered for some queues; a batch with these could not be read.
-    answered: dict[Place, tuple[int, int]] = {
+    answered: dict[Origin, tuple[int, int]] = {
         queue: each
         for queue, each in zip(queues, found, strict=True)
         if each is not None and queue.broker_name not in missing
@@ -180,19 +191,19 @@ async def _ask_ends(
     return answered, missing
 
 
-async def _from_time(consumer: PullConsumer, ranges: Ranges, timestamp_ms: int) -> Ranges:
+async def _from_time(consumer: PullConsumer, ranges: OffsetRanges, timestamp_ms: int) -> OffsetRanges:
     """Return the ranges without what brokers say was stored before a time."""
 
-    async def later(place: Place, begin: int, end: int) -> tuple[Place, tuple[int, int]]:
-        assert isinstance(place, Queue)
-        first = await consumer.search_offset(MessageQueue(*place), max(timestamp_ms, 0))
-        return place, (max(begin, first), end)
+    async def later(origin: Origin, begin: int, end: int) -> tuple[Origin, tuple[int, int]]:
+        assert isinstance(origin, BrokerQueue)
+        first = await consumer.search_offset(MessageQueue(*origin), max(timestamp_ms, 0))
+        return origin, (max(begin, first), end)
 
-    found = await asyncio.gather(*(later(place, begin, end) for place, (begin, end) in ranges.items()))
-    return {place: (begin, end) for place, (begin, end) in found if begin < end}
+    found = await asyncio.gather(*(later(origin, begin, end) for origin, (begin, end) in ranges.items()))
+    return {origin: (begin, end) for origin, (begin, end) in found if begin < end}
 
 
-async def _stored(consumer: PullConsumer, queue: Queue, queue_offset: int) -> int:
+async def _stored(consumer: PullConsumer, queue: BrokerQueue, queue_offset: int) -> int:
     """Return when a message was stored. Raises StoreError if it is gone."""
     result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
     if not result.records:
@@ -200,12 +211,12 @@ async def _stored(consumer: PullConsumer, queue: Queue, queue_offset: int) -> in
     return peek(result.records).store_timestamp
 
 
-def commit(options: Options, offsets: Offsets) -> None:
+def commit(options: ReadOptions, offsets: Offsets) -> None:
     """Commit queue offsets as those of the consumer group. Raises RemotingError if a broker did not note them."""
 
     async def run() -> None:
         async with consumer_of(options) as consumer:
-            queues = {place: offset for place, offset in offsets.items() if isinstance(place, Queue)}
+            queues = {origin: offset for origin, offset in offsets.items() if isinstance(origin, BrokerQueue)}
             await asyncio.gather(*map(consumer.queues, {queue.topic for queue in queues}))
             await asyncio.gather(*(consumer.commit(MessageQueue(*queue), offset) for queue, offset in queues.items()))
 

@@ -1,17 +1,17 @@
-"""Which stretches of which CommitLog a read has to touch.
+"""Which splits of which CommitLog a read has to touch.
 
-Whatever is asked for, Spark gets the same kind of partition: a stretch of one log, read in the order in which it
+Whatever is asked for, Spark gets the same kind of partition: a split of one log, read in the order in which it
 lies on disk. The driver opens the store, freezes where it ends, and cuts it up:
 
-    whole log   from record to record. A stretch begins where a record begins: at the start of a file, or at an
+    whole log   from record to record. A split begins where a record begins: at the start of a file, or at an
                 address that a ConsumeQueue vouches for.
     by queue    the units of the chosen queues say which records are wanted. The log is divided into equal slices,
-                the wanted bytes of each are counted, and slices are put together to stretches of near-equal bytes;
-                a stretch carries the queue offsets between which its records lie.
+                the wanted bytes of each are counted, and slices are put together to splits of near-equal bytes;
+                a split carries the queue offsets between which its records lie.
 
 Where keys are wanted of queues, the index says which of their messages can have one (see `_with_keys`).
 
-Stretches outside of the wanted time are dropped. The log is in order of storeTimestamp except where a clock was set
+Splits outside of the wanted time are dropped. The log is in order of storeTimestamp except where a clock was set
 back, therefore they are dropped only beyond `CLOCK_SLACK_MS`, and every row is compared as well.
 
 The end of the log is the end of the last whole record that can be reached from the last unit of the ConsumeQueues:
@@ -33,10 +33,18 @@ from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import ConfigError, InvalidMessage, StoreError
 from rucola.message.record import peek
-from rucola.spark.source.options import Options
-from rucola.spark.source.source_offsets import Bounds, Log, Place, Queue, Ranges, is_chosen, shares
+from rucola.spark.source.options import ReadOptions
+from rucola.spark.source.source_offsets import (
+    BrokerLog,
+    BrokerQueue,
+    OffsetRanges,
+    Origin,
+    SourceBounds,
+    is_chosen,
+    limit_ranges,
+)
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Stop
+from rucola.store.scan import ScanEnd
 
 TARGET_SIZE: Final = 128 * 1024 * 1024
 """Bytes in a partition, about, unless the log is huge. A task costs Spark some thirty milliseconds to start, which is
@@ -65,7 +73,7 @@ class QueueRange(NamedTuple):
 
 
 @dataclass
-class Stretch(InputPartition):
+class LogSplit(InputPartition):
     """One partition: the log of one store from physical offset `begin` to `end`, half-open.
 
     With `queues` only the records of these ranges are read, all of which lie inside; without, all records are, and
@@ -82,49 +90,49 @@ class Stretch(InputPartition):
 class StoreSource:
     """What is chosen of store directories. Each question opens them anew and looks at their ends."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def bounds(self, known: Iterable[Place] = ()) -> Bounds:
-        """Return the bounds of every log or chosen queue; nothing of a store that can be opened is ever away."""
-        bounds: dict[Place, tuple[int, int]] = {}
+    def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
+        """Return the bounds of every log or chosen queue; nothing of a store that can be opened is ever unavailable."""
+        bounds: dict[Origin, tuple[int, int]] = {}
         present: set[tuple[str, int]] = set()
         for broker_name, path in self._options.stores.items():
             with StoreReader(path) as reader:
                 if not self._options.by_queue:
-                    bounds[Log(broker_name)] = reader.min_physical_offset, log_end(reader)
+                    bounds[BrokerLog(broker_name)] = reader.min_physical_offset, log_end(reader)
                     continue
                 present |= reader.queues().keys()
                 for (topic, queue_id), (least, most) in reader.queues().items():
-                    if is_chosen(self._options, queue := Queue(topic, broker_name, queue_id)):
+                    if is_chosen(self._options, queue := BrokerQueue(topic, broker_name, queue_id)):
                         bounds[queue] = least, most
         _check_topics_exist(self._options, present)
-        return Bounds(bounds)
+        return SourceBounds(bounds)
 
-    def plan(self, ranges: Ranges) -> list[Stretch]:
+    def plan(self, ranges: OffsetRanges) -> list[LogSplit]:
         """The partitions are in the order of each store's log."""
-        stretches: list[Stretch] = []
+        splits: list[LogSplit] = []
         for broker_name, path in self._options.stores.items():
             with StoreReader(path) as reader:
                 found = list(self._cut(reader, broker_name, ranges))
-                stretches += _in_time(reader, found, self._options)
-        return stretches
+                splits += _in_time(reader, found, self._options)
+        return splits
 
-    def _cut(self, reader: StoreReader, broker_name: str, ranges: Ranges) -> Iterator[Stretch]:
+    def _cut(self, reader: StoreReader, broker_name: str, ranges: OffsetRanges) -> Iterator[LogSplit]:
         if not self._options.by_queue:
-            begin, end = ranges.get(Log(broker_name), (0, 0))
+            begin, end = ranges.get(BrokerLog(broker_name), (0, 0))
             return _whole_log(reader, broker_name, begin, end, self._options)
         chosen = [
-            QueueRange(place.topic, place.queue_id, begin, end)
-            for place, (begin, end) in sorted(ranges.items())
-            if isinstance(place, Queue) and place.broker_name == broker_name
+            QueueRange(origin.topic, origin.queue_id, begin, end)
+            for origin, (begin, end) in sorted(ranges.items())
+            if isinstance(origin, BrokerQueue) and origin.broker_name == broker_name
         ]
         if self._options.keys is not None:
             chosen = _with_keys(reader, chosen, self._options.keys)
         return _by_queue(reader, broker_name, chosen, self._options)
 
-    def at_times(self, times: Mapping[Queue, int], bounds: Ranges) -> Mapping[Queue, int]:
-        found: dict[Queue, int] = {}
+    def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
+        found: dict[BrokerQueue, int] = {}
         for broker_name, path in self._options.stores.items():
             named = [queue for queue in times if queue.broker_name == broker_name]
             if named:
@@ -135,29 +143,29 @@ class StoreSource:
                         found[queue] = begin + bisect_left(range(begin, end), times[queue], key=stored)
         return found
 
-    def limit(self, ranges: Ranges, count: int) -> Ranges:
+    def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
         if self._options.by_queue:
-            return shares(ranges, count)
-        limited: dict[Place, tuple[int, int]] = {}
-        logs = {place: bounds for place, bounds in ranges.items() if bounds[0] < bounds[1]}
-        for number, (place, (begin, end)) in enumerate(logs.items()):
+            return limit_ranges(ranges, count)
+        limited: dict[Origin, tuple[int, int]] = {}
+        logs = {origin: bounds for origin, bounds in ranges.items() if bounds[0] < bounds[1]}
+        for number, (origin, (begin, end)) in enumerate(logs.items()):
             share = count * (number + 1) // len(logs) - count * number // len(logs)
-            with StoreReader(self._options.stores[place.broker_name]) as reader:
-                limited[place] = begin, _after_records(reader, begin, end, max(share, 1))[0]
+            with StoreReader(self._options.stores[origin.broker_name]) as reader:
+                limited[origin] = begin, _after_records(reader, begin, end, max(share, 1))[0]
         return limited
 
-    def count(self, ranges: Ranges, most: int) -> int:
+    def count(self, ranges: OffsetRanges, most: int) -> int:
         if self._options.by_queue:
             return sum(end - begin for begin, end in ranges.values())
         found = 0
-        for place, (begin, end) in ranges.items():
+        for origin, (begin, end) in ranges.items():
             if found < most and begin < end:
-                with StoreReader(self._options.stores[place.broker_name]) as reader:
+                with StoreReader(self._options.stores[origin.broker_name]) as reader:
                     found += _after_records(reader, begin, end, most - found)[1]
         return found
 
 
-def _stored(reader: StoreReader, queue: Queue, queue_offset: int) -> int:
+def _stored(reader: StoreReader, queue: BrokerQueue, queue_offset: int) -> int:
     """Return when a message of a queue was stored. Raises StoreError where that cannot be read."""
     units = reader.units(queue.topic, queue.queue_id, queue_offset, queue_offset + 1)
     return reader.record(int(units["physical_offset"][0]), decompress=False).store_timestamp
@@ -167,7 +175,7 @@ def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tup
     """Return the address behind `count` records from `begin` on, or `end` if there are fewer, and their number."""
     left = count
     for item in reader.runs(begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             # What is damaged goes into the batch that meets it, up to where records begin again.
             further = next_record(reader, item.physical_offset + 1)
             return end if further is None else min(further, end), count - left
@@ -176,7 +184,7 @@ def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tup
         left -= len(item.positions)
         if left == 0 or item.end >= end:
             return min(item.end, end), count - left
-    raise AssertionError("a walk ends with a Stop")
+    raise AssertionError("a walk ends with a ScanEnd")
 
 
 def log_end(reader: StoreReader) -> int:
@@ -193,9 +201,9 @@ def log_end(reader: StoreReader) -> int:
 def _end_of_run(reader: StoreReader, begin: int) -> int:
     """Return where the chain of whole records from `begin` ends."""
     for item in reader.runs(begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             return item.physical_offset
-    raise AssertionError("a walk ends with a Stop")
+    raise AssertionError("a walk ends with a ScanEnd")
 
 
 def next_record(reader: StoreReader, physical_offset: int, most_queues: int | None = None) -> int | None:
@@ -265,7 +273,7 @@ def _indexed(
     hits: dict[tuple[str, int], set[int]] = {}
     try:
         files = reader.index.files
-        if not files or not all(file.is_sound_at_end() for file in files):
+        if not files or not all(file.has_valid_end() for file in files):
             return None
         addresses = {
             address for topic in topics for key in keys for address in reader.index.query(topic, key, _MOST_HITS)
@@ -288,21 +296,23 @@ def partition_count(size: int) -> int:
     return 1 << round(log2(fitting))
 
 
-def _count(size: int, options: Options) -> int:
-    """Return into how many stretches `size` bytes of one store should be cut."""
+def _count(size: int, options: ReadOptions) -> int:
+    """Return into how many splits `size` bytes of one store should be cut."""
     return max(-(-options.min_partitions // len(options.stores)), min(partition_count(size), _SLICES))
 
 
-def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: Options) -> Iterator[Stretch]:
+def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: ReadOptions) -> Iterator[LogSplit]:
     count = _count(end - begin, options)
     near = [begin + (end - begin) * k // count for k in range(1, count)]
     cuts = {next_record(reader, offset, _QUEUES_TO_ASK) for offset in near}
     inside = [cut for cut in cuts if cut is not None and begin < cut < end]
     for first, last in pairwise(sorted({begin, *inside, end})):
-        yield Stretch(broker_name, str(reader.path), first, last)
+        yield LogSplit(broker_name, str(reader.path), first, last)
 
 
-def _by_queue(reader: StoreReader, broker_name: str, ranges: list[QueueRange], options: Options) -> Iterator[Stretch]:
+def _by_queue(
+    reader: StoreReader, broker_name: str, ranges: list[QueueRange], options: ReadOptions
+) -> Iterator[LogSplit]:
     log_begin = reader.min_physical_offset
     log_size = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
     slice_size = max(1, -(-log_size // _SLICES))
@@ -318,9 +328,9 @@ def _by_queue(reader: StoreReader, broker_name: str, ranges: list[QueueRange], o
 
     before = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
-    stretch_of_slice = before * _count(total, options) // max(total, 1)
+    split_of_slice = before * _count(total, options) // max(total, 1)
     passed = np.array([each.begin for each in ranges], np.int64)
-    for group in np.split(np.arange(_SLICES), np.flatnonzero(np.diff(stretch_of_slice)) + 1):
+    for group in np.split(np.arange(_SLICES), np.flatnonzero(np.diff(split_of_slice)) + 1):
         upto = passed + counts[:, group].sum(axis=1)
         inside = tuple(
             QueueRange(each.topic, each.queue_id, int(begin), int(end))
@@ -329,11 +339,11 @@ def _by_queue(reader: StoreReader, broker_name: str, ranges: list[QueueRange], o
         )
         if inside:
             edges = int(group[0]) * slice_size, (int(group[-1]) + 1) * slice_size
-            yield Stretch(broker_name, str(reader.path), log_begin + edges[0], log_begin + edges[1], inside)
+            yield LogSplit(broker_name, str(reader.path), log_begin + edges[0], log_begin + edges[1], inside)
         passed = upto
 
 
-def _check_topics_exist(options: Options, queues: set[tuple[str, int]]) -> None:
+def _check_topics_exist(options: ReadOptions, queues: set[tuple[str, int]]) -> None:
     """Raise ConfigError for a topic or queue that is named and not among the queues of any store."""
     wanted: set[tuple[str, int | None]] = {(topic, None) for topic in options.topics or ()}
     wanted |= {(topic, queue_id) for topic, _, queue_id in options.assigned or ()}
@@ -346,26 +356,26 @@ def _check_topics_exist(options: Options, queues: set[tuple[str, int]]) -> None:
         )
 
 
-def _in_time(reader: StoreReader, stretches: list[Stretch], options: Options) -> list[Stretch]:
-    """Return the stretches that can hold messages of the wanted time."""
+def _in_time(reader: StoreReader, splits: list[LogSplit], options: ReadOptions) -> list[LogSplit]:
+    """Return the splits that can hold messages of the wanted time."""
     begin, end = options.starting_timestamp, options.ending_timestamp
     if begin is None and end is None:
-        return stretches
-    stored = [_first_stored(reader, stretch) for stretch in stretches]
+        return splits
+    stored = [_first_stored(reader, split) for split in splits]
     kept = []
-    for stretch, (first, following) in zip(stretches, pairwise([*stored, None]), strict=True):
+    for split, (first, following) in zip(splits, pairwise([*stored, None]), strict=True):
         too_early = begin is not None and following is not None and following < begin - CLOCK_SLACK_MS
         too_late = end is not None and first is not None and first >= end + CLOCK_SLACK_MS
         if not too_early and not too_late:
-            kept.append(stretch)
+            kept.append(split)
     return kept
 
 
-def _first_stored(reader: StoreReader, stretch: Stretch) -> int | None:
-    """Return when the first message of a stretch was stored; None where that cannot be read."""
-    address = stretch.begin
-    if stretch.queues is not None:
-        units = [reader.units(each.topic, each.queue_id, each.begin, each.begin + 1) for each in stretch.queues]
+def _first_stored(reader: StoreReader, split: LogSplit) -> int | None:
+    """Return when the first message of a split was stored; None where that cannot be read."""
+    address = split.begin
+    if split.queues is not None:
+        units = [reader.units(each.topic, each.queue_id, each.begin, each.begin + 1) for each in split.queues]
         address = min(int(unit["physical_offset"][0]) for unit in units)
     for file in reader.commit_log_files:
         if file.begin <= address < file.begin + file.size:

@@ -116,7 +116,7 @@ class CorruptRecords(Enum):
 
 
 @dataclass(frozen=True)
-class Narrowing:
+class QueueFilter:
     """What the conditions of a query leave of a read: topics and queue ids, None for all, a range of queue offsets."""
 
     topics: frozenset[str] | None = None
@@ -124,23 +124,23 @@ class Narrowing:
     begin_queue_offset: int = 0
     end_queue_offset: int = (1 << 63) - 1
 
-    def within(
+    def intersect(
         self,
         *,
         topics: Iterable[str] | None = None,
         queue_ids: Iterable[int] | None = None,
         begin: int = 0,
         end: int = (1 << 63) - 1,
-    ) -> Narrowing:
+    ) -> QueueFilter:
         """Return what further conditions leave of this."""
-        return Narrowing(
+        return QueueFilter(
             _common(self.topics, topics),
             _common(self.queue_ids, queue_ids),
             max(self.begin_queue_offset, begin),
             min(self.end_queue_offset, end),
         )
 
-    def takes(self, topic: str, queue_id: int) -> bool:
+    def matches(self, topic: str, queue_id: int) -> bool:
         """Tell whether messages of this queue are left."""
         takes_topic = self.topics is None or topic in self.topics
         return takes_topic and (self.queue_ids is None or queue_id in self.queue_ids)
@@ -153,12 +153,12 @@ def _common(known: frozenset[T] | None, further: Iterable[T] | None) -> frozense
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """The options of a read, checked one by one and against each other.
 
     `stores` is {broker name: store directory}, empty where live brokers are read. Of `topics`, `pattern` and `assigned`
     at most one is set; `assigned` has None for a broker where queues of every broker are meant. `starting_offsets` is
-    EARLIEST or LATEST where a word said so, and None where nothing was said. `narrowing` is what a query asks besides.
+    EARLIEST or LATEST where a word said so, and None where nothing was said. `queue_filter` is what a query asks besides.
     """
 
     stores: Mapping[str, str]
@@ -190,7 +190,7 @@ class Options:
     min_partitions: int = 1
     consumer_group: str = GROUP
     push_filters: bool = False
-    narrowing: Narrowing = Narrowing()
+    queue_filter: QueueFilter = QueueFilter()
 
     @property
     def by_queue(self) -> bool:
@@ -210,7 +210,7 @@ class SinkOptions:
     skip_invalid_rows: bool = False
 
 
-NAMES: Final = (
+READ_OPTION_NAMES: Final = (
     "storePath",
     "nameServer",
     "brokerName",
@@ -246,11 +246,11 @@ NAMES: Final = (
     "consumerGroup",
     "pushFilters",
 )
-SINK_NAMES: Final = ("nameServer", "topic", "producerGroup", "deliveryTimeoutMs", "invalidRows")
+SINK_OPTION_NAMES: Final = ("nameServer", "topic", "producerGroup", "deliveryTimeoutMs", "invalidRows")
 
 
-class _Given:
-    """Options as Spark gives them; their names ignore case."""
+class _OptionParser:
+    """ReadOptions as Spark gives them; their names ignore case."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str], what: str) -> None:
         self._given = {name.lower(): value for name, value in options.items() if name.lower() != _CHECKPOINT}
@@ -278,9 +278,9 @@ class _Given:
             raise ConfigError(f"options {' and '.join(found)} contradict each other; give one of them")
 
 
-def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Return the options of a write. Raises ConfigError as `parse` does."""
-    given = _Given(options, SINK_NAMES, "a write")
+    given = _OptionParser(options, SINK_OPTION_NAMES, "a write")
     name_server = given.take("nameServer", _name_server, "")
     if not name_server:
         raise ConfigError("option nameServer is missing; messages are written to live brokers, which it finds")
@@ -293,12 +293,12 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     )
 
 
-def parse(options: Mapping[str, str]) -> Options:
+def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Return the options of a read.
 
     Raises ConfigError for an option that does not exist, that cannot be understood or that contradicts another.
     """
-    given = _Given(options, NAMES, "a read")
+    given = _OptionParser(options, READ_OPTION_NAMES, "a read")
     take, exclude = given.take, given.exclude
     exclude("subscribe", "topic", "subscribePattern", "assign")
     exclude("storePath", "path", "paths", "nameServer")
@@ -312,7 +312,7 @@ def parse(options: Mapping[str, str]) -> Options:
     paths: list[str] = take("storePath", _words, []) or take("path", _path, []) or take("paths", _paths, [])
     corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
     is_sql = take("expressionType", _is_sql, False)
-    parsed = Options(
+    parsed = ReadOptions(
         stores={} if name_server else _stores(paths, take("brokerName", _words, None)),
         name_server=name_server,
         topics=take("subscribe", lambda text: frozenset(_words(text)), None) or take("topic", _one_topic, None),
@@ -347,7 +347,7 @@ def parse(options: Mapping[str, str]) -> Options:
     return parsed
 
 
-def check_for_batch(options: Options) -> None:
+def check_for_batch(options: ReadOptions) -> None:
     """Raise ConfigError for what only a stream can be told."""
     given = options.starting_offsets
     if given == LATEST or (isinstance(given, Mapping) and LATEST in given.values()):
@@ -360,7 +360,7 @@ def check_for_batch(options: Options) -> None:
         raise ConfigError("commitGroup is for streams; a batch has no progress to commit")
 
 
-def check_for_stream(options: Options) -> None:
+def check_for_stream(options: ReadOptions) -> None:
     """Raise ConfigError for what only a batch can be told."""
     if options.push_filters:
         raise ConfigError("pushFilters is for batches; Spark hands no conditions to streams")
@@ -375,7 +375,7 @@ def check_for_stream(options: Options) -> None:
             raise ConfigError(f"{name} is for batches; a stream has no end")
 
 
-def _check(options: Options) -> None:
+def _check(options: ReadOptions) -> None:
     offsets = options.starting_offsets, options.ending_offsets, options.starting_times, options.ending_times
     if any(isinstance(each, Mapping) for each in offsets) and not options.by_queue:
         raise ConfigError(
@@ -550,14 +550,14 @@ def _is_sql(text: str) -> bool:
 
 def _expression(text: str) -> str:
     try:
-        matching(text)
+        sql92_matcher(text)
     except InvalidMessage as error:
         raise ValueError(str(error)) from error
     return text
 
 
 @cache
-def matching(expression: str) -> Callable[[Mapping[str, str]], bool]:
+def sql92_matcher(expression: str) -> Callable[[Mapping[str, str]], bool]:
     """Return what tells whether properties match an expression in SQL92. Raises InvalidExpression."""
     from rucola.message import sql92  # here, since it loads a grammar, for which few ask
 

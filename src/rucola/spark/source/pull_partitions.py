@@ -7,7 +7,7 @@ many queues, all of one broker. The queues of a broker in a row, each weighted b
 sample, are cut into parts of equal weight; a queue that crosses a cut is split. 256 queues of four messages each are
 one task instead of 256 (0.3 s of CPU instead of 12).
 
-**Pulls** bring few records each. Of the queues to come, the first pulls are in flight while a queue is read; records
+**PullPartition** bring few records each. Of the queues to come, the first pulls are in flight while a queue is read; records
 are put side by side until they make a batch worth decoding. Within a queue they stay in order.
 
 Brokers filter by the hash of tags; every row is compared as well.
@@ -31,13 +31,13 @@ from pyspark.sql.datasource import InputPartition
 from rucola.client import MessageQueue, PullConsumer, PullStatus
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, StoreError
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
-from rucola.spark.source import columns
+from rucola.spark.source import columns, record_layout
 from rucola.spark.source.arrays import Array
-from rucola.spark.source.columns import Damage
-from rucola.spark.source.log_reader import wanted
+from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
-from rucola.spark.source.options import CorruptRecords, Options, parse_tags
-from rucola.spark.source.source_offsets import Queue, Ranges
+from rucola.spark.source.options import CorruptRecords, ReadOptions, parse_tags
+from rucola.spark.source.record_layout import DamagedRecord
+from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 
 _log = logging.getLogger(__name__)
 
@@ -45,34 +45,34 @@ _MESSAGES_A_PULL: Final = 1024
 """Asked for at once; brokers give fewer, by limits of their own."""
 
 _IN_FLIGHT: Final = 8
-"""Pulls under way at once. Each brings at most what the broker allows, 256 KiB by default, or one message."""
+"""PullPartition under way at once. Each brings at most what the broker allows, 256 KiB by default, or one message."""
 
 _SAMPLES: Final = 8
 _USUAL_SIZE: Final = 1024
 
 
 @dataclass
-class Pulls(InputPartition):
+class PullPartition(InputPartition):
     """One partition: ranges of queues on one broker, read one behind the other."""
 
     broker_name: str
     ranges: tuple[QueueRange, ...]
 
 
-def consumer_of(options: Options) -> PullConsumer:
+def consumer_of(options: ReadOptions) -> PullConsumer:
     """Return the client with which options read."""
     return PullConsumer(options.consumer_group, options.name_server)
 
 
-async def record_sizes(consumer: PullConsumer, ranges: Ranges) -> dict[tuple[str, str], int]:
+async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tuple[str, str], int]:
     """Estimate the size of a record by topic and broker name, from one sample of each of the largest."""
     counts: dict[tuple[str, str], int] = {}
-    largest: dict[tuple[str, str], tuple[int, Queue, int]] = {}
-    for place, (begin, end) in ranges.items():
-        assert isinstance(place, Queue)
-        key = place.topic, place.broker_name
+    largest: dict[tuple[str, str], tuple[int, BrokerQueue, int]] = {}
+    for queue, (begin, end) in ranges.items():
+        assert isinstance(queue, BrokerQueue)
+        key = queue.topic, queue.broker_name
         counts[key] = counts.get(key, 0) + end - begin
-        largest[key] = max(largest.get(key, (0, place, begin)), (end - begin, place, (begin + end) // 2))
+        largest[key] = max(largest.get(key, (0, queue, begin)), (end - begin, queue, (begin + end) // 2))
 
     async def sample(key: tuple[str, str]) -> int:
         _, queue, offset = largest[key]
@@ -87,16 +87,16 @@ async def record_sizes(consumer: PullConsumer, ranges: Ranges) -> dict[tuple[str
     return {key: sizes.get(key, usual) for key in counts}
 
 
-def pack(ranges: Ranges, sizes: Mapping[tuple[str, str], int], min_partitions: int) -> list[Pulls]:
+def pack(ranges: OffsetRanges, sizes: Mapping[tuple[str, str], int], min_partitions: int) -> list[PullPartition]:
     """Return partitions of near-equal size, at least `min_partitions` if there are as many messages.
 
     `sizes` are those of a record by topic and broker name. Queues are in the order of their names.
     """
     by_broker: dict[str, list[QueueRange]] = {}
-    for place, (begin, end) in sorted(ranges.items()):
-        assert isinstance(place, Queue)
+    for queue, (begin, end) in sorted(ranges.items()):
+        assert isinstance(queue, BrokerQueue)
         if begin < end:
-            by_broker.setdefault(place.broker_name, []).append(QueueRange(place.topic, place.queue_id, begin, end))
+            by_broker.setdefault(queue.broker_name, []).append(QueueRange(queue.topic, queue.queue_id, begin, end))
     counts = {name: sum(each.end - each.begin for each in on_it) for name, on_it in by_broker.items()}
     totals = {
         name: sum((each.end - each.begin) * sizes[each.topic, name] for each in on_it)
@@ -108,7 +108,7 @@ def pack(ranges: Ranges, sizes: Mapping[tuple[str, str], int], min_partitions: i
     for name, on_it in sorted(by_broker.items()):
         share = min(-(-count * totals[name] // total), counts[name])
         parts = _cut(on_it, [sizes[each.topic, name] for each in on_it], share)
-        found += [Pulls(name, tuple(part)) for part in parts if part]
+        found += [PullPartition(name, tuple(part)) for part in parts if part]
     return found
 
 
@@ -131,7 +131,7 @@ def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list
     return parts
 
 
-class _Chunk(NamedTuple):
+class _PulledRecords(NamedTuple):
     """Whole records end to end that one pull brought of a range, from queue offset `begin` to `end`."""
 
     range: QueueRange
@@ -140,13 +140,13 @@ class _Chunk(NamedTuple):
     end: int
 
 
-def read(pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a partition as record batches of these columns, in the order of each queue."""
     with asyncio.Runner() as runner:
         consumer = consumer_of(chosen)
-        batches = _batches(consumer, pulls, chosen)
+        batches = _batches(consumer, partition, chosen)
 
-        async def following() -> list[_Chunk] | None:
+        async def following() -> list[_PulledRecords] | None:
             return await anext(batches, None)
 
         async def close() -> None:
@@ -155,53 +155,57 @@ def read(pulls: Pulls, chosen: Options, names: Sequence[str]) -> Iterator[pa.Rec
 
         try:
             while (chunks := runner.run(following())) is not None:
-                yield from _decode(chunks, pulls.broker_name, chosen, names)
+                yield from _decode(chunks, partition.broker_name, chosen, names)
         finally:
             runner.run(close())
 
 
-async def _batches(consumer: PullConsumer, pulls: Pulls, chosen: Options) -> AsyncGenerator[list[_Chunk], None]:
-    """Yield the chunks of several pulls, enough to be worth decoding together."""
+async def _batches(
+    consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
+) -> AsyncGenerator[list[_PulledRecords], None]:
+    """Yield the chunks of several partition, enough to be worth decoding together."""
     await consumer.open()
-    await _check_routes(consumer, pulls)
-    chunks: list[_Chunk] = []
+    await _check_routes(consumer, partition)
+    chunks: list[_PulledRecords] = []
     size = rows = 0
-    async with aclosing(_chunks(consumer, pulls, chosen)) as found:
+    async with aclosing(_chunks(consumer, partition, chosen)) as found:
         async for chunk in found:
             chunks.append(chunk)
             size += len(chunk.records)
             rows += chunk.end - chunk.begin
-            if size >= columns.BATCH_SIZE or rows >= columns.BATCH_ROWS:
+            if size >= record_layout.BATCH_SIZE or rows >= record_layout.BATCH_ROWS:
                 yield chunks
                 chunks, size, rows = [], 0, 0
     if chunks:
         yield chunks
 
 
-async def _check_routes(consumer: PullConsumer, pulls: Pulls) -> None:
-    topics = sorted({each.topic for each in pulls.ranges})
+async def _check_routes(consumer: PullConsumer, partition: PullPartition) -> None:
+    topics = sorted({each.topic for each in partition.ranges})
     routes = dict(zip(topics, await asyncio.gather(*map(consumer.queues, topics)), strict=True))
     readable = {topic: set(queues) for topic, queues in routes.items()}
-    for each in pulls.ranges:
-        if MessageQueue(each.topic, pulls.broker_name, each.queue_id) not in readable[each.topic]:
-            queue = Queue(each.topic, pulls.broker_name, each.queue_id)
+    for each in partition.ranges:
+        if MessageQueue(each.topic, partition.broker_name, each.queue_id) not in readable[each.topic]:
+            queue = BrokerQueue(each.topic, partition.broker_name, each.queue_id)
             raise RemotingError(f"{queue} was readable when the query was planned, and is in no route now")
 
 
-async def _chunks(consumer: PullConsumer, pulls: Pulls, chosen: Options) -> AsyncGenerator[_Chunk, None]:
+async def _chunks(
+    consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
+) -> AsyncGenerator[_PulledRecords, None]:
     """Pull every range from its beginning to its end, while first pulls of the next ranges are in flight."""
-    ranges = iter(pulls.ranges)
-    ahead: deque[asyncio.Task[_Chunk]] = deque()
+    ranges = iter(partition.ranges)
+    ahead: deque[asyncio.Task[_PulledRecords]] = deque()
     try:
         while True:
             for each in islice(ranges, _IN_FLIGHT - len(ahead)):
-                ahead.append(asyncio.create_task(_pull(consumer, pulls.broker_name, each, each.begin, chosen)))
+                ahead.append(asyncio.create_task(_pull(consumer, partition.broker_name, each, each.begin, chosen)))
             if not ahead:
                 return
             chunk = await ahead.popleft()
             yield chunk
             while chunk.end < chunk.range.end:
-                chunk = await _pull(consumer, pulls.broker_name, chunk.range, chunk.end, chosen)
+                chunk = await _pull(consumer, partition.broker_name, chunk.range, chunk.end, chosen)
                 yield chunk
     finally:
         for task in ahead:
@@ -210,10 +214,10 @@ async def _chunks(consumer: PullConsumer, pulls: Pulls, chosen: Options) -> Asyn
 
 
 async def _pull(
-    consumer: PullConsumer, broker_name: str, wanted_range: QueueRange, offset: int, chosen: Options
-) -> _Chunk:
+    consumer: PullConsumer, broker_name: str, wanted_range: QueueRange, offset: int, chosen: ReadOptions
+) -> _PulledRecords:
     """Pull once from `offset` on. Raises StoreError if messages are gone, unless loss is allowed."""
-    queue = Queue(wanted_range.topic, broker_name, wanted_range.queue_id)
+    queue = BrokerQueue(wanted_range.topic, broker_name, wanted_range.queue_id)
     count = min(wanted_range.end - offset, _MESSAGES_A_PULL)
     try:
         result = await consumer.pull_records(MessageQueue(*queue), offset, count, _subscription(chosen))
@@ -221,7 +225,7 @@ async def _pull(
         raise RemotingConnectError(f"{queue} cannot be pulled: {error}") from error
     upto = result.next_begin_offset
     if result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MSG) and upto > offset:
-        return _Chunk(wanted_range, result.records, offset, upto)
+        return _PulledRecords(wanted_range, result.records, offset, upto)
     # The broker has nothing here: what was promised was deleted from the queue's beginning, or its end was lost.
     further = min(result.min_offset, wanted_range.end) if result.min_offset > offset else wanted_range.end
     what = (
@@ -231,10 +235,10 @@ async def _pull(
     if chosen.fail_on_data_loss:
         raise StoreError(f"{what}; failOnDataLoss=false reads what there is")
     _log.warning("%s", what)
-    return _Chunk(wanted_range, result.records, offset, further)
+    return _PulledRecords(wanted_range, result.records, offset, further)
 
 
-def _subscription(chosen: Options) -> str:
+def _subscription(chosen: ReadOptions) -> str:
     """Return the subscription that the broker filters by: the wanted tags, if a subscription can name them all."""
     if chosen.tags is None:
         return "*"
@@ -246,27 +250,27 @@ def _subscription(chosen: Options) -> str:
 
 
 def _decode(
-    chunks: Sequence[_Chunk], broker_name: str, chosen: Options, names: Sequence[str]
+    chunks: Sequence[_PulledRecords], broker_name: str, chosen: ReadOptions, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     places, sizes, counts = _positions(chunks, broker_name)
     begins = np.repeat([chunk.range.begin for chunk in chunks], counts)
     ends = np.repeat([chunk.range.end for chunk in chunks], counts)
     data = b"".join([chunk.records for chunk in chunks])
-    for cut in columns.batches(places, sizes):
-        records, damages = columns.locate(data, None, places[cut], sizes[cut])
+    for cut in record_layout.batches(places, sizes):
+        records, damages = record_layout.locate(data, None, places[cut], sizes[cut])
         yield from _report(damages, broker_name, chosen, names)
-        row = np.searchsorted(places, records.places["begin"])
+        row = np.searchsorted(places, records.layout["begin"])
         offsets = records.heads["queue_offset"]
         # A broker that filters may give messages from behind the range.
         records = records.where((offsets >= begins[row]) & (offsets < ends[row]))
-        records = records.where(wanted(records, chosen, whole_log=False))
+        records = records.where(selection_mask(records, chosen, whole_log=False))
         for batch, damages in columns.decode(records, names, broker_name=broker_name):
             yield from _report(damages, broker_name, chosen, names)
             if batch.num_rows:
                 yield batch
 
 
-def _positions(chunks: Sequence[_Chunk], broker_name: str) -> tuple[Array, Array, list[int]]:
+def _positions(chunks: Sequence[_PulledRecords], broker_name: str) -> tuple[Array, Array, list[int]]:
     """Return the position and size of every record in all chunks end to end, and the number in each chunk."""
     positions: list[int] = []
     counts: list[int] = []
@@ -276,7 +280,7 @@ def _positions(chunks: Sequence[_Chunk], broker_name: str) -> tuple[Array, Array
         while position < len(data):
             size = FRAME.unpack_from(data, position)[0] if position + FRAME.size <= len(data) else 0
             if not MIN_RECORD_SIZE <= size <= len(data) - position:
-                queue = Queue(chunk.range.topic, broker_name, chunk.range.queue_id)
+                queue = BrokerQueue(chunk.range.topic, broker_name, chunk.range.queue_id)
                 raise RemoteProtocolError(f"a pull from {queue} brought no whole record at byte {position}")
             positions.append(before + position)
             position += size
@@ -287,7 +291,7 @@ def _positions(chunks: Sequence[_Chunk], broker_name: str) -> tuple[Array, Array
 
 
 def _report(
-    damages: Sequence[Damage], broker_name: str, chosen: Options, names: Sequence[str]
+    damages: Sequence[DamagedRecord], broker_name: str, chosen: ReadOptions, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """End the read, warn or yield rows for records that are damaged."""
     if damages and chosen.corrupt_records is CorruptRecords.COLUMN:

@@ -4,7 +4,7 @@ Spark hands a reader the conditions that a query asks of single columns. Of thes
 
     topic, queueId, queueOffset     queues are left out and their ranges cut if queues are read; of a log the rows are
                                     left out before anything but the fixed part of their records is decoded
-    storeTimestamp                  as startingTimestamp and endingTimestamp: stretches of the log are left out
+    storeTimestamp                  as startingTimestamp and endingTimestamp: splits of the log are left out
     tags                            as subExpression: units whose hash of the tag says no are passed over
 
 These are answered exactly, row by row where a range is not enough, so the source claims them: Spark does not evaluate
@@ -25,37 +25,37 @@ from typing import Final
 
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from rucola.spark.source.options import CorruptRecords, Narrowing, Options
-from rucola.spark.source.source_offsets import Place, Queue, Ranges
+from rucola.spark.source.options import CorruptRecords, QueueFilter, ReadOptions
+from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-def narrowed(options: Options, filters: Sequence[Filter]) -> tuple[Options, list[Filter]]:
+def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[ReadOptions, list[Filter]]:
     """Return the options of a read that brings only rows these filters let through, and the filters left to Spark."""
     left: list[Filter] = []
-    narrowing = options.narrowing
+    queue_filter = options.queue_filter
     for each in filters:
         match each:
             case EqualTo(("topic",), str(topic)):
-                narrowing = narrowing.within(topics={topic})
+                queue_filter = queue_filter.intersect(topics={topic})
             case In(("topic",), topics):
-                narrowing = narrowing.within(topics=topics)
+                queue_filter = queue_filter.intersect(topics=topics)
             case EqualTo(("queueId",), int(queue_id)):
-                narrowing = narrowing.within(queue_ids={queue_id})
+                queue_filter = queue_filter.intersect(queue_ids={queue_id})
             case In(("queueId",), queue_ids):
-                narrowing = narrowing.within(queue_ids=queue_ids)
+                queue_filter = queue_filter.intersect(queue_ids=queue_ids)
             case EqualTo(("queueOffset",), int(offset)):
-                narrowing = narrowing.within(begin=offset, end=offset + 1)
+                queue_filter = queue_filter.intersect(begin=offset, end=offset + 1)
             case GreaterThan(("queueOffset",), int(offset)):
-                narrowing = narrowing.within(begin=offset + 1)
+                queue_filter = queue_filter.intersect(begin=offset + 1)
             case GreaterThanOrEqual(("queueOffset",), int(offset)):
-                narrowing = narrowing.within(begin=offset)
+                queue_filter = queue_filter.intersect(begin=offset)
             case LessThan(("queueOffset",), int(offset)):
-                narrowing = narrowing.within(end=offset)
+                queue_filter = queue_filter.intersect(end=offset)
             case LessThanOrEqual(("queueOffset",), int(offset)):
-                narrowing = narrowing.within(end=offset + 1)
+                queue_filter = queue_filter.intersect(end=offset + 1)
             case EqualTo(("tags",), str(tag)):
                 options = _with_tags(options, {tag})
             case In(("tags",), tags):
@@ -75,27 +75,27 @@ def narrowed(options: Options, filters: Sequence[Filter]) -> tuple[Options, list
     # Rows of damaged records come whatever the filters are, so Spark has to take them out.
     if options.corrupt_records is CorruptRecords.COLUMN:
         left = list(filters)
-    return replace(options, narrowing=narrowing), left
+    return replace(options, queue_filter=queue_filter), left
 
 
-def narrowed_ranges(narrowing: Narrowing, ranges: Ranges) -> dict[Place, tuple[int, int]]:
+def filter_ranges(queue_filter: QueueFilter, ranges: OffsetRanges) -> dict[Origin, tuple[int, int]]:
     """Return what is left of the queues among these ranges; logs are left as they are."""
-    left: dict[Place, tuple[int, int]] = {}
-    for place, (begin, end) in ranges.items():
-        if isinstance(place, Queue):
-            if not narrowing.takes(place.topic, place.queue_id):
+    left: dict[Origin, tuple[int, int]] = {}
+    for origin, (begin, end) in ranges.items():
+        if isinstance(origin, BrokerQueue):
+            if not queue_filter.matches(origin.topic, origin.queue_id):
                 continue
-            begin, end = max(begin, narrowing.begin_queue_offset), min(end, narrowing.end_queue_offset)
+            begin, end = max(begin, queue_filter.begin_queue_offset), min(end, queue_filter.end_queue_offset)
         if begin < end:
-            left[place] = begin, end
+            left[origin] = begin, end
     return left
 
 
-def _with_tags(options: Options, tags: Iterable[str]) -> Options:
+def _with_tags(options: ReadOptions, tags: Iterable[str]) -> ReadOptions:
     return replace(options, tags=frozenset(tags) if options.tags is None else options.tags & frozenset(tags))
 
 
-def _with_time(options: Options, begin: int | None, end: int | None) -> Options:
+def _with_time(options: ReadOptions, begin: int | None, end: int | None) -> ReadOptions:
     """Return the options with only the times from `begin` to `end`, half-open, in milliseconds."""
     if begin is not None and options.starting_timestamp is not None:
         begin = max(begin, options.starting_timestamp)

@@ -12,7 +12,7 @@ Columns of a row, of which only `body` must be there:
     delayLevel   int; the broker keeps the message back so long, see `rucola.message.delay`
     msgId        string; the unique key of the message
     shardingKey  string; rows with one key go to one queue, chosen as by `rucola.client.select_by_hash`
-    queueId      int or bigint; the queue, if there is no shardingKey (see `delivery.queue_like`)
+    queueId      int or bigint; the queue, if there is no shardingKey (see `delivery.matching_queue`)
     brokerName   string; of which broker that queue is, if several have the topic
 
 Other columns of `schema.COLUMNS` describe the place of a message and are ignored, so that rows can be written as they
@@ -55,8 +55,8 @@ from rucola.client.sync import EventLoopThread
 from rucola.errors import ConfigError, InvalidMessage, MQError, RemotingError
 from rucola.message import properties
 from rucola.message.topics import check_topic
-from rucola.spark.errors import sentences
-from rucola.spark.source.delivery import MESSAGES_A_REQUEST, persist, queue_like, requests
+from rucola.spark.errors import without_tracebacks
+from rucola.spark.source.delivery import MESSAGES_A_REQUEST, matching_queue, split_requests, with_retries
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.schema import COLUMNS
 
@@ -86,16 +86,16 @@ TAKEN_OVER: Final = frozenset({properties.KEYS, properties.TAGS, properties.UNIQ
 
 
 @dataclass
-class Sent(WriterCommitMessage):
+class SinkTaskResult(WriterCommitMessage):
     """Result of a task: messages by topic, and how many of them were not flushed or replicated in time.
 
-    `skipped` rows were invalid; `first_skipped` is the reason for one of them.
+    `skipped` rows were invalid; `first_skip_reason` is the reason for one of them.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
     unsafe: int = 0
     skipped: int = 0
-    first_skipped: str = ""
+    first_skip_reason: str = ""
 
     @property
     def count(self) -> int:
@@ -103,7 +103,7 @@ class Sent(WriterCommitMessage):
         return sum(self.topics.values())
 
 
-class Sending:
+class TaskWriter:
     """Sends the rows of a task; made on the driver, and pickled to the workers."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -111,7 +111,7 @@ class Sending:
         self._options = options
         self._run = uuid.uuid4().hex
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+    def send(self, batches: Iterator[pa.RecordBatch]) -> SinkTaskResult:
         """Send all rows and return the result.
 
         Raises RemotingError, or InvalidMessage for a row, with a count of the messages sent before.
@@ -124,7 +124,7 @@ class Sending:
         # The loop runs while Spark computes the next rows, so that heartbeats go out.
         thread = EventLoopThread(f"sink of partition {task.partitionId()}")
         producer = Producer(self._options.producer_group, self._options.name_server)
-        sender = _Sender(producer, self._options, origin, task.partitionId())
+        sender = _ChunkSender(producer, self._options, origin, task.partitionId())
         try:
             thread.run(producer.open())
             for batch in batches:
@@ -143,18 +143,18 @@ class Sending:
         return sender.sent
 
 
-class _Row(NamedTuple):
+class _RowMessage(NamedTuple):
     """A row as a message, and the name by which errors call it."""
 
     name: str
     message: Message
 
 
-class _Sender:
+class _ChunkSender:
     """Sends the rows of one task, chunk by chunk."""
 
     def __init__(self, producer: Producer, options: SinkOptions, origin: str, partition: int) -> None:
-        self.sent = Sent()
+        self.sent = SinkTaskResult()
         self._producer = producer
         self._options = options
         self._origin = origin
@@ -167,8 +167,8 @@ class _Sender:
 
     async def send(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send rows: those for one queue one request after the other, all others as they fit."""
-        bound: dict[MessageQueue, list[_Row]] = {}
-        free: dict[str, list[_Row]] = {}
+        bound: dict[MessageQueue, list[_RowMessage]] = {}
+        free: dict[str, list[_RowMessage]] = {}
         for row in rows:
             try:
                 made = self._made(row)
@@ -190,7 +190,7 @@ class _Sender:
             if isinstance(result, BaseException):
                 raise result
 
-    def _made(self, row: Mapping[str, Any]) -> _Row:
+    def _made(self, row: Mapping[str, Any]) -> _RowMessage:
         number, self._number = self._number, self._number + 1
         name = row_name(row, number, self._partition)
         message = message_of(row, self._options.topic, number, self._partition)
@@ -202,9 +202,9 @@ class _Sender:
         if message.unique_key is None:
             origin = f"{self._origin}/{self._partition}/{number}"
             message.unique_key = md5(origin.encode(), usedforsecurity=False).hexdigest().upper()
-        return _Row(name, message)
+        return _RowMessage(name, message)
 
-    async def _queue_of(self, row: Mapping[str, Any], made: _Row) -> MessageQueue | None:
+    async def _queue_of(self, row: Mapping[str, Any], made: _RowMessage) -> MessageQueue | None:
         """Return the queue that a row asks for; None if any will do."""
         key, queue_id = row.get("shardingKey"), row.get("queueId")
         if key is not None:
@@ -213,7 +213,7 @@ class _Sender:
             return None
         if queue_id < 0:
             raise InvalidMessage(f"{made.name} has the queueId {queue_id}; it must not be negative")
-        return queue_like(await self._queues_of(made.message.topic), queue_id, row.get("brokerName"))
+        return matching_queue(await self._queues_of(made.message.topic), queue_id, row.get("brokerName"))
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
         if topic not in self._queues:
@@ -221,7 +221,7 @@ class _Sender:
             self._queues[topic] = await self._persist(topic, ask, is_known_topic=False)
         return self._queues[topic]
 
-    async def _in_order(self, rows: Sequence[_Row], queue: MessageQueue | None) -> None:
+    async def _in_order(self, rows: Sequence[_RowMessage], queue: MessageQueue | None) -> None:
         """Send rows of one topic, in requests one after the other; to one queue, or each request to the next."""
         for piece in _cut(rows, MESSAGES_A_REQUEST):
             request = partial(self._request, [row.message for row in piece], queue)
@@ -238,7 +238,7 @@ class _Sender:
         """Make a request about a topic until it succeeds or the delivery timeout has passed."""
         before_retry = partial(self._before_retry, topic)
         timeout_ms = self._options.delivery_timeout_ms
-        return await persist(request, timeout_ms, is_known_topic=is_known_topic, before_retry=before_retry)
+        return await with_retries(request, timeout_ms, is_known_topic=is_known_topic, before_retry=before_retry)
 
     async def _before_retry(self, topic: str, failure: RemotingError) -> None:
         """Ask where the topic's brokers are now, and warn once: many requests fail together."""
@@ -264,11 +264,11 @@ class _Sender:
         if not self._options.skip_invalid_rows:
             raise error
         self.sent.skipped += 1
-        self.sent.first_skipped = self.sent.first_skipped or str(error)
+        self.sent.first_skip_reason = self.sent.first_skip_reason or str(error)
 
 
-def _cut(rows: Sequence[_Row], most: int) -> Iterator[Sequence[_Row]]:
-    for begin, end in requests([row.message for row in rows], min(most, MESSAGES_A_REQUEST)):
+def _cut(rows: Sequence[_RowMessage], most: int) -> Iterator[Sequence[_RowMessage]]:
+    for begin, end in split_requests([row.message for row in rows], min(most, MESSAGES_A_REQUEST)):
         yield rows[begin:end]
 
 
@@ -305,38 +305,38 @@ def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition
     return message
 
 
-@sentences
+@without_tracebacks
 class RocketMQWriter(DataSourceArrowWriter):
     """Sends the rows of a batch."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self._sending = Sending(options, schema)
+        self._task_writer = TaskWriter(options, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return self._sending.send(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkTaskResult:
+        return self._task_writer.send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _account("batch", messages)
+        report_result("batch", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _account("batch that failed", messages)
+        report_result("batch that failed", messages)
 
 
-@sentences
+@without_tracebacks
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     """Sends the rows of one batch of a stream after the other."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self._sending = Sending(options, schema)
+        self._task_writer = TaskWriter(options, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return self._sending.send(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkTaskResult:
+        return self._task_writer.send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        _account(f"batch {batchId}", messages)
+        report_result(f"batch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _account(f"batch {batchId}, which failed and will be repeated,", messages)
+        report_result(f"batch {batchId}, which failed and will be repeated,", messages)
 
 
 def _check(options: SinkOptions, schema: StructType) -> None:
@@ -353,22 +353,22 @@ def _check(options: SinkOptions, schema: StructType) -> None:
             raise ConfigError(f"column {name} is {kind}; it must be {' or '.join(_TYPES[name])}")
 
 
-def _account(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+def report_result(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     topics: dict[str, int] = {}
     unsafe = failed = skipped = 0
-    first_skipped = ""
+    first_skip_reason = ""
     for message in messages:
-        if not isinstance(message, Sent):
+        if not isinstance(message, SinkTaskResult):
             failed += 1
             continue
         unsafe += message.unsafe
         skipped += message.skipped
-        first_skipped = first_skipped or message.first_skipped
+        first_skip_reason = first_skip_reason or message.first_skip_reason
         for topic, count in message.topics.items():
             topics[topic] = topics.get(topic, 0) + count
     text = f"{what}: {_by_topic(topics)} sent by {len(messages) - failed} tasks that ended well"
     if skipped:
-        _log.warning("%s: %d invalid rows left out; the first: %s", what, skipped, first_skipped)
+        _log.warning("%s: %d invalid rows left out; the first: %s", what, skipped, first_skip_reason)
     if failed:
         _log.error("%s; %d tasks failed, whose messages may have been sent in part", text, failed)
     elif unsafe:

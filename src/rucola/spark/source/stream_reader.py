@@ -1,26 +1,26 @@
 """A stream of messages for Structured Streaming: stores and live brokers, batch after batch.
 
-An offset of the stream is the offset of every place that is read (see `places`): the physical offset of each store's
+An offset of the stream is the offset of every origin that is read (see `origins`): the physical offset of each store's
 log, or the queue offset of each queue. Spark logs offsets in the checkpoint of the query and hands them back, so a
 restarted query continues from them and repeats the batch that it had begun.
 
     initialOffset       startingOffsets and the like, asked for until the first batch is committed
-    latestOffset        the end of the next batch: the end of every place, or as far as maxOffsetsPerTrigger allows,
-                        shared out by the backlog of each place. With minOffsetsPerTrigger it returns the start, which
-                        makes no batch, until the backlog is large enough or the time is up. A new place is read from
+    latestOffset        the end of the next batch: the end of every origin, or as far as maxOffsetsPerTrigger allows,
+                        shared out by the backlog of each origin. With minOffsetsPerTrigger it returns the start, which
+                        makes no batch, until the backlog is large enough or the time is up. A new origin is read from
                         its beginning
-    reportLatestOffset  the end of every place when latestOffset was asked, for the progress that Spark reports
+    reportLatestOffset  the end of every origin when latestOffset was asked, for the progress that Spark reports
     partitions          the partitions between two offsets, packed as for a batch
 
 **A logged offset is final.** Spark logs the end of a batch before reading it, and repeats exactly that batch until it
 succeeds. Therefore latestOffset detects lost messages and missing brokers before the end is logged. An end has every
-place of its start: a place that is away keeps its offset, since without one it would be read from its beginning later.
+origin of its start: a origin that is unavailable keeps its offset, since without one it would be read from its beginning later.
 
-Earlier versions left such places out. A batch whose end lacks them is repeated as soon as they can be read, and the
+Earlier versions left such origins out. A batch whose end lacks them is repeated as soon as they can be read, and the
 next batch continues at the offsets that the start of that batch had. Its own start lacks them, so its end carries both
-(see `places.to_json`).
+(see `origins.to_json`).
 
-A query with Trigger.AvailableNow records the end of every place when it starts, and stops there.
+A query with Trigger.AvailableNow records the end of every origin when it starts, and stops there.
 
 Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query. The offset that
 latestOffset starts from is the end of a finished batch, so progress is committed to the commitGroup there.
@@ -45,31 +45,31 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from rucola.errors import MQError, RemotingError
-from rucola.spark.errors import sentences
+from rucola.spark.errors import without_tracebacks
 from rucola.spark.source import batch_reader
 from rucola.spark.source.live_source import commit
 from rucola.spark.source.offset_options import EARLIEST
-from rucola.spark.source.options import MAX_TRIGGER_DELAY_MS, Options
+from rucola.spark.source.options import MAX_TRIGGER_DELAY_MS, ReadOptions
 from rucola.spark.source.source_offsets import (
-    Bounds,
+    OffsetRanges,
     Offsets,
-    Place,
-    Ranges,
-    at_offsets,
-    available,
+    Origin,
+    SourceBounds,
+    available_ranges,
     begins_from_json,
     from_json,
     initial_offsets,
+    logged_ranges,
     refuse_missing,
-    settled,
-    starting_word,
+    resolve_offsets,
     to_json,
+    uniform_start,
 )
 
 _log = logging.getLogger(__name__)
 
 
-@sentences
+@without_tracebacks
 class RefusedStreamReader(DataSourceStreamReader):
     """A stream whose options are refused: the first call raises the error.
 
@@ -93,32 +93,32 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self._error
 
 
-@sentences
+@without_tracebacks
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the batches of one query, and on the workers, which get a pickled copy, reads their partitions."""
 
-    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+    def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._columns = names
         self._source = batch_reader.source_of(options)
-        self._target: Ranges | None = None
+        self._target: OffsetRanges | None = None
         """With Trigger.AvailableNow: the bounds when the query was started."""
-        self._recovered: dict[Place, int] = {}
-        """The offsets of places that the end of a repeated batch lacks, though its start has them."""
+        self._recovered: dict[Origin, int] = {}
+        """The offsets of origins that the end of a repeated batch lacks, though its start has them."""
         self._latest: dict[str, Any] | None = None
         self._last_batch_s: float | None = None
-        self._group_offsets: dict[Place, int] = {}
+        self._group_offsets: dict[Origin, int] = {}
         self._told: set[str] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - these are Spark's names
         bounds = self._source.bounds()
-        if bounds.missing and starting_word(self._options) != EARLIEST:
+        if bounds.missing and uniform_start(self._options) != EARLIEST:
             raise RemotingError(
-                f"{'; '.join(bounds.missing_sentences())}. A stream begins at offsets of all its brokers, or at "
+                f"{'; '.join(bounds.describe_missing())}. A stream begins at offsets of all its brokers, or at "
                 f"startingOffsets=earliest: start the query when they are back"
             )
         self._refuse_missing(bounds)
-        return to_json(initial_offsets(at_offsets(self._options, self._source, bounds), bounds))
+        return to_json(initial_offsets(resolve_offsets(self._options, self._source, bounds), bounds))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         most, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
@@ -133,24 +133,24 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         logged = from_json(start, self._options.by_queue)
-        recovered = {place: offset for place, offset in self._recovered.items() if place not in logged}
+        recovered = {origin: offset for origin, offset in self._recovered.items() if origin not in logged}
         known = {**logged, **recovered}
         bounds = self._source.bounds(known)
         self._refuse_missing(bounds)
-        ranges: Ranges = available(self._options, known, bounds)
-        self._latest = to_json({place: end for place, (_, end) in ranges.items()})
+        ranges: OffsetRanges = available_ranges(self._options, known, bounds)
+        self._latest = to_json({origin: end for origin, (_, end) in ranges.items()})
         self._commit_to_group(logged, bounds)
         if self._target is not None:
             ranges = self._up_to_target(ranges, self._target, known, bounds)
-        waiting = {place: (begin, end) for place, (begin, end) in ranges.items() if begin < end}
+        waiting = {origin: (begin, end) for origin, (begin, end) in ranges.items() if begin < end}
         if self._waits_for_more(waiting, limit):
             return dict(start)
         if isinstance(limit, ReadMaxRows) and waiting:
             ranges = {**ranges, **self._source.limit(waiting, limit.max_rows)}
-        latest = {place: end for place, (_, end) in ranges.items()}
+        latest = {origin: end for origin, (_, end) in ranges.items()}
         if latest == logged:
             return dict(start)  # as it was logged, since Spark compares texts
-        return to_json(latest, {place: offset for place, offset in recovered.items() if place in latest})
+        return to_json(latest, {origin: offset for origin, offset in recovered.items() if origin in latest})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
@@ -160,37 +160,41 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = {**begins_from_json(end, by_queue), **from_json(start, by_queue)}
         upto = from_json(end, by_queue)
         bounds = self._source.bounds(begins.keys() | upto.keys())
-        ranges = settled(self._options, begins, upto, bounds)
-        self._recovered |= {place: at for place, at in begins.items() if place not in upto and place in bounds.ranges}
+        ranges = logged_ranges(self._options, begins, upto, bounds)
+        self._recovered |= {
+            origin: at for origin, at in begins.items() if origin not in upto and origin in bounds.ranges
+        }
         return list(self._source.plan(ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return batch_reader.read(partition, self._options, self._columns)
 
-    def _refuse_missing(self, bounds: Bounds) -> None:
+    def _refuse_missing(self, bounds: SourceBounds) -> None:
         """Raise RemotingError if brokers are missing; if that is allowed, warn each time others are."""
         refuse_missing(self._options, bounds)
         if bounds.missing.keys() != self._told:
             self._told = set(bounds.missing)
-            for sentence in bounds.missing_sentences():
+            for sentence in bounds.describe_missing():
                 _log.warning("%s; the stream continues without it", sentence)
 
-    def _up_to_target(self, ranges: Ranges, target: Ranges, known: Offsets, bounds: Bounds) -> Ranges:
+    def _up_to_target(
+        self, ranges: OffsetRanges, target: OffsetRanges, known: Offsets, bounds: SourceBounds
+    ) -> OffsetRanges:
         """Return the ranges without what came after the query was started with Trigger.AvailableNow."""
         capped = {}
-        for place, (begin, end) in ranges.items():
-            if place in target:
-                capped[place] = begin, max(min(end, target[place][1]), begin)
-            elif place in known:
-                if place not in bounds.away and self._options.fail_on_missing_broker:
+        for origin, (begin, end) in ranges.items():
+            if origin in target:
+                capped[origin] = begin, max(min(end, target[origin][1]), begin)
+            elif origin in known:
+                if origin not in bounds.unavailable and self._options.fail_on_missing_broker:
                     raise RemotingError(
-                        f"{place.broker_name} was missing when the query was started, and is back: start the query "
-                        f"again to read {place}"
+                        f"{origin.broker_name} was missing when the query was started, and is back: start the query "
+                        f"again to read {origin}"
                     )
-                capped[place] = begin, begin
+                capped[origin] = begin, begin
         return capped
 
-    def _waits_for_more(self, waiting: Ranges, limit: ReadLimit) -> bool:
+    def _waits_for_more(self, waiting: OffsetRanges, limit: ReadLimit) -> bool:
         """Tell whether a batch waits for minOffsetsPerTrigger. A query that is to end, or has just begun, does not."""
         least = self._options.min_offsets_per_trigger
         if least is None or not waiting or self._target is not None or isinstance(limit, ReadAllAvailable):
@@ -204,14 +208,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s = now_s
         return False
 
-    def _commit_to_group(self, offsets: Offsets, bounds: Bounds) -> None:
+    def _commit_to_group(self, offsets: Offsets, bounds: SourceBounds) -> None:
         """Commit the offsets of finished batches to the commitGroup. A failure is no failure of the stream."""
         if self._options.commit_group is None:
             return
         changed = {
-            place: offset
-            for place, offset in offsets.items()
-            if place in bounds.ranges and self._group_offsets.get(place) != offset
+            origin: offset
+            for origin, offset in offsets.items()
+            if origin in bounds.ranges and self._group_offsets.get(origin) != offset
         }
         if not changed:
             return

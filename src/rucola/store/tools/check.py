@@ -31,7 +31,7 @@ from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
-from rucola.store.scan import Run, Stop, scan_file
+from rucola.store.scan import RecordRun, ScanEnd, scan_file
 
 MAX_FINDINGS: Final = 1000
 """A store with more than that wrong with it is not described further."""
@@ -39,7 +39,7 @@ MAX_FINDINGS: Final = 1000
 _KNOWN: Final = {"abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """Something that should not be: in which file, at which byte, and what."""
 
     path: Path
@@ -65,7 +65,7 @@ class _Log:
 
 def check(
     path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Return everything that is wrong with the store at `path`; an empty list for a sound one.
 
     `index_slots` is as in `reader.StoreReader`. `progress` is told (done, in all) of bytes of the log. Raises
@@ -74,21 +74,21 @@ def check(
     store = Path(path)
     if not store.is_dir():
         raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for finding in _check(store, index_slots, progress):
         findings.append(finding)
         if len(findings) == MAX_FINDINGS:
-            findings.append(Finding(store, 0, f"there is more; only {MAX_FINDINGS} findings are given"))
+            findings.append(CheckFinding(store, 0, f"there is more; only {MAX_FINDINGS} findings are given"))
             break
     return findings
 
 
-def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] | None) -> Iterator[Finding]:
+def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
     yield from _check_names(store)
     try:
         files = MappedFileQueue.open(store / "commitlog")
     except StoreCorrupt as error:
-        yield Finding(Path(error.path), error.position, error.why)
+        yield CheckFinding(Path(error.path), error.position, error.why)
         return
     try:
         log = _Log(files)
@@ -106,75 +106,81 @@ def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] |
         files.close()
 
 
-def _at(files: MappedFileQueue, physical_offset: int, what: str) -> Finding:
+def _at(files: MappedFileQueue, physical_offset: int, what: str) -> CheckFinding:
     file = files.find(physical_offset)
-    return Finding(file.path, physical_offset - file.begin, what) if file else Finding(files.directory, 0, what)
+    return (
+        CheckFinding(file.path, physical_offset - file.begin, what) if file else CheckFinding(files.directory, 0, what)
+    )
 
 
-def _check_names(store: Path) -> Iterator[Finding]:
+def _check_names(store: Path) -> Iterator[CheckFinding]:
     for path in sorted(store.iterdir()):
         if path.name not in _KNOWN:
-            yield Finding(path, 0, "nothing of this name belongs into a store")
+            yield CheckFinding(path, 0, "nothing of this name belongs into a store")
     if (store / "abort").exists():
-        yield Finding(store / "abort", 0, "the store is open, or was not closed in order; opening it will recover it")
+        yield CheckFinding(
+            store / "abort", 0, "the store is open, or was not closed in order; opening it will recover it"
+        )
     for directory, belongs in (("commitlog", is_file_name), ("index", is_index_name)):
         if (store / directory).is_dir():
             for path in sorted((store / directory).iterdir()):
                 if not belongs(path.name):
-                    yield Finding(path, 0, f"nothing of this name belongs into {directory}/")
+                    yield CheckFinding(path, 0, f"nothing of this name belongs into {directory}/")
     for path in sorted((store / "config").glob("*.tmp")):
-        yield Finding(path, 0, "a config file that was never finished")
+        yield CheckFinding(path, 0, "a config file that was never finished")
     for _, _, directory_path in queue_directories(store / "consumequeue"):
         for path in sorted(directory_path.iterdir()):
             if not is_file_name(path.name):
-                yield Finding(path, 0, "nothing of this name belongs into a ConsumeQueue")
+                yield CheckFinding(path, 0, "nothing of this name belongs into a ConsumeQueue")
 
 
-def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterator[Finding]:
+def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
     ended = False
     for file in log.files:
         if ended:
             if not file.is_zero_from(0):
-                yield Finding(file.path, 0, "the log has ended before this file, yet there is something in it")
+                yield CheckFinding(file.path, 0, "the log has ended before this file, yet there is something in it")
             continue
         for item in _through(file):
-            if isinstance(item, Finding):
+            if isinstance(item, CheckFinding):
                 yield item
-            elif isinstance(item, Run):
+            elif isinstance(item, RecordRun):
                 yield from _take_in(log, item)
                 if progress is not None:
                     progress(item.end - log.files.begin, log.files.end - log.files.begin)
             elif item.damage is not None:
-                yield Finding(file.path, item.physical_offset - file.begin, item.damage)
+                yield CheckFinding(file.path, item.physical_offset - file.begin, item.damage)
                 ended = True
             elif item.physical_offset < file.end:
                 ended = True
                 position = item.physical_offset - file.begin
                 if not file.is_zero_from(position):
-                    yield Finding(file.path, position, "behind the end of the log there is something other than zeros")
+                    yield CheckFinding(
+                        file.path, position, "behind the end of the log there is something other than zeros"
+                    )
             else:
                 log.end = file.end
 
 
-def _through(file: MappedFile) -> Iterator[Run | Stop | Finding]:
+def _through(file: MappedFile) -> Iterator[RecordRun | ScanEnd | CheckFinding]:
     """Scan a file of the log, going on behind a record of which only the body has changed."""
     position = 0
     while True:
         for item in scan_file(file, position):
-            if isinstance(item, Run):
+            if isinstance(item, RecordRun):
                 yield item
-        assert isinstance(item, Stop)
+        assert isinstance(item, ScanEnd)
         run = next(scan_file(file, item.physical_offset - file.begin, check_crc=False))
-        if item.damage is None or isinstance(run, Stop):
+        if item.damage is None or isinstance(run, ScanEnd):
             yield item
             return
-        yield Finding(file.path, item.physical_offset - file.begin, item.damage)
-        one = Run(file, run.positions[:1], run.heads[:1], run.store_timestamps[:1])
+        yield CheckFinding(file.path, item.physical_offset - file.begin, item.damage)
+        one = RecordRun(file, run.positions[:1], run.heads[:1], run.store_timestamps[:1])
         yield one
         position = one.end - file.begin
 
 
-def _take_in(log: _Log, run: Run) -> Iterator[Finding]:
+def _take_in(log: _Log, run: RecordRun) -> Iterator[CheckFinding]:
     log.end = run.end
     log.last_timestamp = max(log.last_timestamp, int(run.store_timestamps.max()))
     log.timestamps += run.store_timestamps.tolist()
@@ -183,14 +189,14 @@ def _take_in(log: _Log, run: Run) -> Iterator[Finding]:
         try:
             outline = peek(run.file.map, position)
         except InvalidMessage as error:
-            yield Finding(run.file.path, position, str(error))
+            yield CheckFinding(run.file.path, position, str(error))
             continue
         if sysflag.is_dispatched(outline.sys_flag):
             places = log.belongs.setdefault((outline.topic, outline.queue_id), {})
             if outline.queue_offset == 0 and places:
                 places.clear()  # the topic was deleted and made anew
             elif places and (outline.queue_offset - 1 not in places or outline.queue_offset in places):
-                yield Finding(
+                yield CheckFinding(
                     run.file.path,
                     position,
                     f"queueOffset is {outline.queue_offset}, but the record before it in "
@@ -199,12 +205,12 @@ def _take_in(log: _Log, run: Run) -> Iterator[Finding]:
             places[outline.queue_offset] = outline.physical_offset
 
 
-def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Iterator[Finding]:
+def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:
     places = log.belongs.pop((topic, queue_id), {})
     try:
         files = MappedFileQueue.open(directory)
     except StoreCorrupt as error:
-        yield Finding(Path(error.path), error.position, error.why)
+        yield CheckFinding(Path(error.path), error.position, error.why)
         return
     try:
         queue = ConsumeQueue(topic, queue_id, files)
@@ -225,7 +231,7 @@ def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Itera
             if what is not None:
                 file = files.find(queue_offset * UNIT_SIZE)
                 assert file is not None
-                yield Finding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
+                yield CheckFinding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
         for queue_offset, physical_offset in sorted(places.items()):
             yield _at(log.files, physical_offset, f"message {queue_offset} of {topic}-{queue_id} has no unit")
         yield from _check_behind(files, queue.max_offset * UNIT_SIZE)
@@ -233,11 +239,11 @@ def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Itera
         files.close()
 
 
-def _check_behind(files: MappedFileQueue, end: int) -> Iterator[Finding]:
+def _check_behind(files: MappedFileQueue, end: int) -> Iterator[CheckFinding]:
     for file in files:
         position = max(end - file.begin, 0)
         if not file.is_zero_from(position):
-            yield Finding(file.path, position, "behind the last unit there is something other than zeros")
+            yield CheckFinding(file.path, position, "behind the last unit there is something other than zeros")
 
 
 def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
@@ -248,7 +254,7 @@ def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
         return -1
 
 
-def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[Finding]:
+def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[CheckFinding]:
     offsets, times = np.array(log.offsets, np.int64), np.array(log.timestamps, np.int64)
     files: list[IndexFile] = []
     try:
@@ -256,7 +262,7 @@ def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[Findin
             try:
                 files.append(IndexFile.open(path, slot_count))
             except StoreCorrupt as error:
-                yield Finding(path, error.position, error.why)
+                yield CheckFinding(path, error.position, error.why)
                 continue
             yield from _check_index_file(files[-1], offsets, times, log.files.begin)
     finally:
@@ -265,10 +271,10 @@ def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[Findin
 
 def _check_index_file(
     index: IndexFile, offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64], begin: int
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     path = index.file.path
     if not 1 <= index.count <= index.max_count:
-        yield Finding(path, 36, f"indexCount is {index.count}; the file has room for {index.max_count}")
+        yield CheckFinding(path, 36, f"indexCount is {index.count}; the file has room for {index.max_count}")
         return
     entries, slots = index.entries(), index.slots().astype(np.int64)
     entries_at = HEADER_SIZE + 4 * index.slot_count
@@ -277,10 +283,10 @@ def _check_index_file(
     hashes = entries["hash"].astype(np.int64)
     used = np.flatnonzero(slots)
     if len(used) != index.slots_used:
-        yield Finding(path, 32, f"hashSlotCount is {index.slots_used}, but {len(used)} slots are in use")
+        yield CheckFinding(path, 32, f"hashSlotCount is {index.slots_used}, but {len(used)} slots are in use")
     outside = (slots < 0) | (slots >= index.count)
     for slot in np.flatnonzero(outside)[:10].tolist():
-        yield Finding(path, HEADER_SIZE + 4 * slot, f"the slot leads to entry {slots[slot]} of {index.count - 1}")
+        yield CheckFinding(path, HEADER_SIZE + 4 * slot, f"the slot leads to entry {slots[slot]} of {index.count - 1}")
     if outside.any() or not len(entries):
         return
     wrong = (previous < 0) | (previous >= numbers)
@@ -304,20 +310,22 @@ def _check_index_file(
         ),
     ):
         for k in np.flatnonzero(bad)[:10].tolist():
-            yield Finding(path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
+            yield CheckFinding(path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
     for position, name, stated, entry in (
         (16, "beginPhyOffset", index.begin_physical_offset, 0),
         (24, "endPhyOffset", index.end_physical_offset, -1),
     ):
         if stated != int(entries["physical_offset"][entry]):
             there = int(entries["physical_offset"][entry])
-            yield Finding(path, position, f"{name} is {stated}, but the {('first', 'last')[entry]} entry has {there}")
+            yield CheckFinding(
+                path, position, f"{name} is {stated}, but the {('first', 'last')[entry]} entry has {there}"
+            )
     yield from _check_index_times(index, entries, offsets, times)
 
 
 def _check_index_times(
     index: IndexFile, entries: npt.NDArray[np.void], offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Compare the times of an index file with those of the records that the log still has."""
     at = np.searchsorted(offsets, entries["physical_offset"])
     known = np.isin(entries["physical_offset"], offsets)
@@ -327,29 +335,31 @@ def _check_index_times(
         (8, "endTimestamp", index.end_timestamp, -1),
     ):
         if known[entry] and stated != int(stored[entry]):
-            yield Finding(index.file.path, position, f"{name} is {stated}, but the message has {int(stored[entry])}")
+            yield CheckFinding(
+                index.file.path, position, f"{name} is {stated}, but the message has {int(stored[entry])}"
+            )
     expected = ((stored - index.begin_timestamp) // 1000).clip(0, 0x7FFFFFFF)  # as far as an entry can say
     # The first entry was made before the file had its beginTimestamp.
     wrong = known & (entries["seconds"] != expected) & (index.begin_timestamp > 0)
     for k in np.flatnonzero(wrong[1:])[:10].tolist():
         position = HEADER_SIZE + 4 * index.slot_count + 20 * (k + 2)
-        yield Finding(
+        yield CheckFinding(
             index.file.path, position, f"entry {k + 2}: {entries['seconds'][k + 1]} s, but it is {expected[k + 1]} s"
         )
 
 
-def _check_checkpoint(log: _Log, path: Path) -> Iterator[Finding]:
+def _check_checkpoint(log: _Log, path: Path) -> Iterator[CheckFinding]:
     if not path.exists():
         if log.offsets:
-            yield Finding(path, 0, "there is no checkpoint")
+            yield CheckFinding(path, 0, "there is no checkpoint")
         return
     if path.stat().st_size != CHECKPOINT_SIZE:
-        yield Finding(path, 0, f"a checkpoint has {CHECKPOINT_SIZE} bytes, not {path.stat().st_size}")
+        yield CheckFinding(path, 0, f"a checkpoint has {CHECKPOINT_SIZE} bytes, not {path.stat().st_size}")
     point = Checkpoint(path)
     times = (point.physic_timestamp, point.logics_timestamp, point.index_timestamp)
     names = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
     for position, (name, time_ms) in enumerate(zip(names, times, strict=True)):
         if time_ms > log.last_timestamp:
-            yield Finding(
+            yield CheckFinding(
                 path, 8 * position, f"{name} is {time_ms}, but the log's last message has {log.last_timestamp}"
             )

@@ -22,7 +22,7 @@ from rucola.message import MessageExt
 from rucola.message.compression import decompress
 from rucola.message.record import decode
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Stop
+from rucola.store.scan import ScanEnd
 
 
 def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
@@ -35,7 +35,7 @@ def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -
         units = _units_by_record(reader)
         total = sum(file.size for file in reader.commit_log_files)
         for item in reader.runs():
-            if isinstance(item, Stop):
+            if isinstance(item, ScanEnd):
                 if item.damage is not None:
                     file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
                     raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)

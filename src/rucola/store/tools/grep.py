@@ -27,7 +27,7 @@ from rucola.message.hashing import tags_code
 from rucola.message.record import decode, peek
 from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Run
+from rucola.store.scan import RecordRun
 
 Progress = Callable[[int, int], None]
 
@@ -37,7 +37,7 @@ _STEP = 4096
 
 
 @dataclass(slots=True)
-class Question:
+class SearchQuery:
     """What to look for; a message has to meet all that is given. Times are in milliseconds, `end_ms` not included."""
 
     topic: str | None = None
@@ -70,7 +70,7 @@ class Question:
         return self.pattern is None or self.pattern.search(body) is not None
 
 
-def grep(reader: StoreReader, question: Question, progress: Progress | None = None) -> Iterator[MessageExt]:
+def grep(reader: StoreReader, question: SearchQuery, progress: Progress | None = None) -> Iterator[MessageExt]:
     """Yield the messages that answer, each once, their bodies as stored.
 
     They come in the order of the log; by queue, and in the order of the queue, where the ConsumeQueues were used.
@@ -84,7 +84,7 @@ def grep(reader: StoreReader, question: Question, progress: Progress | None = No
         yield from _in_queues(reader, question, progress)
 
 
-def _by_index(reader: StoreReader, question: Question) -> Iterator[MessageExt]:
+def _by_index(reader: StoreReader, question: SearchQuery) -> Iterator[MessageExt]:
     assert question.topic is not None
     assert question.key is not None
     # Every file is asked about all of its time: the window is whole seconds there, and compared below.
@@ -114,7 +114,7 @@ def _next_record(reader: StoreReader, physical_offset: int) -> int:
     return physical_offset + reader.record(physical_offset).store_size
 
 
-def _in_queues(reader: StoreReader, question: Question, progress: Progress | None) -> Iterator[MessageExt]:
+def _in_queues(reader: StoreReader, question: SearchQuery, progress: Progress | None) -> Iterator[MessageExt]:
     names = [name for name in reader.queues() if name[0] == question.topic and question.queue_id in (None, name[1])]
     ranges = {name: reader.queues()[name] for name in names}
     total, done = sum(end - begin for begin, end in ranges.values()), 0
@@ -150,11 +150,11 @@ def _first_in_time(reader: StoreReader, topic: str, queue_id: int, begin: int, e
     return max(low - 1000, begin)
 
 
-def _in_log(reader: StoreReader, question: Question, progress: Progress | None) -> Iterator[MessageExt]:
+def _in_log(reader: StoreReader, question: SearchQuery, progress: Progress | None) -> Iterator[MessageExt]:
     begin = _begin_in_time(reader, question.begin_ms)
     total = sum(file.size for file in reader.commit_log_files if file.begin >= begin)
     for item in reader.runs(begin):
-        if not isinstance(item, Run):
+        if not isinstance(item, RecordRun):
             if item.damage is not None:
                 file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
                 raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
@@ -177,7 +177,7 @@ def _begin_in_time(reader: StoreReader, begin_ms: int) -> int:
     files = reader.commit_log_files
     for number in range(len(files) - 1, 0, -1):
         first = next(reader.runs(files[number].begin))
-        if isinstance(first, Run) and int(first.store_timestamps[0]) <= begin_ms:
+        if isinstance(first, RecordRun) and int(first.store_timestamps[0]) <= begin_ms:
             return files[number - 1].begin
     return reader.min_physical_offset
 

@@ -1,8 +1,8 @@
 """A rebuild in pieces that can be made apart from each other, by many processes, and fit together byte by byte.
 
-    take_in             one file of the log: the units of its records, and how many entries their keys make in the index
-    write_queue         one ConsumeQueue, from the units of all files in the order of the log
-    index_work          which files of the log hold the entries of each index file, once they are counted
+    scan_log_file             one file of the log: the units of its records, and how many entries their keys make in the
+    index write_consume_queue         one ConsumeQueue, from the units of all files in the order of the log
+    plan_index_files          which files of the log hold the entries of each index file, once they are counted
     write_index_file    one file of the index, from those files of the log that hold its entries
 
 The units of a record depend on the record alone, and of a queue only the order. An index file depends on the order of
@@ -26,11 +26,19 @@ from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import iter_units
-from rucola.store.dispatch import Dispatcher, Entries, Pending, Queues, entries_of, keys_of, pending_of
+from rucola.store.dispatch import (
+    ConsumeQueues,
+    Dispatcher,
+    DispatchRequest,
+    Entries,
+    index_entries_of,
+    index_keys_of,
+    read_dispatch_request,
+)
 from rucola.store.index import IndexFile, index_file_name, later_name
 from rucola.store.mapped_file import MappedFileQueue, file_paths
-from rucola.store.scan import Stop, scan_file
-from rucola.store.tools.rebuild import damaged, out_of_turn
+from rucola.store.scan import ScanEnd, scan_file
+from rucola.store.tools.rebuild import damaged, queue_offset_mismatch
 
 
 class UnitRun(NamedTuple):
@@ -43,7 +51,7 @@ class UnitRun(NamedTuple):
     units: bytes
 
 
-class Taken(NamedTuple):
+class ScannedLogFile(NamedTuple):
     """A file of the log that was read: its records end at `end`, and with `is_last` so does the log."""
 
     begin: int
@@ -53,7 +61,7 @@ class Taken(NamedTuple):
     entries: int
 
 
-class IndexPart(NamedTuple):
+class IndexSource(NamedTuple):
     """A file of the log that holds entries of an index file: where it begins, and the number of its first entry."""
 
     begin: int
@@ -65,7 +73,7 @@ def log_files(log: Path) -> list[int]:
     return [int(path.name) for path in file_paths(log)]
 
 
-def take_in(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | Taken]:
+def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | ScannedLogFile]:
     """Yield the units of the log's file that begins at a physical offset, and at last what it was.
 
     Raises StoreCorrupt where the log is damaged.
@@ -75,27 +83,27 @@ def take_in(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | 
         dispatcher = _dispatcher(settings)
         messages = entries = 0
         for item in _batches(files, begin):
-            if isinstance(item, Stop):
+            if isinstance(item, ScanEnd):
                 end = item.physical_offset
-                yield Taken(begin, end, end < begin + files.file_size, messages, entries)
+                yield ScannedLogFile(begin, end, end < begin + files.file_size, messages, entries)
                 return
             messages += len(item)
-            entries += len(keys_of(item)[0])
-            for (topic, queue_id), (queue_offset, units, _, _) in dispatcher.units_of(item).items():
+            entries += len(index_keys_of(item)[0])
+            for (topic, queue_id), (queue_offset, units, _, _) in dispatcher.units_by_queue(item).items():
                 physical_offset, _, _ = next(iter_units(units[0]))
                 yield UnitRun(topic, queue_id, queue_offset, physical_offset, b"".join(units))
     finally:
         files.close()
 
 
-def write_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: StoreConfig) -> int:
+def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: StoreConfig) -> int:
     """Write the files of one queue under `target/consumequeue`, down to the disk; return how many units it has.
 
     `runs` are all of the queue, in the order of the log. What was there of this queue, from an attempt that failed, is
     removed. Raises StoreCorrupt where a message is not in its turn.
     """
     files = MappedFileQueue.open(log)
-    queues = Queues(target / "consumequeue", settings.mapped_file_size_consume_queue)
+    queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
     expected: int | None = None
     queue = None
     try:
@@ -105,9 +113,9 @@ def write_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: Stor
                 queue = queues[run.topic, run.queue_id]
                 expected = run.queue_offset if files.begin else 0
             if run.queue_offset == 0 and expected:
-                queue.cut(0)  # the topic was deleted and made anew: its queue starts over
+                queue.truncate(0)  # the topic was deleted and made anew: its queue starts over
             elif run.queue_offset != expected:
-                why = out_of_turn(run.topic, run.queue_id, run.queue_offset, expected or 0)
+                why = queue_offset_mismatch(run.topic, run.queue_id, run.queue_offset, expected or 0)
                 raise damaged(files, run.physical_offset, why)
             queue.append(run.queue_offset, run.units)
             expected = queue.max_offset
@@ -124,7 +132,7 @@ def write_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: Stor
             each.files.close()
 
 
-def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexPart], settings: StoreConfig) -> int:
+def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSource], settings: StoreConfig) -> int:
     """Write file `number` of the index, counted from 0, down to the disk; return the store time of its first message.
 
     `parts` are the log's files, in order, that hold its entries and the one before them. What was in the place of the
@@ -167,11 +175,11 @@ def index_names(first_timestamps: Sequence[int]) -> list[str]:
     return names
 
 
-def index_work(taken: Sequence[Taken], settings: StoreConfig) -> list[tuple[int, list[IndexPart]]]:
+def plan_index_files(taken: Sequence[ScannedLogFile], settings: StoreConfig) -> list[tuple[int, list[IndexSource]]]:
     """Return for each index file of a log, whose files are given in order, its number and its parts."""
     room = _entries_a_file(settings)
     firsts = [0, *accumulate(each.entries for each in taken)]
-    parts = [(IndexPart(each.begin, first), first + each.entries) for each, first in zip(taken, firsts, strict=False)]
+    parts = [(IndexSource(each.begin, first), first + each.entries) for each, first in zip(taken, firsts, strict=False)]
     return [
         (number, [part for part, end in parts if part.first_entry < (number + 1) * room and end >= number * room])
         for number in range(-(-firsts[-1] // room))
@@ -186,12 +194,12 @@ def _entries_a_file(settings: StoreConfig) -> int:
 def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
     """Yield the entries of one file of the log, some at a time."""
     for item in _batches(files, begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             return
-        yield entries_of(item)
+        yield index_entries_of(item)
 
 
-def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[Pending] | Stop]:
+def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchRequest] | ScanEnd]:
     """Yield the records of one file of the log, in order, and at last its end.
 
     In a batch the messages of each queue follow each other.
@@ -199,16 +207,16 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[Pending] | Sto
     file = files.find(begin)
     assert file is not None, "the file was there when the work was planned"
     for item in scan_file(file, 0):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             if item.damage is not None:
                 raise damaged(files, item.physical_offset, item.damage)
             yield item
             return
-        batch: list[Pending] = []
+        batch: list[DispatchRequest] = []
         following: dict[tuple[str, int], int] = {}
         for position in item.positions.tolist():
             try:
-                pending = pending_of(file.map, position)
+                pending = read_dispatch_request(file.map, position)
             except InvalidMessage as error:
                 raise damaged(files, begin + position, str(error)) from error
             topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = pending
@@ -223,4 +231,4 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[Pending] | Sto
 
 
 def _dispatcher(settings: StoreConfig) -> Dispatcher:
-    return Dispatcher(Queues(Path(), 0), None, parse_delay_levels(settings.message_delay_level))
+    return Dispatcher(ConsumeQueues(Path(), 0), None, parse_delay_levels(settings.message_delay_level))

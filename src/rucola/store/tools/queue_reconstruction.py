@@ -27,12 +27,12 @@ from rucola.errors import StoreCorrupt
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.mapped_file import MappedFileQueue
-from rucola.store.tools.salvage import Hole, QueueName, Salvage, Sequence
+from rucola.store.tools.salvage import Hole, QueueName, SalvagedLog, Sequence
 
 _NOWHERE: Final = 1 << 62
 
 
-class Place(NamedTuple):
+class RecordLocation(NamedTuple):
     """Where a record is, or says that it is: its queue, queue offset, physical offset and size."""
 
     queue: QueueName
@@ -45,23 +45,23 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Places:
+class Reconstruction:
     """The outcome. All holes in order, those from strays among them; stand-ins by hole; strays and their true place."""
 
     holes: list[Hole]
-    stand_ins: dict[int, list[Place]] = field(default_factory=dict)
+    stand_ins: dict[int, list[RecordLocation]] = field(default_factory=dict)
     """{physical offset at which a hole begins: the places that it has to make up for}; a size of 0 is not known."""
-    mended: list[tuple[Place, Place]] = field(default_factory=list)
+    mended: list[tuple[RecordLocation, RecordLocation]] = field(default_factory=list)
     """(what a record said, where it belongs)."""
-    strays: list[Place] = field(default_factory=list)
+    strays: list[RecordLocation] = field(default_factory=list)
     """Records that became holes."""
-    tail: list[Place] = field(default_factory=list)
+    tail: list[RecordLocation] = field(default_factory=list)
     """Places known to the units alone, whose records should lie behind the end of the log."""
-    gaps: list[Place] = field(default_factory=list)
+    gaps: list[RecordLocation] = field(default_factory=list)
     """Missing places that no hole could take, so that what follows in the queue had to move up."""
 
 
-class Units:
+class SurvivingUnits:
     """The ConsumeQueues of a damaged store: a witness that may itself be damaged or missing."""
 
     def __init__(self, directory: Path) -> None:
@@ -89,7 +89,7 @@ class Units:
         queue = self._queues.get(name)
         if queue is None or queue.max_offset <= queue.min_offset:
             return None
-        return queue.first_at_or_after(physical_offset)
+        return queue.first_at_or_behind(physical_offset)
 
     def end(self, name: QueueName) -> int:
         """Return the queue offset behind the last unit."""
@@ -102,23 +102,23 @@ class Units:
             queue.files.close()
 
 
-def find_places(found: Salvage, units: Units) -> Places:
+def reconstruct_queues(found: SalvagedLog, units: SurvivingUnits) -> Reconstruction:
     """Compare the records of each queue with each other and with the units."""
     return _Comparison(found, units).run()
 
 
 class _Comparison:
-    def __init__(self, found: Salvage, units: Units) -> None:
+    def __init__(self, found: SalvagedLog, units: SurvivingUnits) -> None:
         self._found = found
         self._units = units
-        self._strays: dict[int, Place] = {}
+        self._strays: dict[int, RecordLocation] = {}
         self._missing: list[tuple[QueueName, int, int, list[int]]] = []
         """(queue, physical offset before, physical offset behind, queue offsets that are missing in between)."""
         self._ends: dict[QueueName, tuple[int, int]] = {}
         """The queue offset and the physical offset of the last record that is believed."""
-        self._places = Places([])
+        self._places = Reconstruction([])
 
-    def run(self) -> Places:
+    def run(self) -> Reconstruction:
         found, places = self._found, self._places
         # A record that names a queue of which there is nothing else comes first, so that it is known for a stray.
         sequences = {name: found.queues.get(name) or Sequence() for name in {*found.queues, *self._units.names()}}
@@ -159,7 +159,7 @@ class _Comparison:
         for queue_offset in range(last + 1, units.end(name)):
             physical_offset, size = units.at(name, queue_offset)
             if found.end <= physical_offset < (found.tail.end if found.tail else found.end):
-                self._places.tail.append(Place(name, queue_offset, physical_offset, size))
+                self._places.tail.append(RecordLocation(name, queue_offset, physical_offset, size))
             elif last_at < physical_offset < found.end and (
                 physical_offset in self._strays or self._hole_at(found.holes, physical_offset)
             ):
@@ -169,10 +169,10 @@ class _Comparison:
         if lost:
             self._missing.append((name, last_at, _NOWHERE, lost))
 
-    def _epochs(self, name: QueueName, sequence: Sequence) -> Iterator[list[Place]]:
+    def _epochs(self, name: QueueName, sequence: Sequence) -> Iterator[list[RecordLocation]]:
         """Part the records of a queue where its topic was deleted and made anew, so that it began with 0 again."""
         rows = zip(sequence.queue_offsets, sequence.physical_offsets, sequence.sizes, strict=True)
-        all_places = [Place(name, *row) for row in rows]
+        all_places = [RecordLocation(name, *row) for row in rows]
         begin = 0
         for k, place in enumerate(all_places):
             if place.queue_offset == 0 and k > begin:
@@ -186,10 +186,10 @@ class _Comparison:
         if all_places:
             yield all_places[begin:]
 
-    def _believed(self, epoch: list[Place], last: int) -> list[Place]:
+    def _believed(self, epoch: list[RecordLocation], last: int) -> list[RecordLocation]:
         """Return the records whose queue offsets rise; the others are strays."""
         units = self._units
-        by_place: dict[int, list[Place]] = {}
+        by_place: dict[int, list[RecordLocation]] = {}
         for place in epoch:
             by_place.setdefault(place.queue_offset, []).append(place)
         candidates = []
@@ -210,7 +210,7 @@ class _Comparison:
                 self._strays[place.physical_offset] = place
         return kept
 
-    def _can_end(self, kept: list[Place], candidates: list[Place], last: int) -> bool:
+    def _can_end(self, kept: list[RecordLocation], candidates: list[RecordLocation], last: int) -> bool:
         """Tell whether the last of these records can be where it says, after so many as it says."""
         tail, before = kept[-1], kept[-2] if len(kept) > 1 else None
         expected = before.queue_offset + 1 if before else last + 1
@@ -223,7 +223,7 @@ class _Comparison:
         unbelieved = sum(1 for place in candidates if begin < place.physical_offset < tail.physical_offset)
         return not elsewhere and self._room(begin, tail) + unbelieved >= tail.queue_offset - expected
 
-    def _is_known_elsewhere(self, lone: Place) -> bool:
+    def _is_known_elsewhere(self, lone: RecordLocation) -> bool:
         """Tell whether the one record of a queue rather belongs to another queue of nearly the same name, which lacks
         that queue offset and goes on behind it."""
         for name, sequence in self._found.queues.items():
@@ -232,7 +232,7 @@ class _Comparison:
                 return True
         return False
 
-    def _room(self, begin: int, tail: Place) -> int:
+    def _room(self, begin: int, tail: RecordLocation) -> int:
         """Return how many records could have lain in the holes between two records of a queue."""
         least = MIN_RECORD_SIZE + len(tail.queue[0].encode())
         holes = [hole for hole in self._found.holes if begin < hole.begin < tail.physical_offset]
@@ -280,7 +280,7 @@ class _Comparison:
     def _mend_ends(self) -> None:
         """Give strays behind the last believed record of their queue the next places, where one of them claims it or
         the units know it to be there."""
-        behind: dict[QueueName, list[Place]] = {}
+        behind: dict[QueueName, list[RecordLocation]] = {}
         for stray in sorted(self._strays.values(), key=lambda stray: stray.physical_offset):
             last, last_at = self._ends[stray.queue]
             if stray.physical_offset > last_at:
@@ -295,25 +295,25 @@ class _Comparison:
                 elif known or last + 1 in claims or claims == {0}:
                     self._settle(stray, name, number, [number])
 
-    def _hidden(self, name: QueueName, queue_offset: int, begin: int, end: int) -> Place | None:
+    def _hidden(self, name: QueueName, queue_offset: int, begin: int, end: int) -> RecordLocation | None:
         """Return the record that is what is missing, but for a flag that says that it takes no place in its queue."""
         for physical_offset, (queue, at, size) in self._found.without_place.items():
             if begin < physical_offset < end and (queue, at) == (name, queue_offset):
-                return Place(name, queue_offset, physical_offset, size)
+                return RecordLocation(name, queue_offset, physical_offset, size)
         return None
 
-    def _unconfirmed(self, physical_offset: int) -> Place | None:
+    def _unconfirmed(self, physical_offset: int) -> RecordLocation | None:
         """Return the record there if it is the last of the queue that it claims, which the units know nothing of."""
         for name, sequence in self._found.queues.items():
             if sequence.physical_offsets and sequence.physical_offsets[-1] == physical_offset:
-                place = Place(name, sequence.queue_offsets[-1], physical_offset, sequence.sizes[-1])
+                place = RecordLocation(name, sequence.queue_offsets[-1], physical_offset, sequence.sizes[-1])
                 return place if self._units.at(name, place.queue_offset)[0] != physical_offset else None
         return None
 
-    def _settle(self, stray: Place, name: QueueName, queue_offset: int, missing: list[int]) -> None:
+    def _settle(self, stray: RecordLocation, name: QueueName, queue_offset: int, missing: list[int]) -> None:
         self._strays.pop(stray.physical_offset, None)
         missing.remove(queue_offset)
-        self._places.mended.append((stray, Place(name, queue_offset, stray.physical_offset, stray.size)))
+        self._places.mended.append((stray, RecordLocation(name, queue_offset, stray.physical_offset, stray.size)))
 
     def _make_up(self) -> None:
         """Find a hole for each place that is still missing."""
@@ -331,16 +331,16 @@ class _Comparison:
                     if (alone := self._alone(name, queue_offset, begin, end)) is not None:
                         self._settle(alone, name, queue_offset, [queue_offset])
                     elif end != _NOWHERE:
-                        places.gaps.append(Place(name, queue_offset, end, 0))
+                        places.gaps.append(RecordLocation(name, queue_offset, end, 0))
                     continue
                 hole = options[0]
                 between = [other for other in between if other.begin >= hole.begin]
                 left[hole.begin] -= need
                 places.stand_ins.setdefault(hole.begin, []).append(
-                    Place(name, queue_offset, physical_offset if known else -1, size if known else 0)
+                    RecordLocation(name, queue_offset, physical_offset if known else -1, size if known else 0)
                 )
 
-    def _alone(self, name: QueueName, queue_offset: int, begin: int, end: int) -> Place | None:
+    def _alone(self, name: QueueName, queue_offset: int, begin: int, end: int) -> RecordLocation | None:
         """Return the record that claims this queue offset in a queue of one message of which the units know nothing."""
         for other, sequence in self._found.queues.items():
             if (
@@ -349,7 +349,7 @@ class _Comparison:
                 and not self._units.end(other)
                 and _is_alike(other, name)
             ):
-                return Place(other, queue_offset, sequence.physical_offsets[0], sequence.sizes[0])
+                return RecordLocation(other, queue_offset, sequence.physical_offsets[0], sequence.sizes[0])
         return None
 
     def _close_gaps(self) -> None:
@@ -360,7 +360,7 @@ class _Comparison:
             moved = {said.physical_offset: (said, belongs) for said, belongs in places.mended}
             sequence = self._found.queues[name]
             rows = zip(sequence.queue_offsets, sequence.physical_offsets, sequence.sizes, strict=True)
-            own = [Place(name, *row) for row in rows if row[1] not in moved]
+            own = [RecordLocation(name, *row) for row in rows if row[1] not in moved]
             strays = {stray.physical_offset for stray in places.strays}
             pairs = [(place, place) for place in own if place.physical_offset not in strays]
             pairs += [pair for pair in moved.values() if pair[1].queue == name]
@@ -378,7 +378,7 @@ class _Comparison:
                 ]
 
 
-def _rising(places: list[Place], last: int) -> list[Place]:
+def _rising(places: list[RecordLocation], last: int) -> list[RecordLocation]:
     """Return the longest sequence of places, in order, whose queue offsets rise and are greater than `last`."""
     ends: list[int] = []
     end_of: list[int] = []
@@ -410,5 +410,5 @@ def _is_alike(one: QueueName, other: QueueName) -> bool:
     return sum(a != b for a, b in zip(letters, others, strict=True)) + (one[1] != other[1]) == 1
 
 
-def _why(stray: Place) -> str:
+def _why(stray: RecordLocation) -> str:
     return f"the record claims to be {stray}, which its neighbours contradict"

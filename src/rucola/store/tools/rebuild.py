@@ -30,11 +30,11 @@ from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import queue_directories
-from rucola.store.dispatch import Dispatcher, Pending, Queues, pending_of
+from rucola.store.dispatch import ConsumeQueues, Dispatcher, DispatchRequest, read_dispatch_request
 from rucola.store.index import Index, IndexFile, index_paths
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue, file_paths
-from rucola.store.scan import Run, scan
+from rucola.store.scan import RecordRun, scan
 
 Progress = Callable[[int, int], None]
 """Is told how far a walk through the log has come: (bytes done, bytes in all)."""
@@ -46,7 +46,7 @@ _AT_FDCWD: Final = -100
 
 
 @dataclass(slots=True)
-class Rebuilt:
+class RebuildResult:
     """What was written: how many messages were read, queues, units in them, index files, and where it lies now."""
 
     path: Path
@@ -57,7 +57,7 @@ class Rebuilt:
     index_entries: int = 0
 
 
-Build = Callable[[Path, Path, StoreConfig, Progress | None], Rebuilt]
+Build = Callable[[Path, Path, StoreConfig, Progress | None], RebuildResult]
 """What writes consumequeue and index of a log into a directory: `build`, and whatever does the same."""
 
 
@@ -68,16 +68,16 @@ def rebuild(
     settings: StoreConfig | None = None,
     progress: Progress | None = None,
     by: Build | None = None,
-) -> Rebuilt:
+) -> RebuildResult:
     """Write ConsumeQueues and index of a store anew: in place of its own, or under `out`, which must be empty.
 
     `settings` give file sizes and delay levels; without them sizes are those of the files that are there (see
-    `found_settings`). `by` does the work of `build` in its stead. In place, the directory is locked meanwhile:
+    `detect_config`). `by` does the work of `build` in its stead. In place, the directory is locked meanwhile:
     StoreLocked where a broker serves it. Raises StoreCorrupt where the log is damaged, StoreError where there is none,
     and OSError; then all is as it was.
     """
     store, by = Path(store), by or build
-    settings = settings or found_settings(store)
+    settings = settings or detect_config(store)
     if not file_paths(log := store / "commitlog"):
         raise StoreError(f"{log} has no log to rebuild from")
     if out is not None:
@@ -101,19 +101,19 @@ def rebuild(
         lock.release()
 
 
-def build(log: Path, target: Path, settings: StoreConfig, progress: Progress | None = None) -> Rebuilt:
+def build(log: Path, target: Path, settings: StoreConfig, progress: Progress | None = None) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`, down to the disk."""
     for name in _DERIVED:
         (target / name).mkdir(parents=True)
     files = MappedFileQueue.open(log)
-    queues = Queues(target / "consumequeue", settings.mapped_file_size_consume_queue)
+    queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
     index = Index(target / "index", settings.max_hash_slot_num, settings.max_index_num, [])
-    rebuilt = Rebuilt(target)
+    rebuilt = RebuildResult(target)
     try:
         builder = _Builder(files, Dispatcher(queues, index, parse_delay_levels(settings.message_delay_level)))
         for item in scan(files, files.begin):
-            if isinstance(item, Run):
-                rebuilt.messages += builder.take_in(item)
+            if isinstance(item, RecordRun):
+                rebuilt.messages += builder.scan_log_file(item)
                 if progress is not None:
                     progress(item.end - files.begin, files.end - files.begin)
             elif item.damage is not None:
@@ -145,11 +145,11 @@ class _Builder:
         self._dispatcher = dispatcher
         self._next: dict[tuple[str, int], int] = {}
 
-    def take_in(self, run: Run) -> int:
-        batch: list[Pending] = []
+    def scan_log_file(self, run: RecordRun) -> int:
+        batch: list[DispatchRequest] = []
         for position in run.positions.tolist():
             try:
-                item = pending_of(run.file.map, position)
+                item = read_dispatch_request(run.file.map, position)
             except InvalidMessage as error:
                 raise damaged(self._files, run.file.begin + position, str(error)) from error
             topic, queue_id, queue_offset, _, _, _, sys_flag, *_ = item
@@ -160,9 +160,9 @@ class _Builder:
                     # The topic was deleted and made anew: its queue starts over.
                     self._dispatcher.dispatch(batch)
                     batch.clear()
-                    self._dispatcher.queues[name].cut(0)
+                    self._dispatcher.queues[name].truncate(0)
                 elif queue_offset != expected:
-                    why = out_of_turn(*name, queue_offset, expected)
+                    why = queue_offset_mismatch(*name, queue_offset, expected)
                     raise damaged(self._files, run.file.begin + position, why)
                 self._next[name] = queue_offset + 1
             batch.append(item)
@@ -170,7 +170,7 @@ class _Builder:
         return len(run.positions)
 
 
-def found_settings(store: Path, *, index: bool = True) -> StoreConfig:
+def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
     """Return settings with the file sizes of a store's own files; Apache's defaults stand for what has no file.
 
     An index file shows only its size, so it is taken to have four entries per slot, as by default; StoreCorrupt
@@ -191,7 +191,7 @@ def found_settings(store: Path, *, index: bool = True) -> StoreConfig:
     return settings
 
 
-def out_of_turn(topic: str, queue_id: int, queue_offset: int, expected: int) -> str:
+def queue_offset_mismatch(topic: str, queue_id: int, queue_offset: int, expected: int) -> str:
     """Say that a message is not the next of its queue."""
     return f"queueOffset is {queue_offset} where {topic}-{queue_id} goes on with {expected}"
 

@@ -41,9 +41,9 @@ from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
-from rucola.store.tools.queue_reconstruction import Place, Places, Units, find_places
-from rucola.store.tools.rebuild import Progress, Rebuilt, build, found_settings
-from rucola.store.tools.salvage import Hole, Salvage, salvage
+from rucola.store.tools.queue_reconstruction import Reconstruction, RecordLocation, SurvivingUnits, reconstruct_queues
+from rucola.store.tools.rebuild import Progress, RebuildResult, build, detect_config
+from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
 
 REPAIRED: Final = "REPAIRED"
 """The property of every record that a repair put in place of a lost one; its value says what was wrong."""
@@ -55,7 +55,7 @@ _SMALLEST: Final = MIN_RECORD_SIZE + 1
 
 
 @dataclass(slots=True)
-class LeftOut:
+class LostRange:
     """Bytes of the source that are not in the copy: physical offsets, why, and messages as "topic|queueId|queueOffset".
 
     A message is named where its place in a queue is known. Those between others of their queue, or known to the
@@ -69,7 +69,7 @@ class LeftOut:
 
 
 @dataclass(slots=True)
-class Repair:
+class RepairResult:
     """What a repair did. Physical offsets throughout; `clean` where the copy's log is that of the source."""
 
     source: Path
@@ -77,8 +77,8 @@ class Repair:
     begin: int
     end: int
     kept: int
-    rebuilt: Rebuilt
-    left_out: list[LeftOut] = field(default_factory=list)
+    rebuilt: RebuildResult
+    left_out: list[LostRange] = field(default_factory=list)
     mended: list[tuple[int, str]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     """Queues in which messages had to move up, because a lost place could not be kept."""
@@ -102,7 +102,7 @@ def repair(
     *,
     settings: StoreConfig | None = None,
     progress: Progress | None = None,
-) -> Repair:
+) -> RepairResult:
     """Write a sound copy of the store `source` to `out`, which must not exist or be empty, and tell what was done.
 
     `settings` give file sizes and delay levels; without them sizes are those of the files that are there, which a
@@ -116,9 +116,9 @@ def repair(
         raise StoreError(f"{out} lies in {source}, which a repair never changes; give a directory elsewhere")
     file_size = settings.mapped_file_size_commit_log if settings else 0
     found = salvage(source / "commitlog", file_size, _step(progress, 0))
-    units = Units(source / "consumequeue")
+    units = SurvivingUnits(source / "consumequeue")
     try:
-        places = find_places(found, units)
+        places = reconstruct_queues(found, units)
     finally:
         units.close()
     workshop = out.with_name(out.name + ".tmp")
@@ -129,7 +129,7 @@ def repair(
     settings = settings or _sizes(source)
     rebuilt = build(workshop / "commitlog", workshop, settings, _step(progress, 2))
     _write_checkpoint(workshop, found, settings.max_hash_slot_num)
-    result = Repair(source, out, found.begin, found.end, found.messages - len(places.strays), rebuilt)
+    result = RepairResult(source, out, found.begin, found.end, found.messages - len(places.strays), rebuilt)
     result.config = list(_copy_config(source / "config", workshop / "config"))
     if out.exists():
         out.rmdir()
@@ -147,17 +147,17 @@ def _step(progress: Progress | None, number: int) -> Progress | None:
     return lambda done, total: progress(number * total + done, 3 * total)
 
 
-def _tell(result: Repair, found: Salvage, places: Places) -> None:
+def _tell(result: RepairResult, found: SalvagedLog, places: Reconstruction) -> None:
     for hole in places.holes:
         messages = [str(place) for place in places.stand_ins.get(hole.begin, [])]
-        result.left_out.append(LeftOut(hole.begin, hole.end, hole.why, messages))
+        result.left_out.append(LostRange(hole.begin, hole.end, hole.why, messages))
     if found.tail is not None:
         result.left_out.append(
-            LeftOut(found.tail.begin, found.tail.end, f"behind the end of the log: {found.tail.why}")
+            LostRange(found.tail.begin, found.tail.end, f"behind the end of the log: {found.tail.why}")
         )
     for physical_offset in found.passed_over:
         why = "a record that is older than those before it: an earlier recovery cut it off"
-        result.left_out.append(LeftOut(physical_offset, physical_offset, why))
+        result.left_out.append(LostRange(physical_offset, physical_offset, why))
     result.mended = [(at, why) for at, (_, why) in found.mended.items()]
     result.mended += [(said.physical_offset, f"it said {said}, and is {belongs}") for said, belongs in places.mended]
     result.mended.sort()
@@ -170,7 +170,9 @@ def _tell(result: Repair, found: Salvage, places: Places) -> None:
 # the log -------------------------------------------------------------------------------------------------------------
 
 
-def _write_log(source: Path, target: Path, found: Salvage, places: Places, progress: Progress | None) -> None:
+def _write_log(
+    source: Path, target: Path, found: SalvagedLog, places: Reconstruction, progress: Progress | None
+) -> None:
     begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
     for number, begin in enumerate(begins, 1):
         end = begin + found.file_size
@@ -202,7 +204,7 @@ def _copy(path: Path, file: MappedFile, size: int) -> None:
             position += count
 
 
-def _set_place(file: MappedFile, place: Place) -> None:
+def _set_place(file: MappedFile, place: RecordLocation) -> None:
     """Write queue id, queueOffset and topic over those of the record that lies there, which takes that place."""
     position = place.physical_offset - file.begin
     (topic, queue_id), data = place.queue, file.map
@@ -213,7 +215,7 @@ def _set_place(file: MappedFile, place: Place) -> None:
     data[topic_at : topic_at + len(topic.encode())] = topic.encode()
 
 
-def _fill(file: MappedFile, hole: Hole, stand_ins: list[Place], found: Salvage) -> None:
+def _fill(file: MappedFile, hole: Hole, stand_ins: list[RecordLocation], found: SalvagedLog) -> None:
     """Write stand-ins and fillers over a hole, or a blank where it takes the rest of its file."""
     at, to_file_end = hole.begin, hole.end == file.end
     timestamp = hole.timestamp or found.first_timestamp
@@ -278,7 +280,7 @@ def _put(file: MappedFile, at: int, record: bytes) -> int:
 # the rest ------------------------------------------------------------------------------------------------------------
 
 
-def _write_checkpoint(store: Path, found: Salvage, index_slots: int) -> None:
+def _write_checkpoint(store: Path, found: SalvagedLog, index_slots: int) -> None:
     point = Checkpoint(store / "checkpoint")
     point.physic_timestamp = point.logics_timestamp = found.last_timestamp
     for path in index_paths(store / "index")[:-1]:  # all but the last are full
@@ -313,6 +315,6 @@ def _json(path: Path) -> bytes | None:
 
 def _sizes(source: Path) -> StoreConfig:
     try:
-        return found_settings(source)
+        return detect_config(source)
     except StoreCorrupt:
-        return found_settings(source, index=False)
+        return detect_config(source, index=False)

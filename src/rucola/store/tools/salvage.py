@@ -30,7 +30,7 @@ from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, 
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.dispatch import check_queue_name
 from rucola.store.mapped_file import MappedFile, file_paths
-from rucola.store.scan import Stop, scan_file
+from rucola.store.scan import ScanEnd, scan_file
 
 QueueName = tuple[str, int]
 Walked = Callable[[int, int], None]
@@ -67,7 +67,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Salvage:
+class SalvagedLog:
     """The outcome: physical offsets of the log's begin and end, holes between, queues, and how records are mended.
 
     `file_size` is that of every file. `mended` has the fields to be written over, {physical offset: (bytes, what)},
@@ -91,7 +91,7 @@ class Salvage:
     """What was not zeros behind the end of the log."""
 
 
-def salvage(directory: Path, file_size: int = 0, progress: Walked | None = None) -> Salvage:
+def salvage(directory: Path, file_size: int = 0, progress: Walked | None = None) -> SalvagedLog:
     """Read the log in `directory` from front to back. Memory: about 24 bytes a message.
 
     With `file_size` 0 it is the distance of two file names, or the size of the only file. Raises StoreError where
@@ -110,18 +110,18 @@ def salvage(directory: Path, file_size: int = 0, progress: Walked | None = None)
             f"the names in {directory} do not fit files of {file_size} bytes; say with a broker.conf what "
             "mappedFileSizeCommitLog is, or put aside the file whose name is wrong"
         )
-    return _Walk(paths, Salvage(begins[0], begins[0], file_size), progress).run()
+    return _Walk(paths, SalvagedLog(begins[0], begins[0], file_size), progress).run()
 
 
 class _Walk:
-    def __init__(self, paths: dict[int, Path], found: Salvage, progress: Walked | None) -> None:
+    def __init__(self, paths: dict[int, Path], found: SalvagedLog, progress: Walked | None) -> None:
         self._paths = paths
         self._found = found
         self._progress = progress
         self._times = [0, 0]
         self._last_begin = 0
 
-    def run(self) -> Salvage:
+    def run(self) -> SalvagedLog:
         found = self._found
         self._last_begin = self._last_used()
         last_name = max(self._paths)
@@ -187,10 +187,10 @@ class _Walk:
             why = f"the file ends after {size} of {self._found.file_size} bytes"
             yield Hole(file.begin + size, file_end, why, self._times[1])
 
-    def _take_in(self, file: MappedFile, position: int) -> Stop:
+    def _take_in(self, file: MappedFile, position: int) -> ScanEnd:
         """Enter the records from `position` on, and return where and why they end."""
         for item in scan_file(file, position):
-            if isinstance(item, Stop):
+            if isinstance(item, ScanEnd):
                 return item
             for at in item.positions.tolist():
                 try:
@@ -198,9 +198,9 @@ class _Walk:
                     if 0 < self._found.file_size - at - message.store_size < BLANK_SIZE:
                         raise InvalidMessage("the record leaves no room for the blank that ends a file")
                 except InvalidMessage as error:
-                    return Stop(file.begin + at, str(error))
+                    return ScanEnd(file.begin + at, str(error))
                 self._enter(message)
-        raise AssertionError("a scan ends with a Stop")
+        raise AssertionError("a scan ends with a ScanEnd")
 
     def _enter(self, message: MessageExt) -> None:
         found = self._found

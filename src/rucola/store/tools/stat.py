@@ -21,11 +21,11 @@ from rucola.store.checkpoint import Checkpoint
 from rucola.store.index import Index
 from rucola.store.mapped_file import file_paths
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Run, Stop
+from rucola.store.scan import RecordRun, ScanEnd
 
 
 @dataclass(slots=True)
-class Records:
+class RecordCounts:
     """A count of records: how many, their bytes, the store times of the first and the last, how many keys they have.
 
     `keys` are what the index holds for them: one for a unique key and one for each word of KEYS.
@@ -58,7 +58,7 @@ class LogStat:
     blanks: int = 0
     blank_size: int = 0
     unused: int = 0
-    records: Records = field(default_factory=Records)
+    records: RecordCounts = field(default_factory=RecordCounts)
     damage: str | None = None
 
 
@@ -74,7 +74,7 @@ class QueueStat:
     min_offset: int = 0
     max_offset: int = 0
     files: int = 0
-    in_log: Records = field(default_factory=Records)
+    in_log: RecordCounts = field(default_factory=RecordCounts)
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ def _log(
     log.allocated = sum(file.path.stat().st_blocks * 512 for file in files)
     total = sum(file.size for file in files)
     for item in reader.runs():
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             log.damage = item.damage and f"{item.damage}, at physical offset {item.physical_offset}"
             _blank(log, item.physical_offset)
             log.end = item.physical_offset
@@ -163,7 +163,7 @@ def _blank(log: LogStat, begin: int) -> None:
         log.blank_size += begin - log.end
 
 
-def _count(run: Run, records: Records, queues: dict[tuple[str, int], QueueStat]) -> None:
+def _count(run: RecordRun, records: RecordCounts, queues: dict[tuple[str, int], QueueStat]) -> None:
     sizes, timestamps = run.heads["size"].tolist(), run.store_timestamps.tolist()
     for position, size, timestamp in zip(run.positions.tolist(), sizes, timestamps, strict=True):
         outline = peek(run.file.map, position)

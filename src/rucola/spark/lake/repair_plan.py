@@ -1,4 +1,4 @@
-"""Plan of a repair: the lake that can be restored from its own files, and the losses.
+"""RepairPlan of a repair: the lake that can be restored from its own files, and the losses.
 
 Built from an inventory, in this order:
 
@@ -8,7 +8,7 @@ Built from an inventory, in this order:
 3. Files of later commits than the base's are added. A commit is published (progress.json) after its files are in
    place, so a file of which nothing is published belongs to a run that did not count; it is set aside.
 4. Files whose messages are all in other files were replaced by a compaction; the older ones are set aside.
-5. Progress is the furthest that any copy of it says. If the published progress is lost, it follows from the rows: their
+5. ArchiveProgress is the furthest that any copy of it says. If the published progress is lost, it follows from the rows: their
    last physical offset and queue offsets.
 6. The key index is kept if the base is the snapshot itself, except for runs that lack a file. Otherwise it is built
    again from the rows, after the old entries were used to look for lost ones (see `rucola.spark.jobs.repair`).
@@ -31,17 +31,25 @@ import pyarrow.compute as pc
 
 from rucola.errors import ConfigError
 from rucola.spark.lake.inventory import Inventory, addresses, brokers_of, commit_of
-from rucola.spark.lake.snapshot import OWN, KeyFile, Pending, Progress, RowFile, Snapshot, further
+from rucola.spark.lake.snapshot import (
+    METADATA_DIRECTORY,
+    ArchiveProgress,
+    KeyFile,
+    PendingCommit,
+    RowFile,
+    Snapshot,
+    furthest_progress,
+)
 from rucola.spark.source.arrays import Array, ints
 
-_SNAPSHOT: Final = f"{OWN}/snapshot.json"
-_PROGRESS: Final = f"{OWN}/progress.json"
-_PENDING: Final = f"{OWN}/pending.json"
+_SNAPSHOT: Final = f"{METADATA_DIRECTORY}/snapshot.json"
+_PROGRESS: Final = f"{METADATA_DIRECTORY}/progress.json"
+_PENDING: Final = f"{METADATA_DIRECTORY}/pending.json"
 _FILES_IN_MEMORY: Final = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class RepairPlan:
     """The content of the repaired lake, and what happens to all other files.
 
     `moves` are those of a pending commit that is completed. `keys` are kept; if `unindexed` is not None, entries for
@@ -53,7 +61,7 @@ class Plan:
     number: int
     rows: tuple[RowFile, ...]
     keys: tuple[KeyFile, ...]
-    progress: Mapping[str, Progress]
+    progress: Mapping[str, ArchiveProgress]
     moves: Mapping[str, str]
     asides: tuple[str, ...]
     replaced: frozenset[str]
@@ -63,8 +71,8 @@ class Plan:
     missing: tuple[str, ...]
 
 
-class Planner:
-    """Planner for one lake. `kinds` has for a broker whether it was archived live, in case that no file shows it."""
+class RepairPlanner:
+    """RepairPlanner for one lake. `kinds` has for a broker whether it was archived live, in case that no file shows it."""
 
     def __init__(self, found: Inventory, kinds: Mapping[str, bool]) -> None:
         self._found = found
@@ -81,18 +89,18 @@ class Planner:
         self._addresses = lru_cache(_FILES_IN_MEMORY)(lambda path: addresses(found, found.rows[path]))
         self._brokers = cache(lambda path: brokers_of(found, found.rows[path]))
 
-    def plan(self) -> Plan:
+    def plan(self) -> RepairPlan:
         """Return the plan. Raises ConfigError if nothing says how a broker was archived."""
         self._name_damage()
         rows, added = self._rows()
         keys, replaced, rebuilds, completes = self._keys(rows, added)
         progress = self._progress(added)
         if self._is_dropped or _PENDING in self._found.damages:
-            staged = (self._found.root / OWN / "staging").glob("*")
-            self._asides += [f"{OWN}/staging/{path.name}" for path in staged]
+            staged = (self._found.root / METADATA_DIRECTORY / "staging").glob("*")
+            self._asides += [f"{METADATA_DIRECTORY}/staging/{path.name}" for path in staged]
         named = {*(file.path for file in rows), *(file.path for file in keys)}
         moves = {} if self._pending is None else self._pending.moves
-        return Plan(
+        return RepairPlan(
             number=self._found.last_number + 1,
             rows=tuple(rows),
             keys=tuple(keys),
@@ -262,7 +270,11 @@ class Planner:
         found = self._found
         in_use = {file.path for file in rows}
         replaced = {each.path for each in self._known.replaced if (found.root / each.path).exists()} - in_use
-        damaged = [path for path in found.damages if path.startswith(f"{OWN}/keys/") and found.place(path).exists()]
+        damaged = [
+            path
+            for path in found.damages
+            if path.startswith(f"{METADATA_DIRECTORY}/keys/") and found.place(path).exists()
+        ]
         if found.snapshot is None or added:
             self._set_aside(damaged, "keys")
             old = {path for path in found.keys if path not in found.places}
@@ -273,25 +285,25 @@ class Planner:
         incomplete = {file.path for file in self._known.keys if file.run in lost and file.path in found.keys}
         return kept, (replaced | incomplete) - set(self._asides), False, bool(lost and rows)
 
-    # Progress
+    # ArchiveProgress
 
-    def _progress(self, added: Sequence[RowFile]) -> dict[str, Progress]:
+    def _progress(self, added: Sequence[RowFile]) -> dict[str, ArchiveProgress]:
         """Return the furthest known progress, advanced by the added rows."""
         known = dict(self._known.progress)
         if self._found.snapshot is None or added:
             for copy in (self._found.progress, self._found.older_progress):
                 for name, progress in (copy or {}).items():
-                    known[name] = further(known.get(name, progress), progress)
+                    known[name] = furthest_progress(known.get(name, progress), progress)
         said = dict(known)
         for file in added:
             if self._is_covered(file, said):
                 continue
             for name, table in self._addresses(file.path).items():
-                before = known.get(name) or Progress(0, is_live=self._is_live(name))
+                before = known.get(name) or ArchiveProgress(0, is_live=self._is_live(name))
                 known[name] = advanced(before, file.topic, table)
         return known
 
-    def _is_covered(self, file: RowFile, progress: Mapping[str, Progress]) -> bool:
+    def _is_covered(self, file: RowFile, progress: Mapping[str, ArchiveProgress]) -> bool:
         """Tell by a file's footer that its messages are all before the progress of their stores."""
         ends = [
             progress[name].physical_offset if name in progress and not progress[name].is_live else 0
@@ -315,7 +327,7 @@ class Planner:
             self._findings.append(f"files of {what} that no commit accounts for, {len(paths)} in all: {few}")
 
 
-def completable(found: Inventory, base: Snapshot) -> Pending | None:
+def completable(found: Inventory, base: Snapshot) -> PendingCommit | None:
     """Return the pending commit if it does not count yet and all of its files are there."""
     pending = found.pending
     if pending is None or pending.number <= base.number:
@@ -325,7 +337,7 @@ def completable(found: Inventory, base: Snapshot) -> Pending | None:
     return pending if rows and keys else None
 
 
-def advanced(progress: Progress, topic: str, rows: pa.Table) -> Progress:
+def advanced(progress: ArchiveProgress, topic: str, rows: pa.Table) -> ArchiveProgress:
     """Return the progress of a broker after these messages of a topic were archived."""
     queues = {topic: dict(offsets) for topic, offsets in progress.queues.items()}
     of_topic = queues.setdefault(topic, {})
@@ -340,7 +352,7 @@ def advanced(progress: Progress, topic: str, rows: pa.Table) -> Progress:
     end = int(starts[last]) + int(_ints_of(rows["storeSize"])[last])
     if end <= progress.physical_offset:
         return replace(progress, queues=queues)
-    return Progress(end, int(starts[last]), rows["msgId"][last].as_py(), queues)
+    return ArchiveProgress(end, int(starts[last]), rows["msgId"][last].as_py(), queues)
 
 
 def _ints_of(column: pa.ChunkedArray) -> Array:

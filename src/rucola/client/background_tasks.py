@@ -1,4 +1,4 @@
-"""Background: the tasks that an object keeps running, from its opening to its closing.
+"""BackgroundTasks: the tasks that an object keeps running, from its opening to its closing.
 
 A task started here is held (asyncio itself holds tasks only weakly), its failure is logged at once and not when
 the garbage collector comes by, and `close` ends whatever still runs and waits for it, so nothing outlives its owner.
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 CANCEL_TIMEOUT_MS = 5000
 
 
-class Background:
+class BackgroundTasks:
     """The running tasks of one owner. Belongs to one event loop."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def tell(hook: Callable[..., object], *arguments: Any, **options: Any) -> None:
+def call_hook(hook: Callable[..., object], *arguments: Any, **options: Any) -> None:
     """Call a hook of a trace."""
     try:
         hook(*arguments, **options)
@@ -19,7 +19,7 @@ def tell(hook: Callable[..., object], *arguments: Any, **options: Any) -> None:
         logger.warning("the trace failed in %s", getattr(hook, "__qualname__", hook), exc_info=True)
 
 
-class Told:
+class HookContext:
     """A context manager of a trace; it cannot suppress errors of the code within either."""
 
     def __init__(self, make: Callable[..., AbstractContextManager[None]], *arguments: Any) -> None:
@@ -28,13 +28,13 @@ class Told:
         self._context: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
-        tell(self._begin)
+        call_hook(self._begin)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._context is not None:
-            tell(self._context.__exit__, kind, error, trace)
+            call_hook(self._context.__exit__, kind, error, trace)
 
     def _begin(self) -> None:
         context = self._make(*self._arguments)

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.message.record import MIN_RECORD_SIZE
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
 from rucola.spark.lake.key_index import ENTRIES_PER_FILE, HASH_BITS
-from rucola.spark.lake.lake import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
 from rucola.spark.lake.snapshot import KeyFile, RowFile
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
@@ -52,7 +52,7 @@ _ENTRIES_A_ROW_GROUP: Final = 128 * 1024
 """Entries in about 1 MiB of a key file (`key_index.KEY_OPTIONS`)."""
 
 
-def read(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield these columns of the rows in some files of a lake, file by file, a batch for each row group."""
     wanted = tuple(names)
     for file in files:
@@ -65,7 +65,7 @@ def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.Re
         yield from _row_groups(opened, file.topic, names)
 
 
-def read_staged(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def read_staged_rows(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield these columns of the rows in one staged file; its path says the topic."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:
         yield from _row_groups(opened, topic_and_date(path)[0], names)
@@ -88,7 +88,7 @@ def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     return column.cast(kind).combine_chunks()
 
 
-def size_of(root: Path, files: Sequence[RowFile]) -> int:
+def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
     """Return about how many bytes of records, or of columns if these are more, are in some files of a lake.
 
     Of many or large files it is at least `SMALL_SIZE`; they are not opened.
@@ -105,7 +105,7 @@ def size_of(root: Path, files: Sequence[RowFile]) -> int:
     return max(stored, plain)
 
 
-def write(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
+def write_rows(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
     """Write messages, of all columns, below a directory by topic and day, as Spark does."""
     buffered: dict[tuple[str, date], list[pa.RecordBatch]] = {}
     size = number = 0
@@ -113,7 +113,7 @@ def write(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
     def flush() -> None:
         for (topic, day), parts in buffered.items():
             place = directory / f"topic={_escaped(topic)}" / f"date={day.isoformat()}"
-            write_file(pa.Table.from_batches(parts), place / f"part-{number:05d}.parquet")
+            write_row_file(pa.Table.from_batches(parts), place / f"part-{number:05d}.parquet")
         buffered.clear()
 
     for batch in batches:
@@ -126,7 +126,7 @@ def write(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
     flush()
 
 
-def write_file(rows: pa.Table, path: Path) -> None:
+def write_row_file(rows: pa.Table, path: Path) -> None:
     """Write rows of one topic and day, without these two columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
@@ -172,21 +172,21 @@ def _escaped(topic: str) -> str:
     return topic.translate(_ESCAPED)
 
 
-def merge(root: Path, files: Iterable[RowFile], directory: Path) -> None:
+def merge_rows(root: Path, files: Iterable[RowFile], directory: Path) -> None:
     """Write the rows of each topic and day as one file below a directory, in the order of brokers and logs."""
     places: dict[Path, list[RowFile]] = {}
     for file in files:
         places.setdefault(Path(file.path).parent, []).append(file)
     for place, group in places.items():
-        rows = pa.Table.from_batches(list(read(root, group, _ROW_COLUMNS)))
+        rows = pa.Table.from_batches(list(read_rows(root, group, _ROW_COLUMNS)))
         order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
-        write_file(rows.take(order), directory / place / "part-00000.parquet")
+        write_row_file(rows.take(order), directory / place / "part-00000.parquet")
 
 
-def entries(paths: Iterable[Path]) -> pa.Table:
+def staged_key_entries(paths: Iterable[Path]) -> pa.Table:
     """Return the entries of the key index for the rows in staged files, in any order."""
     names = ("brokerName", "commitLogOffset", "msgId", "keys")
-    found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_staged(path, names)]
+    found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_staged_rows(path, names)]
     return pa.concat_tables([pa.Table.from_batches([], _ENTRY), *found])
 
 
@@ -208,7 +208,7 @@ def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=_ENTRY)
 
 
-def read_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
+def read_key_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
     """Return the entries in some files of the key index. Raises StoreCorrupt if one is damaged."""
     found = [pa.Table.from_batches([], _ENTRY)]
     for file in files:
@@ -217,7 +217,7 @@ def read_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
     return pa.concat_tables(found)
 
 
-def write_entries(found: pa.Table, directory: Path) -> None:
+def write_key_entries(found: pa.Table, directory: Path) -> None:
     """Write entries as one run: sorted, and cut by hash into files of about `ENTRIES_PER_FILE`."""
     if not len(found):
         return

@@ -1,4 +1,4 @@
-"""InFlight: the calls of a producer that have not ended yet, and the requests that they wait for.
+"""InFlightRequests: the calls of a producer that have not ended yet, and the requests that they wait for.
 
 A producer that closes must not leave sends behind: they would connect anew, and store messages after `close` returned.
 So closing has three steps:
@@ -25,7 +25,7 @@ from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 
 
-class Posted(msgspec.Struct, frozen=True):
+class InFlightRequest(msgspec.Struct, frozen=True):
     """A request on its way, and the future of its answer. `posted_at` is a time of the event loop."""
 
     connection: Connection
@@ -35,7 +35,7 @@ class Posted(msgspec.Struct, frozen=True):
     posted_at: float
 
 
-class InFlight:
+class InFlightRequests:
     """The calls and requests of one producer. A context manager around each call counts it."""
 
     def __init__(self, owner: str) -> None:
@@ -59,7 +59,7 @@ class InFlight:
         if self._is_closed:
             raise RemotingError(f"{self._owner} was closed: nothing was sent")
 
-    def post(self, connection: Connection, command: RemotingCommand, deadline: Deadline) -> Posted:
+    def post(self, connection: Connection, command: RemotingCommand, deadline: Deadline) -> InFlightRequest:
         """Send a request; its answer is to be fetched with `answer`, or the request given up with `forget`.
 
         RemotingError once closed, RemotingTimeout if the deadline has passed: nothing is sent then.
@@ -72,9 +72,9 @@ class InFlight:
             )
         answer = connection.post(command)
         self._futures.add(answer)
-        return Posted(connection, command, answer, deadline, posted_at)
+        return InFlightRequest(connection, command, answer, deadline, posted_at)
 
-    async def answer(self, posted: Posted) -> RemotingCommand:
+    async def answer(self, posted: InFlightRequest) -> RemotingCommand:
         """Wait for an answer until the deadline. RemotingConnectError, RemotingTimeout; RemotingError if closed."""
         answer, connection = posted.answer, posted.connection
         try:
@@ -91,7 +91,7 @@ class InFlight:
         finally:
             self.forget(posted)
 
-    def forget(self, posted: Posted) -> None:
+    def forget(self, posted: InFlightRequest) -> None:
         """Wait for the answer no longer."""
         posted.connection.forget(posted.command)
         self._futures.discard(posted.answer)

@@ -54,7 +54,7 @@ class _Snapshot(msgspec.Struct):
     rows: list[_RowFile]
 
 
-def archived_end(config: StoreConfig, commit_log: CommitLog) -> int:
+def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
     """Return the physical offset up to which this log is archived; 0 where nobody says so."""
     path = config.archive_progress_path
     assert path is not None, "deleteOnlyArchived was set without archiveProgressPath"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from support.stores import HOST, inner
 NOW_MS = 1_800_000_000_000
 TOPIC = "Orders"
 
-Question = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
+SearchQuery = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
 
 
-def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:
+def fill_store(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:
     """Make the broker's store, with messages of topic Orders given as (keys, unique key, store time)."""
     config = StoreConfig(store_path_root_dir=path / broker, store_host=HOST, **SMALL_FILES | settings)
     with MessageStore(config) as store:
@@ -34,14 +35,12 @@ def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "br
     table.write_bytes(encode_body(TopicConfigSerializeWrapper(topic_config_table=topics)))
 
 
-def ask(path: Path, question: Question, **settings: Any) -> None:
+@asynccontextmanager
+async def cluster_of_stores(path: Path, **settings: Any) -> AsyncIterator[tuple[AdminClient, list[Broker], Cluster]]:
     """Put a question to a cluster with one broker for each store in `path`, or with one empty broker."""
-    names = sorted(store.name for store in path.iterdir()) or ["broker-a"]
+    names = sorted(os.listdir(path)) or ["broker-a"]
 
-    async def asking() -> None:
-        async with cluster(path) as running:
-            brokers = [await running.start_broker(name, **settings) for name in names]
-            async with AdminClient(running.namesrv) as admin:
-                await question(admin, brokers, running)
-
-    asyncio.run(asking())
+    async with cluster(path) as running:
+        brokers = [await running.start_broker(name, **settings) for name in names]
+        async with AdminClient(running.namesrv) as admin:
+            yield admin, brokers, running

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from broker.test_broker import Peer, heartbeat, serving
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
+from support.broker_peer import Peer, broker_peer, heartbeat
 
 
 class Table:
@@ -29,10 +29,10 @@ class Table:
         self.number = 0
         self.asked: list[int] = []
 
-    def persisting(self) -> Any:
+    def snapshot_writer(self) -> Any:
         number = self.number
         self.asked.append(number)
-        return self.file.writing(lambda: {"number": number})
+        return self.file.prepare_write(lambda: {"number": number})
 
 
 class SlowDisk:
@@ -53,40 +53,40 @@ class SlowDisk:
 async def test_changes_that_come_while_a_table_is_written_are_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TableWriting()
-    writing.changed(table.persisting)
+    table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TablePersistence()
+    writing.schedule(table.snapshot_writer)
     await asyncio.to_thread(disk.is_asked.wait, 20)
     for table.number in range(1, 100):
-        writing.changed(table.persisting)
-    waiting = asyncio.ensure_future(writing.settled())
+        writing.schedule(table.snapshot_writer)
+    waiting = asyncio.ensure_future(writing.wait_persisted())
     await asyncio.sleep(0)
     assert (table.asked, waiting.done()) == ([0], False)
     disk.may_go.set()
     await waiting
     assert (table.asked, table.file.read()) == ([0, 99], {"number": 99})
     table.number = 100
-    await writing.stop(table.persisting)
+    await writing.stop(table.snapshot_writer)
     assert table.file.read() == {"number": 100}
 
 
 async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
-    broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TableWriting()
+    broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TablePersistence()
     obstacle = tmp_path / "broken.json.tmp"
     obstacle.mkdir()
-    await writing.settled()  # nothing is to be written yet
-    writing.changed(broken.persisting)
+    await writing.wait_persisted()  # nothing is to be written yet
+    writing.schedule(broken.snapshot_writer)
     with pytest.raises(IsADirectoryError):
-        await writing.settled()
+        await writing.wait_persisted()
     obstacle.rmdir()
-    writing.changed(sound.persisting)
-    await writing.settled()
+    writing.schedule(sound.snapshot_writer)
+    await writing.wait_persisted()
     assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
 
 
 @pytest.mark.parametrize(
     "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
 )
-def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
+async def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     new_topic = CreateTopicRequestHeader(
@@ -119,20 +119,17 @@ def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
 
     name, table = ("subscriptionGroup", "subscriptionGroupTable") if "group" in what else ("topics", "topicConfigTable")
 
-    async def run() -> None:
-        async with serving(tmp_path) as peer:
-            if "goes" in what:
-                await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic)
-                await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
-            disk = SlowDisk(monkeypatch)
-            asking = asyncio.ensure_future(ask(peer))
-            await asyncio.to_thread(disk.is_asked.wait, 20)
-            assert (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).code == ResponseCode.SUCCESS
-            assert not asking.done()
-            disk.may_go.set()
-            assert await asking == ResponseCode.SUCCESS
-            written = json.loads(config_path(tmp_path, name).read_text())[table]
-            assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
-
-    asyncio.run(run())
+    async with broker_peer(tmp_path) as peer:
+        if "goes" in what:
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic)
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
+        disk = SlowDisk(monkeypatch)
+        asking = asyncio.ensure_future(ask(peer))
+        await asyncio.to_thread(disk.is_asked.wait, 20)
+        assert (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).code == ResponseCode.SUCCESS
+        assert not asking.done()
+        disk.may_go.set()
+        assert await asking == ResponseCode.SUCCESS
+        written = json.loads(config_path(tmp_path, name).read_text())[table]
+        assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
     assert check(tmp_path) == []

@@ -29,13 +29,13 @@ from pyspark.sql.types import (
 )
 
 from rucola.errors import ConfigError
-from rucola.spark.source.options import NAMES, SINK_NAMES
+from rucola.spark.source.options import READ_OPTION_NAMES, SINK_OPTION_NAMES
 from rucola.spark.source.schema import TYPES
 
 _METADATA: Final = "rocketmq.options"
 _PREFIX: Final = "option."
 _SOURCES: Final = frozenset({"storepath", "nameserver", "path", "paths"})
-"""Options, in lower case, that name the source or target."""
+"""ReadOptions, in lower case, that name the source or target."""
 
 _TYPES: Final[Mapping[str, DataType]] = {
     "string": StringType(),
@@ -59,24 +59,24 @@ def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, s
     options = {name.removeprefix(_PREFIX): value for name, value in lower.items() if name.startswith(_PREFIX)}
     if "path" in lower:
         options["path"] = lower["path"]
-    known = {name.lower() for name in (*NAMES, *SINK_NAMES)}
+    known = {name.lower() for name in (*READ_OPTION_NAMES, *SINK_OPTION_NAMES)}
     for name in options:
         if name not in known:
             raise ConfigError(
                 f"the data source {provider} has no option {name!r} for a table; it has "
-                f"{', '.join(dict.fromkeys((*NAMES, *SINK_NAMES)))}"
+                f"{', '.join(dict.fromkeys((*READ_OPTION_NAMES, *SINK_OPTION_NAMES)))}"
             )
     return options
 
 
 def readable(options: Mapping[str, str]) -> dict[str, str]:
     """Return those of a table's options that a read knows."""
-    return _within(options, NAMES)
+    return _within(options, READ_OPTION_NAMES)
 
 
 def writable(options: Mapping[str, str]) -> dict[str, str]:
     """Return those of a table's options that a write knows."""
-    return _within(options, SINK_NAMES)
+    return _within(options, SINK_OPTION_NAMES)
 
 
 def _within(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

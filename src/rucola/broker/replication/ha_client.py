@@ -19,9 +19,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from rucola.broker.background.group_commit import Flush
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.registration import Registration
-from rucola.broker.background.scheduler import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, in_thread
+from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION, in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import TransferDecoder, encode_report
@@ -45,10 +45,12 @@ WHAT_TO_DO = (
 )
 
 
-class Slave:
+class HAClient:
     """The copying of one store. Belongs to one event loop."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, flush: Flush, registration: Registration) -> None:
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, flush: GroupCommit, registration: Registration
+    ) -> None:
         assert store.replica is not None
         self._config = config
         self._store = store
@@ -81,8 +83,8 @@ class Slave:
                 self._say("no name server knows a master of %s yet", self._config.broker_name)
             await asyncio.sleep(wait_s)
             if not self._config.ha_master_address:
-                self._registration.changed()
-                await self._registration.settled()
+                self._registration.schedule()
+                await self._registration.wait_registered()
 
     def _say(self, words: str, *arguments: object) -> None:
         """Log what keeps this slave from following, once."""
@@ -102,10 +104,12 @@ class Slave:
         try:
             flush = self._flush if self._is_flushed else None
             try:
-                await _Copying(self._config, self._store, self._replica, flush, stream, self._on_compared).run()
+                await _ReplicationSession(
+                    self._config, self._store, self._replica, flush, stream, self._on_compared
+                ).run()
             finally:
                 stream.close()
-                await in_thread(self._replica.cut)  # half a record, which the master may lose, or what is none
+                await in_thread(self._replica.truncate)  # half a record, which the master may lose, or what is none
         except StoreError as error:
             self._say("the master at %s: %s. %s", address, error, WHAT_TO_DO)
             return LONG_WAIT_S
@@ -125,7 +129,7 @@ class Slave:
         self._is_followed = True
 
 
-class _Copying:
+class _ReplicationSession:
     """One connection to a master.
 
     `flush` is for slaves that report what is on disk; `on_compared` is called when the log is known to be the master's.
@@ -136,7 +140,7 @@ class _Copying:
         config: BrokerConfig,
         store: MessageStore,
         replica: Replica,
-        flush: Flush | None,
+        flush: GroupCommit | None,
         stream: Stream,
         on_compared: Callable[[], None],
     ) -> None:
@@ -171,13 +175,13 @@ class _Copying:
             if store.failure is not None:
                 raise OSError(store.failure)
             for physical_offset, piece in decoder.receive_data(data):
-                self._replica.take(physical_offset, piece)
+                self._replica.append(physical_offset, piece)
                 if not self._is_compared and physical_offset + len(piece) >= self._compared_from:
                     self._is_compared = True
                     self._on_compared()
             self._news.set()
             while store.has_pending:
-                store.reput(MESSAGES_A_TURN, NEW_QUEUES_A_TURN)
+                store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
                 await asyncio.sleep(0)
 
     async def _report(self) -> None:
@@ -197,4 +201,4 @@ class _Copying:
 
     async def _is_safe(self, end: int) -> bool:
         """Wait until this slave can vouch for its log up to there; False where that takes too long."""
-        return self._flush is None or await self._flush.until(end, self._store.config.sync_flush_timeout)
+        return self._flush is None or await self._flush.wait_flushed(end, self._store.config.sync_flush_timeout)

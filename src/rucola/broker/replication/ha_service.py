@@ -5,7 +5,8 @@ mapped file; then what is put, as soon as it is dispatched or somebody waits for
 and gets the newest file of the log, from its beginning on: what is older reaches it no more. One that is silent for
 haHousekeepingInterval is let go.
 
-A SYNC_MASTER answers SEND_OK when a slave has reported that it has the message (`until`). All who wait share the next
+A SYNC_MASTER answers SEND_OK when a slave has reported that it has the message (`wait_replicated`). All who wait
+share the next
 report. They wait for slaveTimeout; where no slave is there, or all are haSlaveFallbehindMax behind, for nothing, and
 when the last one goes, no longer.
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 READ_SIZE = 8192
 
 
-class _Slave:
+class _HAConnection:
     """A connected slave; `reported` is -1 until it has said where to begin."""
 
     def __init__(self, peer: str) -> None:
@@ -41,13 +42,13 @@ class _Slave:
         self.wake = asyncio.Event()
 
 
-class Master:
+class HAService:
     """The replication of one store to its slaves. Belongs to one event loop."""
 
     def __init__(self, config: BrokerConfig, store: MessageStore) -> None:
         self._config = config
         self._store = store
-        self._slaves: set[_Slave] = set()
+        self._slaves: set[_HAConnection] = set()
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
         self._said: dict[str, str] = {}
         self._server = StreamServer(config.bind_address, config.ha_listen_port, self._serve)
@@ -61,14 +62,14 @@ class Master:
         """Send no more. Who waits still gets no answer from here."""
         await self._server.stop()
 
-    def behind(self) -> dict[str, int]:
+    def replication_lag(self) -> dict[str, int]:
         """How many bytes of the log each slave lacks, by its "ip:port", once it has said where to begin."""
         end = self._store.max_physical_offset
         return {slave.peer: end - slave.reported for slave in self._slaves if slave.reported >= 0}
 
-    def tell(self) -> None:
+    def log_replication_lag(self) -> None:
         """Log how far each slave is behind."""
-        for peer, lacking in self.behind().items():
+        for peer, lacking in self.replication_lag().items():
             logger.info("slave %s is %d bytes behind", peer, lacking)
 
     def on_put(self) -> None:
@@ -76,7 +77,7 @@ class Master:
         for slave in self._slaves:
             slave.wake.set()
 
-    async def until(self, physical_offset: int) -> PutMessageStatus:
+    async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
         """Wait until a slave has everything below `physical_offset`."""
         farthest = max([slave.reported for slave in self._slaves], default=-1)
         if farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max:
@@ -95,7 +96,7 @@ class Master:
 
     async def _serve(self, stream: Stream) -> None:
         """One slave, until one side ends it."""
-        slave = _Slave(stream.peer)
+        slave = _HAConnection(stream.peer)
         self._slaves.add(slave)
         try:
             await side_by_side(self._receive(slave, stream), self._send(slave, stream))
@@ -106,14 +107,14 @@ class Master:
             if all(other.reported < 0 for other in self._slaves):
                 self._end_waiting(self._store.max_physical_offset, is_there=False)
 
-    def _say(self, slave: _Slave, why: str) -> None:
+    def _say(self, slave: _HAConnection, why: str) -> None:
         """Log why a slave is let go, once for each machine: it will come again."""
         host = slave.peer.rpartition(":")[0]
         if self._said.get(host) != why:
             self._said[host] = why
             logger.warning("slave %s is let go: %s", slave.peer, why)
 
-    async def _receive(self, slave: _Slave, stream: Stream) -> None:
+    async def _receive(self, slave: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
         while True:
             try:
@@ -128,7 +129,7 @@ class Master:
             for physical_offset in decoder.receive_data(data):
                 self._note(slave, physical_offset)
 
-    def _note(self, slave: _Slave, physical_offset: int) -> None:
+    def _note(self, slave: _HAConnection, physical_offset: int) -> None:
         """A slave has everything before that, or begins there."""
         end = self._store.max_physical_offset
         if physical_offset > end:
@@ -151,7 +152,7 @@ class Master:
             elif not item[1].done():
                 item[1].set_result(is_there)
 
-    async def _send(self, slave: _Slave, stream: Stream) -> None:
+    async def _send(self, slave: _HAConnection, stream: Stream) -> None:
         while slave.reported < 0:
             slave.wake.clear()
             await slave.wake.wait()
@@ -165,7 +166,7 @@ class Master:
         batch = min(self._config.ha_transfer_batch_size, MAX_TRANSFER_SIZE)
         while True:
             slave.wake.clear()
-            found = store.held(position, batch)
+            found = store.hold_bytes(position, batch)
             if found is None:
                 if position < store.min_physical_offset:
                     raise StoreError(

@@ -40,7 +40,7 @@ from rucola.remoting.connection import Answer, Connection, Processor, Reply
 logger = logging.getLogger(__name__)
 
 
-class OperatedConsumer(Protocol):
+class OperableConsumer(Protocol):
     """What a consumer does for operators."""
 
     def consumer_data(self) -> ConsumerData:
@@ -65,7 +65,7 @@ class OperatedConsumer(Protocol):
 class OperatorRequests:
     """Serves the requests; `consumer_of` finds the consumer of a group on this instance."""
 
-    def __init__(self, client_id: Callable[[], str], consumer_of: Callable[[str], OperatedConsumer | None]) -> None:
+    def __init__(self, client_id: Callable[[], str], consumer_of: Callable[[str], OperableConsumer | None]) -> None:
         self._client_id = client_id
         self._consumer_of = consumer_of
 
@@ -77,7 +77,7 @@ class OperatorRequests:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_message_directly,
         }
 
-    def _consumer(self, group: str) -> OperatedConsumer:
+    def _consumer(self, group: str) -> OperableConsumer:
         consumer = self._consumer_of(group)
         if consumer is None:
             raise ConfigError(f"The Consumer Group <{group}> not exist in the consumer <{self._client_id()}>")

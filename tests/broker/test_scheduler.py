@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.background.scheduler import MESSAGES_A_TURN, NEW_QUEUES_A_TURN, Clockwork, Reput, in_thread
+from rucola.broker.background.scheduler import (
+    MESSAGES_PER_ITERATION,
+    NEW_QUEUES_PER_ITERATION,
+    ReputService,
+    Scheduler,
+    in_thread,
+)
 from rucola.broker.pull_request_hold import PullRequestHold
-from rucola.store.dispatch import Arrived
+from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.stores import config, inner
@@ -29,7 +35,7 @@ async def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped(
         may_end.wait(20)
         ended.set()
 
-    clockwork = Clockwork()
+    clockwork = Scheduler()
     clockwork.every(1, "work", lambda: in_thread(work))
     await asyncio.to_thread(started.wait, 20)
     stopping = asyncio.create_task(clockwork.stop())
@@ -48,7 +54,7 @@ async def test_a_step_that_waits_for_nothing_of_the_kind_is_cancelled() -> None:
         waits.set()
         await asyncio.Event().wait()
 
-    clockwork = Clockwork()
+    clockwork = Scheduler()
     clockwork.every(1, "step", step)
     await waits.wait()
     await clockwork.stop()
@@ -67,13 +73,13 @@ async def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_pa
             dispatched.set()
 
     with MessageStore(config(tmp_path / "store"), on_pending=lambda: reput.on_pending()) as store:
-        reput = Reput(store, PullRequestHold(), lambda: None)
+        reput = ReputService(store, PullRequestHold(), lambda: None)
         for queue_id in range(50):
             store.put(inner(queue_id=queue_id), 1)
         loop.call_soon(turn)
         await dispatched.wait()
     assert turns[-1] == 50
-    assert max(after - before for before, after in itertools.pairwise(turns)) == NEW_QUEUES_A_TURN
+    assert max(after - before for before, after in itertools.pairwise(turns)) == NEW_QUEUES_PER_ITERATION
     assert check(tmp_path / "store") == []
 
 
@@ -86,18 +92,18 @@ async def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -
         failures.append(context["exception"])
         loop.call_soon(dispatched.set)  # behind the dispatch of what is left
 
-    def arrive(arrived: Mapping[str, Arrived]) -> None:
+    def arrive(arrived: Mapping[str, TopicArrivals]) -> None:
         told.append(arrived["T"][0][-1].max_offset)
         if len(told) == 1:
             raise ArithmeticError
 
     with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
         asyncio.get_running_loop().set_exception_handler(failed)
-        reput = Reput(store, PullRequestHold(), lambda: None)
-        for _ in range(MESSAGES_A_TURN + 1):
+        reput = ReputService(store, PullRequestHold(), lambda: None)
+        for _ in range(MESSAGES_PER_ITERATION + 1):
             store.put(inner(), 1)
         await dispatched.wait()
-        assert told == [MESSAGES_A_TURN, MESSAGES_A_TURN + 1]
+        assert told == [MESSAGES_PER_ITERATION, MESSAGES_PER_ITERATION + 1]
     assert list(map(type, failures)) == [ArithmeticError]
     assert check(tmp_path / "store") == []
 

@@ -1,0 +1,82 @@
+"""Connections part: the server socket, the registry of clients, held pulls, and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.metadata import Metadata
+from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.client_registry import Clients
+from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.stats import BrokerStats
+from rucola.rates import SAMPLE_INTERVAL_MS
+from rucola.remoting.connection import Processor
+from rucola.remoting.server import RemotingServer
+from rucola.store.dispatch import TopicArrivals
+
+EXPIRE_PULLS_INTERVAL_MS = 100
+EXPIRE_CLIENTS_INTERVAL_MS = 10_000
+CLOSE_IDLE_INTERVAL_MS = 10_000
+
+
+class Connections:
+    """The server and the state of its connections.
+
+    Built before the store, because records contain the broker's address and therefore its port. `processors` is
+    filled by `Serving`; the server listens last.
+    """
+
+    def __init__(self, environment: BrokerEnvironment, metadata: Metadata) -> None:
+        config = environment.config
+        self._environment = environment
+        self._metadata = metadata
+        self.processors: dict[int, Processor] = {}
+        self.hold = PullRequestHold()
+        self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
+        self.clients = Clients(self._should_notify, self._on_group_gone)
+        self._server = RemotingServer(
+            config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
+        )
+
+    def bind(self, running: AsyncExitStack) -> None:
+        """Take the port, without listening yet, and store it in both configurations. Raises RemotingError."""
+        self._server.bind()
+        running.push_async_callback(self._server.stop)
+        config = self._environment.config
+        config.listen_port = self._server.port
+        self._environment.store_config.store_host = config.store_host
+
+    def schedule(self, scheduler: Scheduler) -> None:
+        """Schedule the samples of the statistics, and the expiry of pulls, clients and idle connections."""
+        clock = self._environment.clock
+        scheduler.every(EXPIRE_PULLS_INTERVAL_MS, "expire held pulls", lambda: self.hold.expire(clock()))
+        scheduler.every(EXPIRE_CLIENTS_INTERVAL_MS, "expire clients", lambda: self.clients.expire(clock()))
+        scheduler.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: self.stats.sample(clock()))
+        idle_ms = self._environment.config.server_channel_max_idle_time_seconds * 1000
+        if idle_ms > 0:
+            interval_ms = min(CLOSE_IDLE_INTERVAL_MS, idle_ms // 2)
+            scheduler.every(interval_ms, "close idle connections", lambda: self._server.close_idle(idle_ms))
+
+    async def listen(self, running: AsyncExitStack) -> None:
+        """Accept connections. At the stop held pulls are answered before the connections close."""
+        await self._server.start()
+        running.push_async_callback(self._server.stop)
+        running.callback(self.hold.release_all)
+
+    def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        """Count new messages and try the held pulls on their queues again."""
+        self.stats.record_put(topics)
+        if self.hold.held:
+            for topic, (queues, _, _) in topics.items():
+                for queue in queues:
+                    self.hold.arrived(topic, queue.queue_id, queue.max_offset)
+
+    def _should_notify(self, group: str) -> bool:
+        """Return whether members of a group are notified when its membership changes."""
+        is_enabled = self._environment.config.notify_consumer_ids_changed_enable
+        return is_enabled and self._metadata.groups.should_notify(group)
+
+    def _on_group_gone(self, group: str) -> None:
+        self._metadata.filters.unregister(group, self._environment.clock())

@@ -1,0 +1,123 @@
+"""Delivery part: delay levels, timer messages, transactions, and the puts that the broker makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.metadata import Metadata
+from rucola.broker.assembly.storage import Storage
+from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
+from rucola.broker.client_registry import Clients
+from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, ScheduleMessageService
+from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.timer import TimerMessageService
+from rucola.broker.delivery.transaction_check import TransactionCheckService
+from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.message.delay import parse_delay_levels
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from rucola.store.dispatch import TopicArrivals
+
+
+class Delivery:
+    """The services that deliver waiting messages, each with the task that wakes it when a message is due.
+
+    A slave builds them, since requests ask for their state, but neither loads transactions nor delivers anything.
+    """
+
+    def __init__(self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, clients: Clients) -> None:
+        config, clock, directory = environment.config, environment.clock, environment.config_directory
+        store, offsets = storage.store, metadata.offsets
+        delays_ms = parse_delay_levels(environment.store_config.message_delay_level)
+        self._environment = environment
+        self._clock = clock
+        self._storage = storage
+        self.level_count = len(delays_ms)
+        self.puts = InternalPuts(store, self._on_buffered)
+        self._buffered_puts = DueTask("buffered puts", self._put_buffered, clock)
+        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, directory / "delayOffset.json")
+        self._delayed_delivery = DueTask("delayed delivery", self._deliver_delayed, clock)
+        self._timers = TimerMessageService(store, self.puts, directory / "timer.json")
+        self._timer_delivery = DueTask("timer delivery", self._deliver_timers, clock)
+        self.transactions = TransactionalMessageService(
+            config, store, self.puts, metadata.topics, offsets, self.level_count
+        )
+        self._transaction_check = TransactionCheckService(
+            self.transactions, store, offsets, clients, storage.group_commit, clock
+        )
+
+    def open(self, running: AsyncExitStack) -> None:
+        """Load the progress of every service. Raises StoreCorrupt for a file that cannot be parsed.
+
+        At the stop the tasks end first, then the offsets of their deliveries are written, then the buffered puts are
+        tried for the last time.
+        """
+        running.callback(self._close_puts)
+        running.callback(self._buffered_puts.stop)
+        self.delayed.load()
+        self._timers.load()
+        if self._environment.is_slave:
+            return
+        running.push_async_callback(self._persist)
+        running.callback(self._delayed_delivery.stop)
+        running.callback(self._timer_delivery.stop)
+        self.transactions.load()
+        running.push_async_callback(self._transaction_check.commit_offsets)
+        self._storage.subscribe(self._on_arrival)
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Begin to deliver, and to check transactions. Does nothing on a slave."""
+        if self._environment.is_slave:
+            return
+        scheduler.every(PERSIST_INTERVAL_MS, "persist delivery offsets", self._persist)
+        interval_ms = self._environment.config.transaction_check_interval
+        scheduler.every(interval_ms, "check transactions", self._transaction_check.run)
+        now_ms = self._clock()
+        self._delayed_delivery.schedule_at(now_ms)
+        self._timer_delivery.schedule_at(now_ms)
+
+    async def prepare_delete(self) -> bool:
+        """Roll the timer messages of the oldest log file, so that it may be deleted; False if that failed.
+
+        The rolled offset is written before the file goes: otherwise a crash would deliver those messages again, or
+        look for them in a file that no longer exists.
+        """
+        if self._environment.is_slave:
+            return True
+        before = self._timers.rolled_offset
+        return await self._timers.roll(self._clock) and (self._timers.rolled_offset == before or await self._persist())
+
+    def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        if (timers := topics.get(TIMER_TOPIC)) is not None:
+            queues, due_times_ms, _ = timers
+            self._timers.on_arrival(queues[0].max_offset, due_times_ms)
+            self._timer_delivery.schedule_at(min(due_times_ms))
+        if (delayed := topics.get(SCHEDULE_TOPIC)) is not None:
+            self._delayed_delivery.schedule_at(min(delayed[1]))
+
+    async def _persist(self) -> bool:
+        """Write the offsets of both services, once the messages delivered up to them are flushed."""
+        offsets, checkpoint = self.delayed.offsets(), self._timers.checkpoint()
+        store, timeout_ms = self._storage.store, self._environment.store_config.sync_flush_timeout
+        is_flushed = await self._storage.group_commit.wait_flushed(store.max_physical_offset, timeout_ms)
+        if not is_flushed or store.failure is not None:
+            return False
+        await in_thread(self.delayed.persist, offsets)
+        await in_thread(self._timers.persist, checkpoint)
+        return True
+
+    def _on_buffered(self, due_ms: int) -> None:
+        self._buffered_puts.schedule_at(due_ms)
+
+    def _put_buffered(self) -> int | None:
+        return self.puts.put_buffered(self._clock())
+
+    def _close_puts(self) -> None:
+        self.puts.close(self._clock())
+
+    def _deliver_delayed(self) -> int | None:
+        return self.delayed.deliver(self._clock())
+
+    def _deliver_timers(self) -> int | None:
+        return self._timers.deliver(self._clock())

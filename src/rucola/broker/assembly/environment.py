@@ -1,0 +1,37 @@
+"""Configuration, clock and disk probe of one broker: everything that its parts take from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rucola.broker.background.retention import DiskUsageProbe
+from rucola.broker.config import BrokerConfig
+from rucola.store.config import StoreConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEnvironment:
+    """Inputs of a broker.
+
+    `config` and `store_config` are shared with the caller: the assembly stores the chosen ports in them.
+    """
+
+    config: BrokerConfig
+    store_config: StoreConfig
+    clock: Callable[[], int]
+    """Returns milliseconds since 1970."""
+    probe_disk: DiskUsageProbe
+    config_file: Path | None
+    """The broker.conf that UPDATE_BROKER_CONFIG rewrites; None keeps updates in memory."""
+
+    @property
+    def is_slave(self) -> bool:
+        """Return whether brokerRole is SLAVE."""
+        return self.store_config.is_slave
+
+    @property
+    def config_directory(self) -> Path:
+        """The directory of the JSON tables, `config/` in the store directory."""
+        return Path(self.store_config.store_path_root_dir) / "config"

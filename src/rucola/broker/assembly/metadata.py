@@ -1,0 +1,75 @@
+"""Metadata part: the tables in `config/*.json`, and the registration of topics with the name servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.background.registration import Registration
+from rucola.broker.background.scheduler import Scheduler, in_thread
+from rucola.broker.tables.consumer_filters import ConsumerFilterTable
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.persistence import TablePersistence
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.remoting.client import RemotingClient
+
+PERSIST_FILTERS_INTERVAL_MS = 10_000
+
+
+class Metadata:
+    """Tables, their persistence, and the client that talks to name servers (and, on a slave, to the master).
+
+    Topics and groups are written after every change, consumer offsets and filters periodically and at the stop.
+    """
+
+    def __init__(self, environment: BrokerEnvironment) -> None:
+        config, directory = environment.config, environment.config_directory
+        self._config = config
+        self._clock = environment.clock
+        self.persistence = TablePersistence()
+        self.topics = TopicConfigTable(directory / "topics.json", config, self._on_topics_changed)
+        self.groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config, self._on_groups_changed)
+        self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
+        self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
+        self.client = RemotingClient()
+        self.registration = Registration(config, self.topics, self.client)
+
+    def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None) -> None:
+        """Load all tables. `max_offset` bounds the consumer offsets, see `ConsumerOffsetTable.load`.
+
+        Raises StoreCorrupt for a file that cannot be parsed.
+        """
+        running.push_async_callback(self.client.close)
+        self.topics.load(self._clock())
+        self.groups.load()
+        self.offsets.load(max_offset)
+        self.filters.load(self._clock())
+        running.push_async_callback(self._persist_filters)
+        running.push_async_callback(self._persist_offsets)
+        running.push_async_callback(self.persistence.stop, self.topics.snapshot_writer, self.groups.snapshot_writer)
+
+    def schedule(self, scheduler: Scheduler) -> None:
+        """Schedule the periodic writes and registrations."""
+        scheduler.every(self._config.flush_consumer_offset_interval, "persist consumer offsets", self._persist_offsets)
+        scheduler.every(PERSIST_FILTERS_INTERVAL_MS, "persist consumer filters", self._persist_filters)
+        scheduler.every(self._config.register_name_server_period, "register", self.registration.register)
+
+    async def register(self, running: AsyncExitStack) -> None:
+        """Register with the name servers, and unregister at the stop."""
+        await self.registration.register()
+        running.push_async_callback(self.registration.unregister)
+
+    def _on_topics_changed(self) -> None:
+        self.persistence.schedule(self.topics.snapshot_writer)
+        self.registration.schedule()
+
+    def _on_groups_changed(self) -> None:
+        self.persistence.schedule(self.groups.snapshot_writer)
+
+    async def _persist_offsets(self) -> None:
+        await in_thread(self.offsets.snapshot_writer())
+
+    async def _persist_filters(self) -> None:
+        await in_thread(self.filters.snapshot_writer(self._clock()))

@@ -1,0 +1,38 @@
+"""Observability part: the metrics endpoint for Prometheus."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.replication import Replication
+from rucola.broker.assembly.serving import Serving
+from rucola.broker.config import MetricsExporterType
+from rucola.errors import ConfigError
+
+
+async def start_metrics(
+    environment: BrokerEnvironment, serving: Serving, replication: Replication, running: AsyncExitStack
+) -> None:
+    """Serve /metrics if metricsExporterType is PROM. Raises ConfigError without the extra `metrics`.
+
+    The import is local because prometheus_client is optional.
+    """
+    config = environment.config
+    if config.metrics_exporter_type is not MetricsExporterType.PROM:
+        return
+    try:
+        from rucola.broker.metrics import BrokerCollector, MetricsServer
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
+    collector = BrokerCollector(
+        serving.state,
+        serving.runtime.figures,
+        replication.replication_lag,
+        environment.store_config.store_path_root_dir,
+    )
+    host = config.metrics_prom_exporter_host or config.bind_address
+    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector)
+    await metrics.start()
+    running.push_async_callback(metrics.stop)
+    config.metrics_prom_exporter_port = metrics.port

@@ -1,0 +1,105 @@
+"""Replication part: the HA service of a master, or the HA client and the table synchronization of a slave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.metadata import Metadata
+from rucola.broker.assembly.storage import Storage
+from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.durability import Durability
+from rucola.broker.replication import table_sync
+from rucola.broker.replication.ha_client import HAClient
+from rucola.broker.replication.ha_service import HAService
+from rucola.broker.replication.table_sync import SlaveSynchronize
+from rucola.store.dispatch import TopicArrivals
+
+LOG_LAG_INTERVAL_MS = 60_000
+
+
+class Replication(Protocol):
+    """One side of a broker pair."""
+
+    @property
+    def durability(self) -> Durability:
+        """Tells senders when their messages are flushed and replicated."""
+        ...
+
+    def replication_lag(self) -> dict[str, int]:
+        """Return the bytes of the log that each connected slave does not have yet, by "ip:port"."""
+        ...
+
+    def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
+        """Start before the broker registers, which announces the port of the HA service."""
+        ...
+
+    async def follow(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
+        """Start after the broker has registered, which tells a slave the addresses of its master."""
+        ...
+
+
+def build_replication(environment: BrokerEnvironment, storage: Storage, metadata: Metadata) -> Replication:
+    """Return the side that brokerRole names."""
+    if environment.is_slave:
+        return _SlaveSide(environment, storage, metadata)
+    return _MasterSide(environment, storage)
+
+
+class _MasterSide:
+    """Sends the log to slaves. Every dispatch wakes the connections."""
+
+    def __init__(self, environment: BrokerEnvironment, storage: Storage) -> None:
+        self._ha_service = HAService(environment.config, storage.store)
+        self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
+        storage.reput.on_dispatch = self._ha_service.on_put
+
+    def replication_lag(self) -> dict[str, int]:
+        return self._ha_service.replication_lag()
+
+    def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
+        scheduler.every(LOG_LAG_INTERVAL_MS, "log replication lag", self._ha_service.log_replication_lag)
+        self._ha_service.start()
+        running.push_async_callback(self._ha_service.stop)
+
+    async def follow(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
+        """A master follows no other broker."""
+
+
+class _SlaveSide:
+    """Copies the log and the tables of the master."""
+
+    def __init__(self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata) -> None:
+        self._environment = environment
+        self._storage = storage
+        self._registration = metadata.registration
+        self.durability = Durability(storage.store, storage.group_commit, None)
+        self._synchronize = SlaveSynchronize(
+            metadata.registration,
+            metadata.client,
+            metadata.topics,
+            metadata.groups,
+            metadata.offsets,
+            environment.config_directory / "delayOffset.json",
+        )
+        storage.subscribe(self._on_arrival)
+
+    def replication_lag(self) -> dict[str, int]:
+        return {}
+
+    def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
+        """A slave has nothing to announce."""
+
+    async def follow(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
+        running.push_async_callback(self._synchronize.stop)
+        await self._synchronize.synchronize()
+        scheduler.every(table_sync.SYNC_INTERVAL_MS, "synchronize tables", self._synchronize.synchronize)
+        client = HAClient(self._environment.config, self._storage.store, self._storage.group_commit, self._registration)
+        client.start()
+        running.push_async_callback(client.stop)
+
+    def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        for topic in topics:
+            self._synchronize.on_arrival(topic)

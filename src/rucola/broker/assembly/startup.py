@@ -1,0 +1,67 @@
+"""Start of a broker: builds, opens and starts the parts in dependency order.
+
+Every part registers its own shutdown on one AsyncExitStack. The stack unwinds in reverse order, at the stop and when a
+part fails to start, so the order below defines both directions:
+
+    start                                          stop (read upwards)
+    1. build tables and server, bind the port      close the port
+    2. open the store (recovery)                   flush and close the store
+    3. load the tables                             write the tables, close the client
+    4. build replication; load delivery            write delivery offsets, put what is buffered
+    5. build the processors                        -
+    6. start the scheduler and the periodic tasks  cancel the periodic tasks
+    7. serve metrics, listen for slaves            stop serving them
+    8. listen for clients                          answer held pulls, close the connections
+    9. register with the name servers              unregister
+    10. follow the master (slave only)             stop following
+
+Requests are served only between steps 8 and 10, when every other part runs. Periodic tasks end (6) before the last
+writes of 4, 3 and 2, so that no file has two writers.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from rucola.broker.assembly.connections import Connections
+from rucola.broker.assembly.delivery import Delivery
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.metadata import Metadata
+from rucola.broker.assembly.observability import start_metrics
+from rucola.broker.assembly.replication import build_replication
+from rucola.broker.assembly.serving import Serving
+from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
+from rucola.broker.background.scheduler import Scheduler
+
+
+async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> None:
+    """Start all parts and register their shutdown on `running`.
+
+    Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
+    """
+    raise_descriptor_limit()
+    metadata = Metadata(environment)
+    connections = Connections(environment, metadata)
+    connections.bind(running)
+
+    storage = Storage(environment, connections.hold)
+    await storage.open(running)
+    metadata.open(running, None if environment.is_slave else storage.store.max_offset)
+    replication = build_replication(environment, storage, metadata)
+    delivery = Delivery(environment, storage, metadata, connections.clients)
+    delivery.open(running)
+    serving = Serving(environment, metadata, connections, storage, delivery, replication)
+
+    scheduler = Scheduler()
+    running.push_async_callback(scheduler.stop)
+    await storage.start(scheduler, delivery.prepare_delete)
+    metadata.schedule(scheduler)
+    delivery.start(scheduler)
+    connections.schedule(scheduler)
+    serving.schedule(scheduler)
+
+    await start_metrics(environment, serving, replication, running)
+    replication.start(scheduler, running)
+    await connections.listen(running)
+    await metadata.register(running)
+    await replication.follow(scheduler, running)

@@ -1,0 +1,84 @@
+"""Storage part: the message store, its dispatch, group commit and retention."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import resource
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+
+from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.background.group_commit import GroupCommit
+from rucola.broker.background.retention import RetentionTask
+from rucola.broker.background.scheduler import ReputService, Scheduler
+from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.store.dispatch import TopicArrivals
+from rucola.store.message_store import MessageStore
+
+CHECKPOINT_INTERVAL_MS = 1000
+
+DESCRIPTOR_TABLE_SIZE = 1 << 16
+"""The number of files that a process can map with the default vm.max_map_count; the table takes half a megabyte."""
+
+ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
+"""Called after each dispatch with the new messages, by topic, as soon as they can be read."""
+
+
+class Storage:
+    """The store and the tasks that keep it dispatched, durable and within its disk."""
+
+    def __init__(self, environment: BrokerEnvironment, hold: PullRequestHold) -> None:
+        self._environment = environment
+        self._arrival_listeners: list[ArrivalListener] = []
+        self.store = MessageStore(environment.store_config, self._on_arrival, self._on_pending)
+        self.group_commit = GroupCommit(self.store)
+        self.reput = ReputService(self.store, hold)
+
+    async def open(self, running: AsyncExitStack) -> None:
+        """Open the store in a thread: recovery may read the whole log. Raises StoreError."""
+        await asyncio.to_thread(self.store.open, self._environment.clock())
+        running.push_async_callback(asyncio.to_thread, self.store.close)
+        running.push_async_callback(self.group_commit.stop)
+        running.callback(self.reput.stop)
+
+    def subscribe(self, listener: ArrivalListener) -> None:
+        """Call `listener` after every dispatch."""
+        self._arrival_listeners.append(listener)
+
+    async def start(self, scheduler: Scheduler, prepare_delete: Callable[[], Awaitable[bool]]) -> None:
+        """Measure the disks, so that a full one refuses the first message, and schedule flush and retention.
+
+        `prepare_delete` is awaited before a log file is deleted, see `RetentionTask`.
+        """
+        config = self._environment.store_config
+        clock, probe_disk = self._environment.clock, self._environment.probe_disk
+        retention = RetentionTask(config, self.store, clock, probe_disk, prepare_delete)
+        await retention.check_disks()
+        scheduler.every(config.flush_interval_commit_log, "flush", self.group_commit.start_flush)
+        scheduler.every(CHECKPOINT_INTERVAL_MS, "checkpoint", self.group_commit.checkpoint)
+        scheduler.every(config.clean_resource_interval, "retention", retention.run)
+
+    def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        for listener in self._arrival_listeners:
+            listener(topics)
+
+    def _on_pending(self) -> None:
+        self.reput.on_pending()
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files to the maximum that the system allows: a store has several per queue.
+
+    The kernel doubles a process's descriptor table when it is full, and the thread that opens the file then waits for
+    an RCU grace period, 10 ms and more. Duplicating a descriptor to the last number grows the table once, at the start.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    size = DESCRIPTOR_TABLE_SIZE if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTOR_TABLE_SIZE)
+    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.close(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, size - 1))
+    finally:
+        os.close(descriptor)

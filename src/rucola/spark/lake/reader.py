@@ -1,0 +1,37 @@
+"""Spark DataFrames over the messages of a lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rucola.spark.lake.snapshot import RowFile, check_files, read_snapshot
+from rucola.spark.source.schema import COLUMNS, ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COLUMNS: Final = (*COLUMNS, "date")
+_DDL: Final = f"{ddl(tuple(COLUMNS))}, date date"
+
+
+def read_lake(spark: SparkSession, root: str | Path, files: Sequence[RowFile] | None = None) -> DataFrame:
+    """Return all archived messages, or those in `files`, with the columns of `schema.COLUMNS` and `date`.
+
+    The rows are those of the current snapshot; later commits and compactions do not change the DataFrame. The schema is
+    given, because Spark would infer topics such as `007` to be numbers. Raises StoreError if there is no lake,
+    StoreCorrupt if a file is missing or truncated.
+    """
+    root = Path(root).absolute()
+    chosen = read_snapshot(root).rows if files is None else files
+    check_files(root, chosen)
+    return read_rows(spark, root, [str(root / file.path) for file in chosen])
+
+
+def read_rows(spark: SparkSession, directory: Path, paths: Sequence[str]) -> DataFrame:
+    """Return the rows of Parquet files below a directory that is partitioned like a lake."""
+    if not paths:
+        return spark.createDataFrame([], _DDL)
+    reader = spark.read.schema(_DDL).option("basePath", str(directory))
+    return reader.parquet(*paths).select(*_COLUMNS)

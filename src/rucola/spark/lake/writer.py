@@ -1,0 +1,282 @@
+"""Writer of a lake, and the protocol by which a run's files become part of it.
+
+    <lake>/topic=<topic>/date=<UTC date of storeTimestamp>/<commit>-<number>.parquet    messages
+    <lake>/_rucola/keys/<commit>-<number>.parquet    key index (see `key_index`)
+    <lake>/_rucola/snapshot.json    the live files and the archive progress (see `snapshot`)
+    <lake>/_rucola/progress.json    a copy of the progress, read by brokers with deleteOnlyArchived
+    <lake>/_rucola/pending.json     the commit in progress, a redo record
+    <lake>/_rucola/staging/<run>/   files of a run that is not committed
+    <lake>/_rucola/aside/<commit>/  files that a repair could not account for, under their former paths
+    <lake>/_rucola/lock             locked by the run that writes
+
+Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
+
+**Commit protocol.** Every step is durable before the next one begins.
+
+    step                                                a crash before it is complete leaves
+    1  write row and key files to staging               the old lake; the next run deletes the staged files and archives
+                                                        the same messages again
+    2  fsync the staged files                           the same
+    3  write pending.json: staged files, their paths,   the same; the file appears atomically by a rename. **This rename
+       the files they replace, the new progress         commits the run**: from here on the commit is always completed
+    4  move the staged files to their paths             some files moved; readers still use the old snapshot. The next
+                                                        run moves the remaining ones
+    5  replace snapshot.json                            all files moved, old snapshot; repeated. After it, readers see
+                                                        the whole commit
+    6  replace progress.json                            brokers see less progress than there is, so they delete less
+    7  delete files replaced long ago, pending.json     garbage; the next run deletes it
+       and the staging directory
+
+`finish` performs steps 4 to 7. Each of them is idempotent, so the next run completes an interrupted commit by calling
+`finish` first. Progress never exceeds the rows, nor the rows the keys: all three change with one snapshot.
+
+**Readers** (`read_lake`, `lookup`, the job `search`) use the files that the snapshot names, so they see all of a commit
+or nothing. Files replaced by compaction are kept for `KEEP_REPLACED_MS`, for queries that began before. Tools that list
+the directory themselves see a commit file by file, and replaced files beside their replacements until these are
+deleted.
+
+**Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot, and no commit
+overwrites a file. The job `repair` restores a damaged lake; its commit replaces the snapshot as a whole.
+
+The lake must be on a local file system that renames atomically.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rucola.errors import ConfigError, StoreCorrupt, StoreError
+from rucola.files import replace_file, sync_directory
+from rucola.spark.lake.data_files import key_file_entry, row_file_entry
+from rucola.spark.lake.snapshot import (
+    METADATA_DIRECTORY,
+    ArchiveProgress,
+    KeyFile,
+    PendingCommit,
+    RowFile,
+    Snapshot,
+    check_file,
+    check_files,
+    furthest_progress,
+    lake_damage,
+    pending_path,
+    progress_path,
+    read_json,
+    read_snapshot,
+    snapshot_path,
+)
+
+KEEP_REPLACED_MS: Final = 60 * 60 * 1000
+"""How long files that compaction has replaced are kept for running queries."""
+
+
+class LakeInUse(StoreError):
+    """Another run holds the lock of the lake."""
+
+
+class LakeWriter:
+    """Writer of the lake in one directory, made by `open_lake`. Its methods require the lock (`locked`)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        """The lake's directory, an absolute path."""
+        self._staging = root / METADATA_DIRECTORY / "staging"
+        run = self._staging / uuid.uuid4().hex
+        self.staged_rows = run / "rows"
+        """Directory for this run's row files, partitioned by `PARTITION_COLUMNS`."""
+        self.staged_keys = run / "keys"
+        """Directory for the key files of those rows."""
+
+    def snapshot(self) -> Snapshot:
+        """Read the current snapshot."""
+        return read_snapshot(self.root)
+
+    def progress(self) -> Mapping[str, ArchiveProgress]:
+        """Return the archive progress by broker name."""
+        return self.snapshot().progress
+
+    def publish(
+        self,
+        progress: Mapping[str, ArchiveProgress] | None = None,
+        replaces: Collection[str] = (),
+        *,
+        keep_replaced_ms: int = KEEP_REPLACED_MS,
+    ) -> PendingCommit:
+        """Commit the staged files and return the commit.
+
+        The commit also removes the files `replaces` from the snapshot and updates the progress of the brokers in
+        `progress`. Files that were replaced more than `keep_replaced_ms` ago are deleted.
+        """
+        before, now_ms = self.snapshot(), time.time_ns() // 1_000_000
+        number = before.number + 1
+        rows, row_moves = self.staged_row_files(number)
+        keys, key_moves = self.staged_key_files(number)
+        removes = frozenset(each.path for each in before.replaced if each.at_ms + keep_replaced_ms <= now_ms)
+        moves = row_moves | key_moves
+        commit = PendingCommit(number, now_ms, moves, rows, keys, progress or {}, frozenset(replaces), removes)
+        self.commit(commit)
+        return commit
+
+    def staged_row_files(self, number: int) -> tuple[tuple[RowFile, ...], dict[str, str]]:
+        """Return entries for the staged row files, and their moves {path below staging: path in the lake}.
+
+        `number` is that of the commit, which is part of the file names.
+        """
+        rows, moves = [], {}
+        for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
+            target = f"{path.parent.relative_to(self.staged_rows)}/{number:010d}-{count:05d}.parquet"
+            rows.append(row_file_entry(path, target))
+            moves[str(path.relative_to(self._staging))] = target
+        return tuple(rows), moves
+
+    def staged_key_files(self, number: int) -> tuple[tuple[KeyFile, ...], dict[str, str]]:
+        """Return entries and moves for the staged key files, as `staged_row_files` does for rows."""
+        keys, moves = [], {}
+        for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
+            target = f"{METADATA_DIRECTORY}/keys/{number:010d}-{count:05d}.parquet"
+            keys.append(key_file_entry(path, target, number))
+            moves[str(path.relative_to(self._staging))] = target
+        return tuple(keys), moves
+
+    def commit(self, commit: PendingCommit) -> None:
+        """Carry out steps 2 to 7 of the protocol. Raises StoreCorrupt if the commit would overwrite a file."""
+        for staged, target in commit.moves.items():
+            source, path = self._staging / staged, self.root / target
+            if path.exists() and source.exists():
+                raise lake_damage(self.root, path, 0, "the file belongs to no commit and has the path of a new file")
+            sync_file(source if source.exists() else path)
+        replace_file(pending_path(self.root), msgspec.json.encode(commit))
+        self.finish()
+
+    def finish(self) -> None:
+        """Complete a pending commit (steps 4 to 7), if there is one, and clear the staging directory.
+
+        Raises StoreCorrupt if the pending commit does not follow the snapshot, or if one of its files is damaged.
+        """
+        path = pending_path(self.root)
+        commit = read_json(path, PendingCommit)
+        # The commit of a repair is complete in itself; the snapshot that it replaces may be unreadable.
+        snapshot = Snapshot() if commit is not None and commit.is_repair else self.snapshot()
+        if commit is not None and snapshot.number != commit.number:
+            if snapshot.number != commit.number - 1 and not commit.is_repair:
+                why = f"commit {commit.number} is pending, but the snapshot is that of commit {snapshot.number}"
+                raise lake_damage(self.root, path, 0, why)
+            # Step 4.
+            self.move_staged(commit)
+            self._set_aside(commit.asides)
+            # Step 5.
+            snapshot = commit.after(snapshot)
+            replace_file(snapshot_path(self.root), msgspec.json.encode(snapshot))
+        elif commit is None:
+            self._check_published(snapshot)
+        # Step 6. Without a pending commit this restores a lost progress.json.
+        if snapshot.number:
+            progress = msgspec.json.encode(snapshot.progress)
+            replace_file(progress_path(self.root), msgspec.json.format(progress, indent=1))
+        # Step 7.
+        if commit is not None:
+            for removed in commit.removes:
+                (self.root / removed).unlink(missing_ok=True)
+            path.unlink()
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _check_published(self, snapshot: Snapshot) -> None:
+        """Raise StoreCorrupt if progress.json exceeds the snapshot, which then is an outdated copy."""
+        try:
+            published = read_json(progress_path(self.root), dict[str, ArchiveProgress]) or {}
+        except StoreCorrupt:
+            return  # `finish` rewrites it from the snapshot
+        for name, progress in published.items():
+            known = snapshot.progress.get(name)
+            if known is None or furthest_progress(known, progress) != known:
+                why = f"the file is outdated: {METADATA_DIRECTORY}/progress.json has more progress of {name}"
+                raise lake_damage(self.root, snapshot_path(self.root), 0, why)
+
+    def move_staged(self, commit: PendingCommit) -> None:
+        """Move staged files to their paths, except those moved before a crash, and fsync the directories."""
+        files: tuple[RowFile | KeyFile, ...] = (*commit.rows, *commit.keys)
+        sizes = {file.path: file.size for file in files}
+        for staged, target in commit.moves.items():
+            source, path = self._staging / staged, self.root / target
+            if source.exists():
+                check_file(self.root, source, sizes[target])
+                if path.exists():
+                    raise lake_damage(self.root, path, 0, f"the file has the path to which {source} must be moved")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source.replace(path)
+            else:
+                check_file(self.root, path, sizes[target])
+        self.sync_parents(commit.moves.values())
+
+    def _set_aside(self, asides: Mapping[str, str]) -> None:
+        """Move files that a repair rejects, except those moved before a crash, and fsync the directories."""
+        for source, target in asides.items():
+            path, aside = self.root / source, self.root / target
+            if not aside.exists():
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(aside)
+        self.sync_parents([*asides, *asides.values()])
+
+    def sync_parents(self, paths: Iterable[str]) -> None:
+        """Fsync all directories of these paths, innermost first, so that renames in them are durable."""
+        directories = {parent for path in paths for parent in Path(path).parents}
+        for directory in sorted(directories, reverse=True):
+            if (self.root / directory).is_dir():
+                sync_directory(self.root / directory)
+
+
+@contextmanager
+def open_lake(root: str | Path) -> Iterator[LakeWriter]:
+    """Open a lake for writing: create it if needed, lock it, and complete an interrupted commit.
+
+    Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, and StoreCorrupt if the
+    lake is damaged: the messages of a missing file must not count as archived.
+    """
+    if "://" in str(root):
+        raise ConfigError(f"{root} is not a local path; a lake must be on a local file system")
+    root = Path(root).absolute()
+    own = root / METADATA_DIRECTORY
+    if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
+        if next(root.glob("topic=*"), None) is not None:
+            raise lake_damage(root, own, 0, "the directory is missing, but there are messages of a lake")
+        raise ConfigError(f"{root} is not empty and not a lake; give an empty or a new directory")
+    own.mkdir(parents=True, exist_ok=True)
+    with locked(root):
+        lake = LakeWriter(root)
+        lake.finish()
+        snapshot = lake.snapshot()
+        check_files(root, (*snapshot.rows, *snapshot.keys))
+        yield lake
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the exclusive lock of a lake. Raises LakeInUse if another process holds it."""
+    lock = os.open(root / METADATA_DIRECTORY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LakeInUse(f"another run is writing to {root}; wait until it has ended") from error
+        yield
+    finally:
+        os.close(lock)
+
+
+def sync_file(path: Path) -> None:
+    """Fsync a file that another process or library has written."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,64 @@
+"""A broker whose clock and disk usage the test sets, so that files expire."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
+from rucola.remoting.client import RemotingClient
+from rucola.store.config import StoreConfig
+from rucola.store.retention import DiskUsage
+from rucola.store.tools.check import check
+from support.broker_peer import Peer
+from support.cluster import SMALL_FILES
+from support.stores import HOST
+
+NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000
+
+
+class ClockAndDisk:
+    """The time, and how full the disk is."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOON_MS
+        self.percent = 50
+
+    def clock(self) -> int:
+        return self.now_ms
+
+    def probe_disk(self, path: Path) -> DiskUsage:
+        return DiskUsage(path, self.percent << 30, 100 << 30)
+
+
+def store_config(path: Path) -> StoreConfig:
+    settings: dict[str, Any] = SMALL_FILES | {"mapped_file_size_commit_log": 4096}
+    return StoreConfig(path, HOST, clean_resource_interval=5, delete_commit_log_files_interval=1, **settings)
+
+
+@asynccontextmanager
+async def aging_broker(
+    path: Path, world: ClockAndDisk | None = None, **settings: Any
+) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
+    """A broker with a clock and a disk of the test's, on a store that passes its check afterwards; and a peer of it."""
+    world = world or ClockAndDisk()
+    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
+    async with Broker(config, store_config(path), clock=world.clock, probe_disk=world.probe_disk) as broker:
+        client = RemotingClient()
+        try:
+            yield Peer(broker, client), world
+        finally:
+            await client.close()
+    assert check(path) == []
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Ask until it is so. Each time the broker gets to work in between."""
+    async with asyncio.timeout(20):
+        while not await holds():
+            pass

@@ -1,0 +1,66 @@
+"""A store with delayed delivery on top, driven with a fake clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rucola.broker.delivery.delay import ScheduleMessageService, redirect_by_level
+from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.message import MessageExt, MessageInner, properties
+from rucola.message.properties import DELAY, UNIQ_KEY
+from rucola.message.record import decode
+from rucola.store.config import PutMessageStatus
+from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
+from support import stores
+
+DELAYS_MS = [1000, 5000, 60_000]
+
+
+T0 = 1_000_000
+
+
+class DelayedStore:
+    """A store with delayed delivery over it, and what a test does to both."""
+
+    def __init__(self, store: MessageStore, delays_ms: list[int]) -> None:
+        self.store = store
+        self.puts = InternalPuts(store)
+        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, self.offsets_file)
+        self.delayed.load()
+
+    @property
+    def offsets_file(self) -> Path:
+        return Path(self.store.config.store_path_root_dir) / "config" / "delayOffset.json"
+
+    def send(self, now_ms: int, level: int, body: bytes, queue_id: int = 0, **pairs: str) -> None:
+        """Put a message with a delay, as the broker does."""
+        named = {DELAY: str(level), **pairs}
+        place = redirect_by_level("T", queue_id, named, len(DELAYS_MS))
+        message = MessageInner(
+            *place, body, properties.join(named), 7, 0, 1, stores.HOST, unique_key=named.get(UNIQ_KEY)
+        )
+        assert self.store.put(message, now_ms).status is PutMessageStatus.PUT_OK
+
+    def delivered(self, queue_id: int = 0) -> list[MessageExt]:
+        found: list[MessageExt] = []
+        while (got := self.store.get("T", queue_id, len(found), 32)).records:
+            found += [decode(record) for record in got.records]
+        return found
+
+    def bodies(self, queue_id: int = 0) -> list[bytes]:
+        return [message.body for message in self.delivered(queue_id)]
+
+
+@contextmanager
+def delayed_store(path: Path, delays_ms: list[int] | None = None, **settings: Any) -> Iterator[DelayedStore]:
+    store = MessageStore(stores.config(path, message_delay_level="1s 5s 1m", **settings))
+    store.open(T0)
+    try:
+        yield DelayedStore(store, DELAYS_MS if delays_ms is None else delays_ms)
+    finally:
+        store.close()
+    assert check(path) == []

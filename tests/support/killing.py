@@ -1,0 +1,31 @@
+"""Functions that end the process at a chosen call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Deadly:
+    """A function that kills at its n-th call, after doing its work or before."""
+
+    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
+        self.function, self.calls, self.after = function, calls, after
+        self.killed = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls -= 1
+        self.killed = self.calls == 0
+        if self.killed and not self.after:
+            raise Killed
+        result = self.function(*arguments, **named)
+        if self.killed:
+            raise Killed
+        return result
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        return lambda *arguments, **named: self(instance, *arguments, **named)

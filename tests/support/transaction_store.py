@@ -1,0 +1,113 @@
+"""A store with transactions on top, driven with a fake clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rucola.broker.config import BrokerConfig
+from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.message import MessageExt, MessageInner, properties, sysflag
+from rucola.message.record import decode
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.transaction import EndTransactionRequestHeader
+from rucola.store.config import PutMessageStatus, PutResult
+from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
+from support import stores
+from support.broker_peer import Peer
+
+T0 = 1_000_000
+
+
+TIMEOUT_MS = 6000
+
+
+COMMIT, ROLLBACK = sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK
+
+
+class TransactionStore:
+    """A store with transactions over it, and a producer of group `p`."""
+
+    def __init__(self, store: MessageStore, check_max: int = 3) -> None:
+        self.store = store
+        root = Path(store.config.store_path_root_dir)
+        self.offsets = ConsumerOffsetTable(root / "config" / "consumerOffset.json")
+        self.offsets.load(self.store.max_offset)
+        config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
+        self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
+        self.topics.load(T0)
+        self.puts = InternalPuts(store)
+        self.transactions = TransactionalMessageService(
+            store,
+            self.puts,
+            self.topics,
+            self.offsets,
+            stores.HOST,
+            3,
+            timeout_ms=TIMEOUT_MS,
+            check_max=check_max,
+        )
+        self.transactions.load()
+
+    def prepare(self, now_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> PutResult:
+        named = {properties.TRAN_MSG: "true", properties.PGROUP: "p", **pairs}
+        place = self.transactions.prepare("T", queue_id, named, now_ms)
+        message = MessageInner(*place, body, properties.join(named), 7, 0, now_ms, stores.HOST)
+        put = self.store.put(message, now_ms)
+        assert put.status is PutMessageStatus.PUT_OK
+        return put
+
+    def end(
+        self, half: PutResult | TransactionCheckRequest, outcome: int, now_ms: int = T0, **fields: Any
+    ) -> str | None:
+        if isinstance(half, TransactionCheckRequest):
+            place = (half.header.tran_state_table_offset, half.header.commit_log_offset)
+        else:
+            place = (half.queue_offset, half.physical_offset)
+        named = {"producer_group": "p", "tran_state_table_offset": place[0], "commit_log_offset": place[1]}
+        header = EndTransactionRequestHeader(**{**named, "commit_or_rollback": outcome, **fields})
+        return self.transactions.end(header, now_ms)
+
+    def check(self, now_ms: int) -> list[TransactionCheckRequest]:
+        return list(self.transactions.check(now_ms))
+
+    def note(self) -> None:
+        """Write the progress, as a broker does."""
+        self.transactions.commit(self.transactions.progress())
+        self.offsets.persisting()()
+
+    def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
+        found: list[MessageExt] = []
+        while (got := self.store.get(topic, queue_id, len(found), 32)).records:
+            found += [decode(record) for record in got.records]
+        return found
+
+    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        return [message.body for message in self.messages(topic, queue_id)]
+
+
+@contextmanager
+def transaction_store(path: Path, **settings: Any) -> Iterator[TransactionStore]:
+    store = MessageStore(stores.config(path))
+    store.open(T0)
+    try:
+        yield TransactionStore(store, **settings)
+    finally:
+        store.close()
+    assert check(path) == []
+
+
+def checked_body(question: TransactionCheckRequest) -> bytes:
+    return decode(question.record).body
+
+
+async def end_transaction(peer: Peer, header: EndTransactionRequestHeader, outcome: int) -> RemotingCommand:
+    header.commit_or_rollback = outcome
+    return await peer.ask(RequestCode.END_TRANSACTION, header)
