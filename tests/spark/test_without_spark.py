@@ -19,7 +19,7 @@ from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
-from rucola.spark.jobs.message_source import MessageSource
+from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import read_keys
@@ -139,7 +139,7 @@ def test_both_ways_count_and_read_the_same(spark: SparkSession, small_store: Sma
     )
     for source in (small_store.path, tmp_path / "lake"):
         for selection in selections:
-            messages = MessageSource(source, selection)
+            messages = SelectedMessages(source, selection)
             names = tuple(COLUMNS)
             here = [row for batch in messages.batches(names) for row in batch.to_pylist(maps_as_pydicts="strict")]
             there = messages.frame(spark, names).select(*names).toArrow().to_pylist(maps_as_pydicts="strict")

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from rucola.errors import StoreError
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.message_source import partitions_frame
+from rucola.spark.jobs.selected_messages import partitions_frame
 from rucola.spark.lake import parquet_files
 from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
 from rucola.spark.lake.key_index import key_entries, write_keys

@@ -42,7 +42,7 @@ from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_syst
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs import audit_tables, report
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
-from rucola.spark.jobs.message_source import MessageSource
+from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source.columns import schema_of
@@ -263,7 +263,7 @@ def run(
     if not sources:
         raise ConfigError("an audit needs a source: name a store directory or a lake")
     chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
-    found = [MessageSource(Path(source).absolute(), chosen, options) for source in sources]
+    found = [SelectedMessages(Path(source).absolute(), chosen, options) for source in sources]
     traces = [each for source in sources if (each := _traces(Path(source).absolute(), options))]
     commits = [row for source in sources for row in _committed_offsets(Path(source), chosen)]
     levels = delay_levels or DEFAULT_DELAY_LEVELS
@@ -279,8 +279,8 @@ def run(
 
 def _in_spark(
     session: SparkSession,
-    messages: Sequence[MessageSource],
-    traces: Sequence[MessageSource],
+    messages: Sequence[SelectedMessages],
+    traces: Sequence[SelectedMessages],
     commits: Sequence[tuple[Any, ...]],
     hottest: int,
     delay_levels: str,
@@ -307,8 +307,8 @@ def _in_spark(
 
 
 def _in_this_process(
-    messages: Sequence[MessageSource],
-    traces: Sequence[MessageSource],
+    messages: Sequence[SelectedMessages],
+    traces: Sequence[SelectedMessages],
     commits: Sequence[tuple[Any, ...]],
     hottest: int,
     delay_levels: str,
@@ -346,13 +346,13 @@ def union_all(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _traces(source: Path, options: Mapping[str, str]) -> MessageSource | None:
+def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None:
     """Return the messages of the trace topic, or None for a store that does not have the topic."""
     if is_store(source):
         with StoreReader(source) as store:
             if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
                 return None
-    return MessageSource(source, Selection(topics=(TRACE_TOPIC,)), options)
+    return SelectedMessages(source, Selection(topics=(TRACE_TOPIC,)), options)
 
 
 def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:

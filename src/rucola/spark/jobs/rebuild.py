@@ -128,7 +128,9 @@ def run(
     )
 
 
-def build(spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None) -> RebuildResult:
+def build(
+    spark: AnySession, log: Path, target: Path, settings: StoreConfig, _: Progress | None = None
+) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
     session = resolve_session(spark)
     for name in ("consumequeue", "index"):
