@@ -1,4 +1,4 @@
-"""The flights as messages: all of them, as the file has them, wherever the demonstration is installed."""
+"""Flights of the demonstration: number of rows, and their conversion to messages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import msgspec
 from rucola.demo import flights
 
 
-def test_all_flights_are_there() -> None:
+def test_rows_yields_every_flight_of_the_package() -> None:
     assert sum(1 for _ in flights.rows()) == flights.COUNT
 
 
-def test_a_flight_as_a_message() -> None:
+def test_a_message_has_carrier_tail_number_and_row() -> None:
     first = flights.message(next(flights.rows(1)))
     assert (first.topic, first.tags, first.keys) == ("Flights", "UA", "N14228 UA1545-2013-01-01")
     row = msgspec.json.decode(first.body)
     assert (row["dep_delay"], row["origin"], row["dest"], row["time_hour"]) == (2, "EWR", "IAH", "2013-01-01T10:00:00Z")
 
 
-def test_what_is_unknown_is_null() -> None:
+def test_a_missing_tail_number_is_null_and_no_key() -> None:
     without_tail = next(row for row in flights.rows() if row["tailnum"] is None)
     message = flights.message(without_tail)
     assert message.keys == flights.flight_id(without_tail)
