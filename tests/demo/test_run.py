@@ -23,7 +23,7 @@ SERVES = re.compile(r"1\. Serve .* at (127\.0\.0\.1:\d+)\n")
 
 @contextmanager
 def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the demonstration; yields its process and its name server. Its stderr is in the file `errors` next to `out`."""
+    """Run the demonstration; yields its process and name server. Its stderr is in the file `errors` next to `out`."""
     with out.with_name("errors").open("w") as errors:
         process = subprocess.Popen(
             [*RUCOLA, "demo", "--flights", str(COUNT), "--out", out], stdout=subprocess.PIPE, stderr=errors, text=True
