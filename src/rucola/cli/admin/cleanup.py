@@ -1,4 +1,4 @@
-"""Cleaning: let brokers drop what leads nowhere any more."""
+"""Cleanup: requests to brokers to delete obsolete files and queues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rucola.admin import AdminClient
 from rucola.cli.admin.command import ask, broker_option, command, confirm, targets, yes_option
 from rucola.cli.output import print_json
 
-cluster_option = click.option("-c", "--cluster", help="Every master of this cluster.")
+cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for all its masters.")
 
 
 async def _masters(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
-    """The broker or the cluster that was named; every master where none was."""
+    """Return the broker or the masters of the cluster that was named; by default all masters."""
     if address is not None or cluster is not None:
         return await targets(client, address, cluster)
     clusters = (await client.examine_cluster_info()).cluster_addr_table
@@ -28,7 +28,7 @@ def _everywhere(
     cluster: str | None,
     clean: Callable[[AdminClient, str], Awaitable[None]],
 ) -> None:
-    """Put a request to one broker after the other, and print which did it."""
+    """Send a request to each broker in turn, and print the brokers."""
 
     async def question(client: AdminClient) -> list[str]:
         addresses = await _masters(client, address, cluster)
@@ -48,7 +48,7 @@ def _everywhere(
 @broker_option
 @cluster_option
 def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers drop ConsumeQueue files that lead to nothing any more.
+    """Delete ConsumeQueue files without messages on a broker (-b), a cluster (-c) or all brokers.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, clus
 @broker_option
 @cluster_option
 def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers drop the ConsumeQueues of topics that were deleted.
+    """Delete the ConsumeQueues of deleted topics on a broker (-b), a cluster (-c) or all brokers.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cl
 def delete_expired_commit_log(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, yes: bool
 ) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers delete CommitLog files that are old enough, whatever the hour.
+    """Delete expired CommitLog files on a broker (-b), a cluster (-c) or all brokers, at any hour of the day.
 
     \b
     Examples:
