@@ -167,7 +167,7 @@ async def test_a_broker_that_goes_while_it_is_archived_is_archived_later(
             asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
             return archive.stage_messages(*arguments)
 
-        monkeypatch.setattr(archive, "_stage", stage_later)
+        monkeypatch.setattr(archive, "stage_messages", stage_later)
         with pytest.raises(RemotingError, match="broker-b is not registered at the name servers: queues 0 to 3"):
             await archiving(fail_on_missing_broker=False)
         assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()
