@@ -94,8 +94,8 @@ def query_msg_by_key(
         print_table(("#Message ID", "#QID", "#Offset", *origins.columns), rows)
     if result.is_cut and len(result.messages) == max_count:
         click.echo(
-            f"these are the newest {len(result.messages)}, there may be more: raise the limit with -m, or find older ones "
-            f"with --until {result.messages[-1].store_timestamp}",
+            f"these are the newest {len(result.messages)}, there may be more: raise the limit with -m, or find older "
+            f"ones with --until {result.messages[-1].store_timestamp}",
             err=True,
         )
     _report_missing(result)
@@ -354,8 +354,8 @@ def _report_missing(result: KeyQueryResult) -> None:
     for address, times_ms in sorted(result.crowded.items()):
         others = f" and {len(times_ms) - 1} more" if len(times_ms) > 1 else ""
         click.echo(
-            f"there are at least {len(result.messages)}: {address} returns at most maxMsgsNumBatch messages per second of "
-            f"store time, and has more at {time_text(times_ms[0])}{others}; raise the limit with updateBrokerConfig "
+            f"there are at least {len(result.messages)}: {address} returns at most maxMsgsNumBatch messages per second "
+            f"of store time, and has more at {time_text(times_ms[0])}{others}; raise the limit with updateBrokerConfig "
             f"-b {address} -k maxMsgsNumBatch -v 10000, and repeat the query",
             err=True,
         )
