@@ -99,7 +99,7 @@ def test_no_message_has_the_key(cluster: GoldenCluster) -> None:
     result = cluster.admin("queryMsgByKey -t GA -k no-such-key")
     assert result.exit_code == 0
     assert words(result.stdout) == [["#Message", "ID", "#QID", "#Offset"]]
-    assert result.stderr.startswith(f"not found in the range that is searchable: {cluster.broker} from 20")
+    assert result.stderr.startswith(f"not found in the searchable range: {cluster.broker} from 20")
     assert len(result.stderr.splitlines()) == 1
 
 

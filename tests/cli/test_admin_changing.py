@@ -101,7 +101,7 @@ def test_the_two_ids_are_told_from_each_other(cluster: GoldenCluster) -> None:
     assert "is an offsetMsgId" in mistaken.stderr
     unknown = cluster.admin(f"queryMsgByUniqueKey -t GB -i {'F' * 32}")
     assert unknown.exit_code == 0
-    assert "not found in the range" in unknown.stderr
+    assert "not found in the searchable range" in unknown.stderr
 
 
 def test_a_message_is_sent_once_more(cluster: GoldenCluster) -> None:

@@ -192,7 +192,7 @@ def test_names_and_numbers_that_are_not_there(cluster: GoldenCluster, command: s
 )
 def test_times_the_wrong_way_round(cluster: GoldenCluster, command: str, options: str) -> None:
     begin, end = options.split()
-    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000: nothing lies between")
+    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000")
 
 
 @pytest.mark.parametrize("command", ["clusterList", "clusterRT -a 1", "startMonitoring"])

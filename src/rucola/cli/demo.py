@@ -25,7 +25,9 @@ WIDTH = 110
     help="Directory for the store, the archive and the chart.",
 )
 def demo(flights: int, out: Path) -> None:
-    """Send a year of flights through all parts of Rucola: broker, consumer, queries, Spark archive and store check.
+    """Send a year of flights through all parts of Rucola.
+
+    The steps are broker, producer, consumer, queries, dead letters, Spark archive, SQL and store check.
 
     The exit code is 0 if every message that was sent was also stored, consumed and archived, and the store is
     undamaged. The output directory is kept, so that you can look around in it.

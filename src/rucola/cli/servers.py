@@ -73,7 +73,7 @@ def standalone(
     """Run a name server and a broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
-    configuration has a bindAddress or a brokerIP1. SIGTERM and SIGINT stop both servers in order.
+    configuration has a bindAddress or a brokerIP1. SIGTERM and SIGINT stop both servers cleanly.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ async def _standalone(properties: dict[str, str], namesrv_port: int, config_file
 def namesrv(config_file: Path | None, print_config: bool, log_format: str) -> None:
     """Run a name server, with the flags of mqnamesrv and the keys of its configuration file.
 
-    Prints `The Name Server boot success` when it is ready. SIGTERM and SIGINT stop it in order.
+    Prints `The Name Server boot success` when it is ready. SIGTERM and SIGINT stop it cleanly.
 
     \b
     Examples:
@@ -150,7 +150,7 @@ def broker(
 ) -> None:
     """Run a broker, with the flags of mqbroker and the keys of Apache's broker.conf.
 
-    Prints `The broker[NAME, HOST:PORT] boot success` when it is ready. SIGTERM and SIGINT stop it in order.
+    Prints `The broker[NAME, HOST:PORT] boot success` when it is ready. SIGTERM and SIGINT stop it cleanly.
 
     \b
     Examples:

@@ -48,7 +48,9 @@ def _everywhere(
 @broker_option
 @cluster_option
 def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Delete ConsumeQueue files without messages on a broker (-b), a cluster (-c) or all brokers.
+    """Delete ConsumeQueue files whose messages are no longer in the log.
+
+    Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
 
     \b
     Examples:
@@ -61,7 +63,9 @@ def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, clus
 @broker_option
 @cluster_option
 def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Delete the ConsumeQueues of deleted topics on a broker (-b), a cluster (-c) or all brokers.
+    """Delete the ConsumeQueues of deleted topics.
+
+    Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
 
     \b
     Examples:
@@ -77,7 +81,9 @@ def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cl
 def delete_expired_commit_log(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, yes: bool
 ) -> None:
-    """Delete expired CommitLog files on a broker (-b), a cluster (-c) or all brokers, at any hour of the day.
+    """Delete expired CommitLog files at once, at any hour of the day.
+
+    Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
 
     \b
     Examples:

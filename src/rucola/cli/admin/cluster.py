@@ -116,7 +116,7 @@ def _load(stats: dict[str, str]) -> tuple[str, ...]:
 @broker_option
 @cluster_option
 def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Show the runtime statistics of one broker (-b), or of every master of a cluster (-c).
+    """Show the statistics of one broker (-b), or of every master of a cluster (-c).
 
     \b
     Examples:
@@ -152,7 +152,9 @@ def _print_settings(
 @click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only topics with messages put or got today.")
 @click.option("-t", "--topic", help="Only this topic.")
 def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | None) -> None:
-    """Show the backlog of every topic and group, rates of the last minute, and counts of the last 24 hours.
+    """Show the backlog, rates and daily counts of every topic and group.
+
+    Rates are those of the last minute, counts those of the last 24 hours.
 
     \b
     Examples:
@@ -217,7 +219,9 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
 def update_broker_config(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, key: str, value: str
 ) -> None:
-    """Change a setting of one running broker (-b), or of a whole cluster (-c), and in its configuration file.
+    """Change a setting of one running broker (-b) or of a whole cluster (-c).
+
+    The setting is also changed in the configuration file that the broker was started with.
 
     \b
     Examples:

@@ -32,7 +32,9 @@ all_option = click.option("-a", "--showAll", "show_all", is_flag=True, help="Inc
 @command("dlqList")
 @click.option("-g", "--groupName", "group", help="Only this group.")
 def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
-    """List the groups with dead letters: their number, how many are not re-driven, the oldest and the newest.
+    """List the groups with dead letters.
+
+    Shows their number, how many of them are not re-driven, and the times of the oldest and the newest.
 
     \b
     Examples:
@@ -75,7 +77,9 @@ def _letter_json(letter: DeadLetter) -> dict[str, Any]:
 @end_option
 @all_option
 def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, end: str | None, show_all: bool) -> None:
-    """Print the dead letters of a group that are not re-driven; with --json one JSON object per line.
+    """Print the dead letters of a group that are not re-driven.
+
+    With --json the output has one JSON object per line.
 
     \b
     Examples:
@@ -245,7 +249,9 @@ def redrive_dlq(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Re-drive the dead letters of a group: send each again to its original topic, where all groups receive it.
+    """Re-drive the dead letters of a group: send them to their original topics again.
+
+    All groups of such a topic receive the message, unless -r is given.
 
     Dead letters that were re-driven before are skipped, so an interrupted run can be repeated. If some cannot be sent,
     they are named and stay, and the exit code is 1. Dead letters are kept until they expire. With --json the output has

@@ -55,7 +55,7 @@ def export_metadata(
     only_groups: bool,
     with_special: bool,
 ) -> None:
-    """Export the topics and groups of one broker (-b), or of all masters of a cluster (-c).
+    """Export the topics and groups of one broker (-b) or of a cluster (-c).
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def export_metadata(
 @whole_cluster_option
 @path_option
 def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Path | None) -> None:
-    """Export the numbers of servers of a cluster, and the most important settings of its masters.
+    """Export the number of servers of a cluster, and settings of its masters.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Pa
 @whole_cluster_option
 @path_option
 def export_metrics(namesrv_addr: str, as_json: bool, cluster: str, directory: Path | None) -> None:
-    """Export disk usage, rates, daily counts and client numbers of the masters of a cluster.
+    """Export disk usage, rates and client numbers of the masters of a cluster.
 
     \b
     Examples:

@@ -189,7 +189,7 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
 def broker_consume_stats(
     namesrv_addr: str, as_json: bool, address: str, level: int, order: bool, timeout_ms: int
 ) -> None:
-    """Show the consumer offsets and the backlogs of all groups of a broker, by queue.
+    """Show the consumer offsets and backlogs of all groups of a broker, by queue.
 
     \b
     Examples:
@@ -260,7 +260,9 @@ def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: s
 @click.option("-g", "--producerGroup", "group", required=True, help="Producer group.")
 @topic_option
 def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str) -> None:
-    """Show the connected clients of a producer group, as known to one broker of the topic.
+    """Show the connected clients of a producer group.
+
+    They are queried from one broker of the topic.
 
     \b
     Examples:
@@ -311,10 +313,10 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
 def consumer_status(
     namesrv_addr: str, as_json: bool, group: str, client_id: str | None, address: str | None, jstack: bool
 ) -> None:
-    """Show the running state of a group's clients: settings, subscriptions, assigned queues, rates.
+    """Show the running state of the clients of a consumer group.
 
-    Checks that all clients have the same subscriptions, and that no queue is assigned twice; otherwise the exit code
-    is 1.
+    Prints settings, subscriptions, assigned queues and rates. Checks that all clients have the same subscriptions, and
+    that no queue is assigned twice; otherwise the exit code is 1.
 
     \b
     Examples:
@@ -440,7 +442,9 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
 def update_sub_group(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, group: str, **wanted: Any
 ) -> None:
-    """Create a consumer group, or change the given settings, on one broker (-b) or on a whole cluster (-c).
+    """Create or change a consumer group on one broker (-b) or on a whole cluster (-c).
+
+    Settings that are not given stay unchanged; those of a new group get their defaults.
 
     \b
     Examples:
@@ -531,7 +535,9 @@ def delete_sub_group(
     remove_offset: bool,
     yes: bool,
 ) -> None:
-    """Delete a consumer group from one broker (-b), or from a whole cluster (-c) with its retry and dead letter topics.
+    """Delete a consumer group from one broker (-b) or from a whole cluster (-c).
+
+    With -c its retry and dead letter topics are deleted, too.
 
     \b
     Examples:

@@ -71,7 +71,7 @@ def _import(
 @cluster_option
 @file_option
 def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path) -> None:
-    """Create or change the topics of a file on one broker (-b) or on a whole cluster (-c).
+    """Create or change the topics of a file on a broker (-b) or cluster (-c).
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, clu
 def update_sub_group_list(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path
 ) -> None:
-    """Create or change the consumer groups of a file on one broker (-b) or on a whole cluster (-c).
+    """Create or change the consumer groups of a file on a broker (-b) or cluster (-c).
 
     \b
     Examples:

@@ -26,7 +26,9 @@ DEFAULT_INTERVAL_S = 60.0
 )
 @click.option("--once", is_flag=True, help="Check once, and exit.")
 def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bool) -> None:
-    """Check all consumer groups repeatedly until interrupted; with --json one JSON object per line.
+    """Check all consumer groups repeatedly until interrupted.
+
+    Prints one line per finding; with --json one JSON object per line.
 
     \b
     Findings:

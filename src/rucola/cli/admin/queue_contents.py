@@ -65,7 +65,9 @@ def print_msg(
     end: str | None,
     with_body: bool,
 ) -> None:
-    """Print all messages of a topic, queue by queue; with --json one JSON object per line.
+    """Print all messages of a topic, queue by queue.
+
+    With --json the output has one JSON object per line.
 
     \b
     Examples:
@@ -162,7 +164,7 @@ def consume_message(
     end: str | None,
     max_count: int,
 ) -> None:
-    """Print the oldest messages of a topic or of one queue, without committing offsets.
+    """Print the oldest messages of a topic or of one queue; commits no offset.
 
     With --json the output has one JSON object per line. The exit code is 1 if there is no message.
 

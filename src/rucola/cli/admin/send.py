@@ -111,7 +111,9 @@ async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int)
 @amount_option
 @size_option
 def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int, size: int) -> None:
-    """Send messages to the queues of a topic in turn, one at a time, and show the response times.
+    """Send messages to the queues of a topic in turn, and show the response times.
+
+    Messages are sent one at a time. The exit code is 1 if one of them failed.
 
     \b
     Examples:
@@ -198,7 +200,9 @@ def cluster_rt(
     room: str,
     interval: float | None,
 ) -> None:
-    """Measure the average response time of every broker, with -a messages to the topic named after it.
+    """Measure the average response time of sends to every broker.
+
+    Each broker gets -a messages in the topic that is named after it. The exit code is 1 if one of them failed.
 
     \b
     Examples:

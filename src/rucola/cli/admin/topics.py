@@ -82,7 +82,7 @@ def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
 @command("topicStatus")
 @topic_option
 def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
-    """Show the minimum and maximum offset of every queue of a topic, and the time of its newest message.
+    """Show the offsets of every queue of a topic, and the time of its newest message.
 
     \b
     Examples:
@@ -105,7 +105,7 @@ def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
 @topic_option
 @click.option("-l", "--list", "as_list", is_flag=True, help="Print a table instead of JSON.")
 def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> None:
-    """Show the route of a topic: its brokers and queues, as JSON or, with -l, as a table.
+    """Show the route of a topic, its brokers and queues, as JSON or as a table (-l).
 
     \b
     Examples:
@@ -311,7 +311,9 @@ def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes
 @click.option("-v", "--orderConf", "conf", help="For -m put: the number of queues by broker, broker-a:4;broker-b:4.")
 @click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True, help="Operation.")
 def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | None, method: str) -> None:
-    """Set, show or delete the order configuration of a topic: its number of queues on each broker.
+    """Set, show or delete the order configuration of a topic.
+
+    It has the number of queues on each broker, which an ordered topic keeps even if a broker is away.
 
     \b
     Examples:
@@ -343,7 +345,7 @@ def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | 
 @topic_option
 @click.option("-i", "--ipList", "ip_list", required=True, help="Client ids or addresses, separated by commas.")
 def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> None:
-    """Show how the queues of a topic would be assigned to these clients, by the averaging strategy.
+    """Show how the average strategy assigns the queues of a topic to clients.
 
     \b
     Examples:
@@ -382,7 +384,7 @@ def query_cq(
     address: str | None,
     group: str | None,
 ) -> None:
-    """Show units of a ConsumeQueue: physical offset, size and tags code of the messages of a queue.
+    """Show units of a ConsumeQueue: physical offset, size and tags code of messages.
 
     \b
     Examples:

@@ -84,12 +84,13 @@ def archive(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Archive new messages of stores or live brokers as Parquet, by topic and date, with an index of all keys.
+    """Archive new messages of stores or live brokers in a lake.
 
-    Stores and brokers may be in use. Each run adds the messages stored since the last one: none is archived twice or
-    skipped, even if a run is killed. Afterwards, small files of the lake are merged (see `compact`). With --every the
-    command prints only runs that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or
-    SIGTERM ends after the current run.
+    A lake is a directory of Parquet files by topic and date, with an index of all keys. Stores and brokers may be in
+    use. Each run adds the messages stored since the last one: none is archived twice or skipped, even if a run is
+    killed. Afterwards, small files of the lake are merged (see `compact`). With --every the command prints only runs
+    that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or SIGTERM ends after the
+    current run.
 
     \b
     Examples:

@@ -57,9 +57,10 @@ def audit(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Count traffic, backlogs, retries, dead letters, repeats, latencies, hot keys and sizes of stores and lakes.
+    """Count the messages of stores and lakes, and write tables and a report.
 
-    All sources are counted together. Backlogs need a store directory, which has the consumer offsets.
+    The tables are traffic, backlogs, retries, dead letters, repeats, latencies, hot keys and record sizes. All sources
+    are counted together. Backlogs need a store directory, which has the consumer offsets.
 
     \b
     Examples:

@@ -59,7 +59,9 @@ def init(database: str, prefix: str, schema: str | None) -> None:
 @click.command()
 @database_options
 def migrate(database: str, prefix: str, schema: str | None) -> None:
-    """Migrate the tables to the version of this program; run it before you upgrade the programs that use them.
+    """Migrate the tables to the version of this program.
+
+    Run it before you upgrade the programs that use the tables.
 
     \b
     Examples:
@@ -109,7 +111,7 @@ def relay(
 ) -> None:  # fmt: skip
     """Run a relay: send the messages of an outbox, and check their confirmation. Several relays share the work.
 
-    Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it in order.
+    Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it cleanly.
 
     \b
     Examples:
@@ -160,10 +162,11 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
 def purge(
     database: str, prefix: str, schema: str | None, older_than: float, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Delete confirmed messages, and receipts and done rows that are too old for a duplicate to arrive.
+    """Delete old confirmed messages, receipts and done rows.
 
-    An incomplete message is never deleted. Rows are deleted in transactions of a thousand. The age must be at least 77
-    hours, because brokers may deliver a message again for that long.
+    Receipts and done rows are deleted when no duplicate can arrive any more. An incomplete message is never deleted.
+    Rows are deleted in transactions of a thousand. The age must be at least 77 hours, because brokers may deliver a
+    message again for that long.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ from rucola.store.tools.stat import stat as stat_store
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
-    """Validate every byte of the store DIR, and list the damage.
+    """Check the whole store DIR against the format, and list the damage.
 
     Checks records, blank ends of files, ConsumeQueue units, index chains, checkpoint and configuration. The exit code
     is 1 if there is damage. No broker should serve the store: a record that is being written looks damaged.
@@ -55,7 +55,7 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with times in milliseconds.")
 def stat(directory: Path, config_file: Path | None, as_json: bool) -> None:
-    """Show statistics of the store DIR: log, unused space, queues, index, checkpoint and configuration.
+    """Show statistics of the store DIR: log, queues, index, checkpoint and configuration.
 
     \b
     Examples:
@@ -181,7 +181,9 @@ def grep(
     table: bool,
     as_json: bool,
 ) -> None:
-    """Print the messages of the store DIR that meet all conditions; the exit code is 1 if there are none.
+    """Print the messages of the store DIR that meet all conditions.
+
+    The exit code is 1 if there are none.
 
     With a topic the command reads only its ConsumeQueues, with a topic and a key only the messages that the index
     finds, and otherwise the whole log. Bodies are decompressed before they are searched.
