@@ -99,7 +99,7 @@ def test_a_key_without_messages_is_an_error(cluster: GoldenCluster) -> None:
     result = cluster.admin("queryMsgByKey -t GA -k no-such-key")
     assert result.exit_code == 0
     assert words(result.stdout) == [["#Message", "ID", "#QID", "#Offset"]]
-    assert result.stderr.startswith(f"not found in the range that is searchable: {cluster.broker} from 20")
+    assert result.stderr.startswith(f"not found in the searchable range: {cluster.broker} from 20")
     assert len(result.stderr.splitlines()) == 1
 
 

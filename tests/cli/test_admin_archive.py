@@ -107,4 +107,4 @@ def test_the_archive_answers_if_no_broker_does(aged: GoldenCluster, lake: Path, 
     assert result.stderr.startswith("the messages of the brokers are missing: ")
     result = aged.admin(f"queryMsgByKey -t NoSuchTopic -k grp-0 --archive {lake}")
     assert result.exit_code == 0
-    assert result.stderr == "not found in the range that is searchable: no broker tells it\n"
+    assert result.stderr == "not found in the searchable range: unknown\n"

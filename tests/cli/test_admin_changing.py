@@ -101,7 +101,7 @@ def test_offset_ids_and_unique_keys_are_told_apart(cluster: GoldenCluster) -> No
     assert "is an offsetMsgId" in mistaken.stderr
     unknown = cluster.admin(f"queryMsgByUniqueKey -t GB -i {'F' * 32}")
     assert unknown.exit_code == 0
-    assert "not found in the range" in unknown.stderr
+    assert "not found in the searchable range" in unknown.stderr
 
 
 def test_a_message_is_resent(cluster: GoldenCluster) -> None:

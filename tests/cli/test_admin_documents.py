@@ -48,7 +48,8 @@ def test_lists_of_rocketmq_5_can_be_imported(cluster: GoldenCluster, tmp_path: P
     path.write_text('[{"topicName": "Listed", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "unknown": 1}]')
     cluster.done(f"updateTopicList -c DefaultCluster -f {path}")
     assert len(cluster.json("topicStatus -t Listed")) == 2
-    for text, said in (("[1]", "no such list"), ("{", "no such list"), ("{}", "topicConfigTable"), ("1", "no such")):
+    malformed = "is not a list of such settings"
+    for text, said in (("[1]", malformed), ("{", malformed), ("{}", "topicConfigTable"), ("1", malformed)):
         path.write_text(text)
         result = cluster.admin(f"updateTopicList -c DefaultCluster -f {path}")
         assert result.exit_code == 1

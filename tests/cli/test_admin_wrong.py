@@ -192,7 +192,7 @@ def test_unknown_brokers_queues_and_clients_are_named(cluster: GoldenCluster, co
 )
 def test_a_reversed_time_range_is_refused(cluster: GoldenCluster, command: str, options: str) -> None:
     begin, end = options.split()
-    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000: nothing lies between")
+    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000")
 
 
 @pytest.mark.parametrize("command", ["clusterList", "clusterRT -a 1", "startMonitoring"])

@@ -66,9 +66,9 @@ def test_a_lake_is_filled_compacted_and_searched(golden: Path, tmp_path: Path) -
     assert len(result.stdout.splitlines()) == 2
     result = invoke("search", "--lake", lake, "-t", "GSpam", "-m", "3")
     assert len(result.stdout.splitlines()) == 4
-    assert result.stderr == "these are the newest 3, there are more: ask for more with -m\n"
+    assert result.stderr == "these are the newest 3 of more messages; raise the limit with -m\n"
     result = invoke("search", "--lake", lake, "-k", "no such key")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no message is like that\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no message matches\n")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     assert shop.ask("void", second, third, "--yes") == "1 of 2 changed\n"  # confirmed wins
     counts = json.loads(shop.ask("stats", "--json"))["counts"]
     assert {status: count for status, count in counts.items() if count} == {"NEW": 1, "CONFIRMED": 1, "VOID": 1}
-    assert "no stub of unknown" in shop.ask("void", "unknown", "--yes", code=1)
+    assert "there is no message unknown" in shop.ask("void", "unknown", "--yes", code=1)
     assert "name messages" in shop.ask("void", "--yes", code=1)
 
 
@@ -123,7 +123,7 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     for database, words in (
         ("nonsense", "write sqlite:///FILE"),
         ("oracle://x", "sqlite:///FILE"),
-        ("postgresql+psycopg://nobody@127.0.0.1:1/x", "the database refuses"),
+        ("postgresql+psycopg://nobody@127.0.0.1:1/x", "database error"),
         (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init"),
     ):
         done = run("reliable", "list", "--database", database)

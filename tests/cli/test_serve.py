@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.cli.servers import _serve, move_store
+from rucola.cli.servers import serve_until_cancelled, set_store_directory
 from support.servers import run, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
@@ -59,7 +59,7 @@ def test_the_descriptor_table_is_grown_at_start(tmp_path: Path) -> None:
 async def test_objects_of_the_start_are_frozen_for_the_garbage_collector(capsys: pytest.CaptureFixture[str]) -> None:
     assert gc.get_freeze_count() == 0
     try:
-        serving = asyncio.ensure_future(_serve("ready"))
+        serving = asyncio.ensure_future(serve_until_cancelled("ready"))
         await asyncio.sleep(0)
         serving.cancel()
         assert capsys.readouterr().out == "ready\n"
@@ -145,7 +145,7 @@ def test_logs_can_be_written_as_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     warning = next(line for line in lines if line["level"] == "WARNING")
-    assert warning["message"] == f"{conf}: no use for noSuchKey"
+    assert warning["message"] == f"{conf}: unknown keys are ignored: noSuchKey"
 
 
 def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
@@ -217,6 +217,6 @@ def test_unused_keys_are_logged(tmp_path: Path) -> None:
 )
 def test_a_store_on_the_command_line_moves_its_commit_log(before: dict[str, str], log_after: str | None) -> None:
     properties = dict(before)
-    move_store(properties, Path("/new"))
+    set_store_directory(properties, Path("/new"))
     assert properties["storePathRootDir"] == "/new"
     assert properties.get("storePathCommitLog") == log_after

@@ -159,7 +159,7 @@ def test_impossible_offsets_and_files_are_refused(store: Path, tmp_path: Path) -
         assert str(file) in line
     result = CliRunner().invoke(main, ["store", "grep", str(store), "-b", "2000", "-e", "1000"])
     assert result.exit_code == 2
-    assert "nothing lies between" in result.stderr
+    assert "-b must be before -e" in result.stderr
 
 
 def test_rebuild_in_place_needs_the_brokers_delay_levels(store: Path, conf: Path) -> None:

@@ -1,4 +1,4 @@
-"""The flights as messages: all of them, as the file has them, wherever the demonstration is installed."""
+"""Flights of the demonstration: number of rows, and their conversion to messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rucola demo` as a person runs it, short: the whole story, and what it says when something does not agree."""
+"""`rucola demo` as a process: a complete short run, a mismatch, and a directory with other files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVES = re.compile(r"1\. Serve .* at (127\.0\.0\.1:\d+)\n")
 
 @contextmanager
 def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running demonstration and its name server; what it says on stderr lies in `errors` beside `out`."""
+    """Run the demonstration; yields its process and name server. Its stderr is in the file `errors` next to `out`."""
     with out.with_name("errors").open("w") as errors:
         process = subprocess.Popen(
             [*RUCOLA, "demo", "--flights", str(COUNT), "--out", out], stdout=subprocess.PIPE, stderr=errors, text=True
@@ -34,7 +34,7 @@ def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert serves, out.with_name("errors").read_text()
         yield process, serves[1]
     finally:
-        process.send_signal(signal.SIGINT)  # so that it stops its broker, should it still run
+        process.send_signal(signal.SIGINT)  # lets it stop its broker if it still runs
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
@@ -43,12 +43,12 @@ def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_the_demo_runs_from_flights_to_report(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with demo(out) as (process, _):
-        told, _ = process.communicate()
-    assert process.returncode == 0, told
-    assert f"sent {COUNT} = stored {COUNT} = consumed {COUNT} = archived {COUNT}\n" in told
-    assert "All agree, and the store is sound." in told
-    for step in ("2. Send", "3. Consume", "4. Query", "5. Mend", "6. Archive", "worst carriers", "busiest hours"):
-        assert step in told
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert f"sent {COUNT} = stored {COUNT} = consumed {COUNT} = archived {COUNT}\n" in output
+    assert "All numbers agree, and the store is undamaged." in output
+    for step in ("2. Send", "3. Consume", "4. Query", "5. Redrive", "6. Archive", "worst carriers", "busiest hours"):
+        assert step in output
     assert (out / "flights.svg").read_text().rstrip().endswith("</svg>")
     assert [*(out / "lake").rglob(f"topic={flights.TOPIC}/date=*/*.parquet")] != []
     check = run("store", "check", out / "store")
@@ -60,15 +60,16 @@ def test_a_mismatch_is_named_with_exit_code_1(tmp_path: Path) -> None:
     with demo(tmp_path / "out") as (process, namesrv):
         with Producer("stranger", namesrv=namesrv) as producer:
             producer.send(Message(flights.TOPIC, b"{}", tags="UA"))
-        told, _ = process.communicate()
-    assert process.returncode == 1, told
-    assert re.search(rf"^wrong messages (stored|archived): {COUNT + 1}, expected {COUNT}$", told, re.MULTILINE), told
-    assert "All agree" not in told
+        output, _ = process.communicate()
+    assert process.returncode == 1, output
+    mismatch = rf"^mismatch messages (stored|archived): {COUNT + 1}, expected {COUNT}$"
+    assert re.search(mismatch, output, re.MULTILINE), output
+    assert "All numbers agree" not in output
 
 
 def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     refused = run("demo", "--flights", "10", "--out", tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert f"{tmp_path} is not empty and no earlier demonstration made it" in refused.stderr
+    assert f"{tmp_path} contains files that no demonstration has written" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -69,7 +69,7 @@ async def test_brokers_are_archived_in_bounded_commits(spark: SparkSession, tmp_
         assert progress["broker-a"].queues == {"T": {"0": 4, "1": 4, "2": 2, "3": 2}}
         # Nothing is known of its log, so nothing may be deleted from there on the strength of this archive.
         assert (progress["broker-a"].physical_offset, progress["broker-a"].is_live) == (0, True)
-        with pytest.raises(StoreError, match=r"was archived live into .* cannot be gone on with from its store"):
+        with pytest.raises(StoreError, match=r"was archived live into .* cannot be continued from its store"):
             await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", lake, broker_name="broker-a")
         of_store = await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", tmp_path / "other")
         assert of_store.rows == 12
@@ -167,7 +167,7 @@ async def test_a_broker_lost_during_archiving_is_archived_later(
             asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
             return archive.stage_messages(*arguments)
 
-        monkeypatch.setattr(archive, "_stage", stage_later)
+        monkeypatch.setattr(archive, "stage_messages", stage_later)
         with pytest.raises(RemotingError, match="broker-b is not registered at the name servers: queues 0 to 3"):
             await archiving(fail_on_missing_broker=False)
         assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()

@@ -103,7 +103,7 @@ def test_a_live_archive_names_the_brokers_it_leaves_out(no_session: None, tmp_pa
         main, ["pipeline", "archive", "--store", str(tmp_path), "--out", "x", "--allow-missing"]
     )
     assert no_live.exit_code == 2
-    assert "--allow-missing and --require-broker are about live brokers" in no_live.stderr
+    assert "--allow-missing and --require-broker apply to live brokers" in no_live.stderr
 
 
 def not_of_java(said: str) -> list[str]:

@@ -200,7 +200,7 @@ def own(filled: Filled, *names: str) -> list[Path]:
     return [filled.path / "_rucola" / name for name in names]
 
 
-def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> repair.RepairResult:
+def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> repair.LakeRepairResult:
     """Repair, and hold that everything is there once, by scan and by key, and that archiving goes on after it."""
     done = repair.run(spark, filled.path, **more)
     assert not done.is_sound

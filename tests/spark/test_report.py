@@ -106,7 +106,7 @@ def test_charts_show_the_counted_numbers() -> None:
     text = report.page(["s"], tables(500, 60))
     assert "16 Nov 2023 · Topic0: 240 messages" in text
     assert "And 10 more." in text
-    assert "There is no message" in report.page(["s"], NOTHING)
+    assert "There are no messages" in report.page(["s"], NOTHING)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
-from rucola.spark.jobs.message_source import MessageSource
+from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import read_keys
@@ -141,7 +141,7 @@ def test_counts_and_rows_equal_those_of_spark(spark: SparkSession, small_store: 
     )
     for source in (small_store.path, tmp_path / "lake"):
         for selection in selections:
-            messages = MessageSource(source, selection)
+            messages = SelectedMessages(source, selection)
             names = tuple(COLUMNS)
             here = [row for batch in messages.batches(names) for row in batch.to_pylist(maps_as_pydicts="strict")]
             there = messages.frame(spark, names).select(*names).toArrow().to_pylist(maps_as_pydicts="strict")

@@ -1,1 +1,1 @@
-"""The command line: `rucola`. One module for each family of commands; each prints what the rooms behind it return."""
+"""Command line of Rucola: one module or package per family of commands, which calls the library and prints results."""

@@ -1,4 +1,4 @@
-"""`rucola demo`: the demonstration, with its options."""
+"""`rucola demo`: runs the demonstration of `rucola.demo`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ import click
 from rucola.demo.flights import COUNT
 
 WIDTH = 110
-"""Columns of the tables where the output is no terminal."""
+"""Width of the tables, in characters, if the output is not a terminal."""
 
 
 @click.command()
-@click.option("--flights", type=click.IntRange(1, COUNT), default=COUNT, show_default=True, help="How many flights.")
+@click.option(
+    "--flights", type=click.IntRange(1, COUNT), default=COUNT, show_default=True, help="Number of flights to send."
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo-output"),
     show_default=True,
-    help="Where store, archive and chart go.",
+    help="Directory for the store, the archive and the chart.",
 )
 def demo(flights: int, out: Path) -> None:
-    """A year of flights through the whole house: send, consume, query, archive with Spark, ask, check.
+    """Send a year of flights through all parts of Rucola.
 
-    Exits with 0 when everything that was sent was stored, consumed and archived and the store is sound.
+    The steps are broker, producer, consumer, queries, dead letters, Spark archive, SQL and store check.
+
+    The exit code is 0 if every message that was sent was also stored, consumed and archived, and the store is
+    undamaged. The output directory is kept, so that you can look around in it.
 
     \b
     Examples:
@@ -37,7 +42,7 @@ def demo(flights: int, out: Path) -> None:
 
         from rucola.demo.run import run  # needs the extras `spark` and `demo`
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}: the demonstration needs `pip install 'rucola[demo]'`") from None
+        raise click.ClickException(f"{error}: install `rucola[demo]`") from None
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH

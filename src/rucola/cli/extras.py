@@ -1,4 +1,4 @@
-"""What only some installations have: one sentence where a command needs it."""
+"""Error messages for commands whose optional dependencies are not installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import click
 
 
 @contextmanager
-def spark_needed() -> Iterator[None]:
-    """Around imports of `rucola.spark`, which is an extra and takes a second to load: one sentence where it lacks."""
+def require_spark() -> Iterator[None]:
+    """Wrap imports of `rucola.spark`, so that a missing extra is reported in one sentence.
+
+    Commands import it when they run, because loading PySpark takes about a second.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -18,8 +21,8 @@ def spark_needed() -> Iterator[None]:
 
 
 @contextmanager
-def reliable_needed() -> Iterator[None]:
-    """Wrap imports of `rucola.reliable` and what it needs: one sentence if the extra is not installed."""
+def require_reliable() -> Iterator[None]:
+    """Wrap imports of `rucola.reliable`, so that a missing extra is reported in one sentence."""
     try:
         yield
     except ModuleNotFoundError as error:

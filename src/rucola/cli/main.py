@@ -1,10 +1,14 @@
-"""`rucola`: the door to all commands.
+"""Entry point `rucola`: the table of commands, and the translation of errors to exit codes.
 
-The table below is all that is loaded for `rucola --help`; a command's module is imported when the command is asked for,
-so that a broker starts without Spark and a query without the store.
+`rucola --help` needs only the table; the module of a command is imported when the command is called, so that a broker
+starts without Spark and a query without the store.
 
-Exit codes: 0 done; 1 it could not be done, or a check found something, with one clear line on stderr; 2 the command
-line itself was wrong. An MQError is never shown as a traceback, nor is what the system refuses.
+Exit codes:
+    0    success
+    1    the command failed, or a check found something; one line on stderr says why
+    2    the command line was wrong
+
+An MQError or OSError never ends in a traceback.
 """
 
 from __future__ import annotations
@@ -20,23 +24,23 @@ import click
 import rucola
 from rucola.errors import MQError, StoreCorrupt
 
-# numpy's linear algebra would start a thread for every core; nothing here multiplies matrices. Read when numpy loads.
+# Read when numpy is loaded. Without it numpy starts one thread per core for linear algebra, which Rucola does not use.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMANDS = {
-    "standalone": ("rucola.cli.servers:standalone", "Name server and broker in one process, on one directory."),
-    "namesrv": ("rucola.cli.servers:namesrv", "A name server (mqnamesrv)."),
-    "broker": ("rucola.cli.servers:broker", "A broker (mqbroker)."),
-    "admin": ("rucola.cli.admin:admin", "Ask and change a running cluster (mqadmin)."),
-    "store": ("rucola.cli.store:store", "Look into a store directory, search it, repair it."),
-    "pipeline": ("rucola.cli.pipeline:pipeline", "Spark jobs over a store directory."),
+    "standalone": ("rucola.cli.servers:standalone", "Run a name server and a broker in one process."),
+    "namesrv": ("rucola.cli.servers:namesrv", "Run a name server (mqnamesrv)."),
+    "broker": ("rucola.cli.servers:broker", "Run a broker (mqbroker)."),
+    "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
+    "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
+    "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit and replay messages, with Spark."),
     "reliable": ("rucola.cli.reliable:reliable", "Outbox, relay and idempotent consumption in a database."),
-    "demo": ("rucola.cli.demo:demo", "A year of flights through the whole house."),
+    "demo": ("rucola.cli.demo:demo", "A tour: a year of flights, sent, consumed and archived."),
 }
 
 
 class Commands(click.Group):
-    """The commands of the table, each imported when it is asked for."""
+    """Command group that imports a command of `COMMANDS` on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -61,28 +65,28 @@ class Commands(click.Group):
             raise click.ClickException(str(error)) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # whoever read the output has gone, of which click knows
+                raise  # the reader of a pipe has exited, for example `head`; click handles this
             why = error.strerror or str(error) or type(error).__name__
             raise click.ClickException(f"{error.filename}: {why}" if error.filename else why) from None
 
 
 def advice(error: StoreCorrupt) -> str:
-    """What to run after damage was met; nothing more where the error says it already."""
+    """Return the command that diagnoses or repairs the damage; empty if the error text already names one."""
     if "`rucola " in error.why:
         return ""
     if {"consumequeue", "index"} & set(Path(error.path).parts):
-        return "`rucola store rebuild DIR` makes ConsumeQueues and index anew from the log, with the broker stopped."
-    return "`rucola store check DIR` names all damage; `rucola store repair DIR --out COPY` writes a sound copy."
+        return "`rucola store rebuild DIR` rebuilds ConsumeQueues and index from the log; stop the broker first."
+    return "`rucola store check DIR` lists all damage; `rucola store repair DIR --out COPY` writes a repaired copy."
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(f"{rucola.__version__}{', compiled' if rucola.is_compiled() else ''}", package_name="rucola")
 def main() -> None:
-    """Rucola: a message system compatible with Apache RocketMQ, whose log is a Spark table.
+    """Rucola is a message system compatible with Apache RocketMQ, whose log is a Spark table.
 
     \b
     Examples:
-      rucola standalone --store data          serve a directory
-      rucola admin topicStatus -t Orders      ask it (-n or NAMESRV_ADDR names the name server)
-      rucola store check data                 look for damage while nobody serves it
+      rucola standalone --store data          serve a store directory
+      rucola admin topicStatus -t Orders      query a cluster (-n or NAMESRV_ADDR names the name server)
+      rucola store check data                 look for damage, while no broker serves the directory
     """

@@ -1,4 +1,4 @@
-"""One stored message as people and programs see it: mqadmin's lines, or JSON by the names of Apache's MessageExt."""
+"""Views of a stored message: text lines as mqadmin prints them, or JSON with the names of Apache's MessageExt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rucola.cli.output import time_text
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
-    """All fields. `body` where it is UTF-8 text, `bodyBase64` where it is not."""
+    """Return all fields as a dict; a body that is not printable UTF-8 text is in `bodyBase64` instead of `body`."""
     fields: dict[str, Any] = {
         "topic": message.topic,
         "msgId": message.msg_id,
@@ -41,7 +41,7 @@ def message_json(message: MessageExt) -> dict[str, Any]:
 
 
 def message_text(message: MessageExt) -> str:
-    """mqadmin's lines; the body follows them instead of going to a file."""
+    """Return the lines of mqadmin, followed by the body, which mqadmin writes to a file."""
     body = _text_of(message.body)
     lines = {
         "OffsetID": message.offset_msg_id,
@@ -59,12 +59,13 @@ def message_text(message: MessageExt) -> str:
         "Store Host": message.store_host,
         "System Flag": message.sys_flag,
         "Properties": "{" + ", ".join(f"{name}={value}" for name, value in message.properties.items()) + "}",
-        "Message Body": f"{len(message.body)} bytes that are no text" if body is None else body,
+        "Message Body": f"{len(message.body)} bytes that are not text" if body is None else body,
     }
     return "\n".join(f"{name + ':':<20} {value}" for name, value in lines.items())
 
 
 def _text_of(body: bytes) -> str | None:
+    """Return the body as text, or None if it is not UTF-8 or has control characters, which could alter a terminal."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What all commands print alike: tables for people, JSON for programs, times as mqadmin writes them."""
+"""Output shared by all commands: tables, JSON, timestamps in mqadmin's format, and progress bars."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import msgspec
 
 
 def print_json(value: Any) -> None:
-    """One JSON document, indented."""
+    """Print a value as one indented JSON document."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
-    """Rows under column names, numbers to the right; with `footer` the last row is a sum, under a line.
+    """Print rows under column names, numbers right-aligned; with `footer` a line separates the last row.
 
-    A terminal gives the width. Elsewhere nothing is cut or wrapped, since a program may be reading.
+    On a terminal, long cells are folded to its width. Other output is never wrapped, since a program may parse it.
     """
-    from rich.console import Console  # here, so that commands without a table do not wait for it
+    from rich.console import Console  # imported here: loading rich takes longer than many a command
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -40,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, foo
 
 
 def time_text(timestamp_ms: int) -> str:
-    """`2013-01-01 05:15:00,000` in local time; empty for 0 and less, which stand for "never"."""
+    """Format a timestamp in local time as `2013-01-01 05:15:00,000`; empty for "never", which is 0 or negative."""
     if timestamp_ms <= 0:
         return ""
     seconds, milliseconds = divmod(timestamp_ms, 1000)
@@ -48,7 +48,7 @@ def time_text(timestamp_ms: int) -> str:
 
 
 def parse_time_option(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Read an option that is a time: milliseconds since 1970, or a local time as ISO 8601 has it."""
+    """Parse a time option (a click callback): milliseconds since 1970, or a local time in ISO 8601."""
     if text is None:
         return None
     try:
@@ -59,11 +59,14 @@ def parse_time_option(ctx: click.Context, parameter: click.Parameter, text: str 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr, to be told (done, in all), that vanishes at the end; None where stderr is no terminal."""
+    """Show a progress bar on stderr while the block runs; yields its callback (done, total).
+
+    Yields None if stderr is not a terminal. The bar is removed when the block ends.
+    """
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # here, so that commands without a terminal do not wait for it
+    from rich.console import Console  # imported here, as in print_table
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()

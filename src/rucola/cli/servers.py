@@ -1,12 +1,11 @@
-"""`rucola standalone`, `rucola namesrv` and `rucola broker`: the commands that start servers.
+"""`rucola standalone`, `rucola namesrv` and `rucola broker`: commands that run servers.
 
-Each prints one line on stdout when it serves, logs on stderr, and ends with exit code 0 when SIGTERM or SIGINT asks it
-to. Configuration files are Apache's `broker.conf` and `namesrv.conf`; what stands on the command line comes before
-what stands in the file.
+Each command prints one line on stdout when the server is ready, logs to stderr, and exits with code 0 after SIGTERM or
+SIGINT. Configuration files are Apache's `broker.conf` and `namesrv.conf`; options of the command line override them.
 
-Answers to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate difference: `standalone` listens on
-127.0.0.1 unless the file has a `bindAddress` or a `brokerIP1`, since anybody who reaches it may read and write
-everything.
+Corresponds to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate difference: `standalone`
+listens on 127.0.0.1 unless the file has a `bindAddress` or a `brokerIP1`, because any client that can connect may read
+and write all messages.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import click
 from rucola import settings
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, from_properties
-from rucola.cli.log_lines import begin_logging, log_format_option
+from rucola.cli.log_format import configure_logging, log_format_option
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
@@ -37,9 +36,11 @@ LOOPBACK = "127.0.0.1"
 PORT = click.IntRange(0, 65535)
 CONF_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-config_option = click.option("-c", "--configFile", "config_file", type=CONF_FILE, help="A properties file.")
+config_option = click.option(
+    "-c", "--configFile", "config_file", type=CONF_FILE, help="Configuration file, in Java's properties format."
+)
 print_option = click.option(
-    "-p", "--printConfigItem", "print_config", is_flag=True, help="Print all settings and exit."
+    "-p", "--printConfigItem", "print_config", is_flag=True, help="Print all settings, and exit."
 )
 IMPORTANT_SETTINGS = """
     namesrvAddr brokerIP1 brokerName brokerClusterName brokerId autoCreateTopicEnable autoCreateSubscriptionGroup
@@ -50,22 +51,29 @@ IMPORTANT_SETTINGS = """
     maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio messageIndexEnable messageIndexSafe haMasterAddress
     brokerRole flushDiskType cleanFileForciblyEnable transientStorePoolEnable
 """
-"""What Apache's broker calls so, as far as it is there."""
+"""The settings that Apache's broker marks as important, except those that Rucola does not have."""
 
 
 @click.command()
-@click.option("--store", type=click.Path(file_okay=False, path_type=Path), required=True, help="The store directory.")
-@click.option("--namesrv-port", type=PORT, default=9876, show_default=True, help="0 picks a free port.")
-@click.option("--broker-port", type=PORT, show_default="10911", help="0 picks a free port.")
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Store directory; created if it does not exist.",
+)
+@click.option(
+    "--namesrv-port", type=PORT, default=9876, show_default=True, help="Port of the name server; 0 picks a free port."
+)
+@click.option("--broker-port", type=PORT, show_default="10911", help="Port of the broker; 0 picks a free port.")
 @config_option
 @log_format_option
 def standalone(
     store: Path, namesrv_port: int, broker_port: int | None, config_file: Path | None, log_format: str
 ) -> None:
-    """Name server and broker in one process, on one store directory.
+    """Run a name server and a broker in one process, on one store directory.
 
-    Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both serve. Listens on 127.0.0.1 unless the
-    configuration has a bindAddress or a brokerIP1. SIGTERM and SIGINT stop it cleanly.
+    Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
+    configuration has a bindAddress or a brokerIP1. SIGTERM and SIGINT stop both servers cleanly.
 
     \b
     Examples:
@@ -73,41 +81,42 @@ def standalone(
       rucola standalone --store data --namesrv-port 0 --broker-port 0
       rucola standalone --store data -c broker.conf
     """
-    begin_logging(log_format)
+    configure_logging(log_format)
     properties = read_properties(config_file)
-    move_store(properties, store)
+    set_store_directory(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
-    properties.setdefault("haListenPort", "0")  # the name server tells slaves which one it is
-    if broker_port is not None:  # what the file says of both is then said of another broker
+    properties.setdefault("haListenPort", "0")  # any free port: slaves get it from the name server
+    if broker_port is not None:
+        # The ports in the file belong to another broker then; the port for replication must not collide, either.
         properties |= {"listenPort": str(broker_port), "haListenPort": "0"}
     _run(_standalone(properties, namesrv_port, config_file))
 
 
 async def _standalone(properties: dict[str, str], namesrv_port: int, config_file: Path | None) -> None:
     async with Namesrv(properties["bindAddress"], namesrv_port) as namesrv:
-        # The broker reaches its name server where clients do: at the address that it tells them.
+        # Register under the address that clients use: the one that the broker advertises.
         config, store_config = broker_settings(properties, config_file)
         config.namesrv_addr = f"{config.broker_ip1}:{namesrv.port}"
         async with Broker(config, store_config, config_file=config_file) as broker:
-            await _serve(f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}")
+            await serve_until_cancelled(f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}")
 
 
 @click.command()
-@click.option(
-    "-n", "--namesrvAddr", expose_value=False, help="Taken, as by mqnamesrv, and of no use: it asks no other."
-)
+@click.option("-n", "--namesrvAddr", expose_value=False, help="Accepted for compatibility with mqnamesrv, and ignored.")
 @config_option
 @print_option
 @log_format_option
 def namesrv(config_file: Path | None, print_config: bool, log_format: str) -> None:
-    """A name server, with mqnamesrv's flags and the keys of its configuration file.
+    """Run a name server, with the flags of mqnamesrv and the keys of its configuration file.
+
+    Prints `The Name Server boot success` when it is ready. SIGTERM and SIGINT stop it cleanly.
 
     \b
     Examples:
       rucola namesrv
       rucola namesrv -c namesrv.conf
     """
-    begin_logging(log_format)
+    configure_logging(log_format)
     properties = read_properties(config_file)
     config = settings.fill(NamesrvConfig, properties)
     _warn_unused(settings.unknown([NamesrvConfig], properties), config_file)
@@ -119,21 +128,29 @@ def namesrv(config_file: Path | None, print_config: bool, log_format: str) -> No
 
 async def _namesrv(config: NamesrvConfig) -> None:
     async with Namesrv(config=config) as server:
-        await _serve(f"The Name Server boot success. It listens on {server.host}:{server.port}")
+        await serve_until_cancelled(f"The Name Server boot success. It listens on {server.host}:{server.port}")
 
 
 @click.command()
-@click.option("-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", help="Name servers, host:port;host:port.")
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "namesrv_addr",
+    envvar="NAMESRV_ADDR",
+    help="Name servers to register at: host:port;host:port.",
+)
 @config_option
 @print_option
 @click.option(
-    "-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the important settings and exit."
+    "-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the important settings, and exit."
 )
 @log_format_option
 def broker(
     namesrv_addr: str | None, config_file: Path | None, print_config: bool, print_important: bool, log_format: str
 ) -> None:
-    """A broker, with mqbroker's flags and the keys of Apache's broker.conf.
+    """Run a broker, with the flags of mqbroker and the keys of Apache's broker.conf.
+
+    Prints `The broker[NAME, HOST:PORT] boot success` when it is ready. SIGTERM and SIGINT stop it cleanly.
 
     \b
     Examples:
@@ -141,7 +158,7 @@ def broker(
       rucola broker -c broker.conf
       rucola broker -c broker.conf -p
     """
-    begin_logging(log_format)
+    configure_logging(log_format)
     properties = read_properties(config_file)
     if namesrv_addr:
         properties["namesrvAddr"] = namesrv_addr
@@ -158,16 +175,16 @@ def broker(
 async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: Path | None) -> None:
     async with Broker(config, store_config, config_file=config_file) as server:
         registered = f" and name server is {config.namesrv_addr}" if config.namesrv_addr else ""
-        await _serve(f"The broker[{config.broker_name}, {server.address}] boot success.{registered}")
+        await serve_until_cancelled(f"The broker[{config.broker_name}, {server.address}] boot success.{registered}")
 
 
 def read_properties(config_file: Path | None) -> dict[str, str]:
-    """The keys and values of a configuration file; none where no file is named. ConfigError where it is no text."""
+    """Return the keys and values of a configuration file, if any; ConfigError if it is not text."""
     return {} if config_file is None else settings.read(config_file)
 
 
 def broker_settings(properties: dict[str, str], config_file: Path | None) -> tuple[BrokerConfig, StoreConfig]:
-    """What the properties say to the broker and to its store. ConfigError names the file and the key."""
+    """Parse properties into broker and store settings, and warn of unknown keys; ConfigError names file and key."""
     try:
         config, store_config, unused = from_properties(properties)
     except ConfigError as error:
@@ -176,8 +193,8 @@ def broker_settings(properties: dict[str, str], config_file: Path | None) -> tup
     return config, store_config
 
 
-def move_store(properties: dict[str, str], store: Path) -> None:
-    """Let the properties speak of the directory `store`: what lay below their own root lies below it now."""
+def set_store_directory(properties: dict[str, str], store: Path) -> None:
+    """Set the store directory in the properties; a CommitLog directory below the old root moves along."""
     old_root = Path(properties.get("storePathRootDir", store))
     log = properties.get("storePathCommitLog")
     if log is not None and Path(log).is_relative_to(old_root):
@@ -187,44 +204,45 @@ def move_store(properties: dict[str, str], store: Path) -> None:
 
 def _warn_unused(keys: list[str], config_file: Path | None) -> None:
     if keys:
-        logger.warning("%s: no use for %s", config_file, ", ".join(sorted(keys)))
+        logger.warning("%s: unknown keys are ignored: %s", config_file, ", ".join(sorted(keys)))
 
 
 def _run(server: Coroutine[Any, Any, None]) -> None:
-    """Run a server until it fails or a signal asks it to stop."""
+    """Run a server until it fails or a signal stops it."""
     with asyncio.Runner(loop_factory=BatchingEventLoop) as runner:
-        runner.run(_until_signal(server))
+        runner.run(_run_until_signal(server))
 
 
-async def _until_signal(server: Coroutine[Any, Any, None]) -> None:
-    """The first SIGTERM or SIGINT cancels the server, also while it starts; what it holds is then released in order.
+async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
+    """Run a server, and cancel it on the first SIGTERM or SIGINT, even while it starts.
 
-    Later ones change nothing: `timeout` and some supervisors send each signal twice.
+    The cancelled server releases its resources in order. Later signals are ignored, since `timeout` and some
+    supervisors send each signal twice: a second cancellation would interrupt the orderly stop.
     """
     task = asyncio.ensure_future(server)
     loop = asyncio.get_running_loop()
-    asked: list[signal.Signals] = []
+    received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
-        if not asked:
+        if not received:
             logger.info("%s: stopping", number.name)
             task.cancel()
-        asked.append(number)
+        received.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     try:
         await task
     except asyncio.CancelledError:
-        if not asked:
+        if not received:
             raise
 
 
-async def _serve(ready: str) -> None:
-    """Say that the server is ready, then wait to be cancelled.
+async def serve_until_cancelled(ready: str) -> None:
+    """Print the line that announces readiness, then wait to be cancelled.
 
-    What is in memory now stays. The garbage collector need not look at it again and again, which would keep all
-    messages waiting for 10 ms, and for several times that with ten thousand queues.
+    Objects that exist now live until the end, so they are exempted from garbage collection: scanning them again would
+    delay all messages by 10 ms each time, and by a multiple of that with ten thousand queues.
     """
     gc.freeze()
     print(ready, flush=True)

@@ -1,1 +1,1 @@
-"""The demonstration: a year of flights through the whole house. `run` tells the story; `rucola demo` starts it."""
+"""Demonstration: sends a year of flights through broker, consumer, archive and SQL. Started by `rucola demo`."""

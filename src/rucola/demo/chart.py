@@ -1,4 +1,4 @@
-"""The answers of the demonstration as a picture: carriers by mean delay, messages by hour of departure."""
+"""Chart of the demonstration's results: carriers by mean delay, messages by hour of departure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GREEN, GREY = "#3f7d20", "#8a8f87"
 
 
 def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tuple[int, int]]) -> None:
-    """Write an SVG with both charts; any browser opens it.
+    """Write an SVG file with both charts.
 
     `carriers` are (name, mean departure delay in minutes), worst first; `hours` are (hour of day, messages).
     """
@@ -36,6 +36,7 @@ def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tupl
 
 
 def _style_axes(axes: Any) -> None:
+    """Remove the frame at the top and on the right, and grey the ticks."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=GREY)

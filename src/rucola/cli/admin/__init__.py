@@ -1,13 +1,15 @@
-"""`rucola admin`: mqadmin's commands, by mqadmin's names and flags. Each asks an AdminClient and prints the answer.
+"""`rucola admin`: the commands of mqadmin, with its names and flags. Each calls an AdminClient and prints the result.
 
-One file a family: `messages`, `reading`, `sending`, `tracing`, `topics`, `groups`, `offsets`, `dead_letters`,
-`cluster`, `cleaning`, `exporting`, `importing`, `monitoring`; what their commands have in common is in `command`. Which
-of mqadmin's commands there are, and which not and why, stands in docs/mqadmin.md.
+There is one module per family of commands; `command` holds the group and shared options, `archive_query` the option
+`--archive`. docs/mqadmin.md lists the commands of mqadmin that are implemented, and why others are not.
 
-Answers to org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differences: bodies are printed
-instead of written to files in /tmp; a key query that was cut, or that a broker did not answer, says so on stderr, and
-ends with exit code 1 in the second case; what destroys asks first, unless told `--yes`; what cannot be done ends with
-one line on stderr and exit code 1, where mqadmin prints a stack trace and ends with 0.
+Corresponds to org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differences:
+
+- Message bodies are printed instead of written to files in /tmp.
+- A key query whose result is cut, or that a broker did not answer, prints a line on stderr; in the second case the exit
+  code is 1.
+- Destructive commands ask for confirmation unless `--yes` is given.
+- A failed command prints one line on stderr and exits with code 1; mqadmin prints a stack trace and exits with 0.
 """
 
 from rucola.cli.admin import (

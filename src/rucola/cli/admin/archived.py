@@ -1,7 +1,7 @@
-"""`--archive LAKE`: a query that asks the live brokers first, and the lake for what has left their logs.
+"""Queries with `--archive LAKE`: the live brokers first, then the lake for messages that are no longer in the log.
 
-A message that both have is shown once, as the log has it, and each says where it came from: `log` or `archive`. Where
-the brokers give no answer, what the lake has is shown, and the exit code is 1 as it is without a lake.
+A message found in both is shown once, as stored in the log. Every message has its origin, `log` or `archive`. If no
+broker answers, the messages of the lake are shown, and the exit code is 1 as it is without a lake.
 """
 
 from __future__ import annotations
@@ -13,43 +13,44 @@ from pathlib import Path
 import click
 
 from rucola.admin import MAX_LONG, KeyQueryResult, MessageExt
-from rucola.cli.extras import spark_needed
+from rucola.cli.extras import require_spark
 from rucola.errors import RemotingError, TopicNotFound
 
 archive_option = click.option(
     "--archive",
     "lake",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Ask this lake, too, for what has left the log.",
+    help="Also search this lake, for messages that are no longer in the log.",
 )
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the messages of an answer came from; `archived` are the offsetMsgIds of those that only a lake had.
+    """Origins of the messages of a result.
 
-    Without a lake everything came from the log, and nothing is said of it.
+    `archived` has the offsetMsgIds of messages that were found only in the lake. It is None for a query without a lake,
+    which shows no origins.
     """
 
     archived: frozenset[str] | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column of a table that says it, if any."""
+        """The table column of the origin, if any."""
         return () if self.archived is None else ("#From",)
 
     def cells(self, message: MessageExt) -> tuple[str, ...]:
-        """What stands in that column."""
+        """Return the cell of that column for a message, if any."""
         if self.archived is None:
             return ()
         return ("archive" if message.offset_msg_id in self.archived else "log",)
 
     def json(self, message: MessageExt) -> dict[str, str]:
-        """The same as a field."""
+        """Return the origin as a JSON field."""
         return dict(zip(("from",), self.cells(message), strict=False))
 
     def text(self, message: MessageExt) -> str:
-        """The same as a line."""
+        """Return the origin as a line of text."""
         return "".join(f"\n{'From:':<20} {origin}" for origin in self.cells(message))
 
 
@@ -63,18 +64,19 @@ def query_both(
     unique: bool,
     window: tuple[int, int] = (0, MAX_LONG),
 ) -> tuple[KeyQueryResult, Origins]:
-    """Return the answer of `live`, with the archived messages of a topic that have a key, or unique key, as well.
+    """Combine the result of `live` with the archived messages of a topic that have this key, or unique key.
 
-    They were stored in a time window, both ends included. Together they are the newest `most`, newest first.
+    `window` is the first and the last store timestamp, in milliseconds, both inclusive. Returns at most `most`
+    messages, newest first.
     """
     if lake is None:
         return live(), Origins()
-    with spark_needed():
+    with require_spark():
         from rucola.spark.lake.lookup import by_key
     try:
         result = live()
     except TopicNotFound:
-        result = KeyQueryResult([])  # it was deleted since
+        result = KeyQueryResult([])  # the topic was deleted after it was archived
     except RemotingError as error:
         result = KeyQueryResult([], failures={"the brokers": error})
 
@@ -95,8 +97,8 @@ def query_both(
 
 
 def archived_message(lake: Path, offset_msg_id: str) -> MessageExt | None:
-    """Return the message to which a broker gave this id, None where the lake has none."""
-    with spark_needed():
+    """Return the archived message with this offsetMsgId, or None."""
+    with require_spark():
         from rucola.spark.lake.lookup import by_offset_msg_id
     found = by_offset_msg_id(lake, offset_msg_id)
     return None if found is None else found.message

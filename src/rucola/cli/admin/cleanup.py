@@ -1,4 +1,4 @@
-"""Cleaning: let brokers drop what leads nowhere any more."""
+"""Cleanup: requests to brokers to delete obsolete files and queues."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rucola.admin.brokers import BrokerAdmin
 from rucola.cli.admin.command import ask, broker_option, command, confirm, targets, yes_option
 from rucola.cli.output import print_json
 
-cluster_option = click.option("-c", "--cluster", help="Every master of this cluster.")
+cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for all its masters.")
 
 
 async def _masters(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
-    """The broker or the cluster that was named; every master where none was."""
+    """Return the broker or the masters of the cluster that was named; by default all masters."""
     if address is not None or cluster is not None:
         return await targets(client, address, cluster)
     clusters = (await client.cluster.info()).cluster_addr_table
@@ -29,7 +29,7 @@ def _everywhere(
     cluster: str | None,
     clean: Callable[[BrokerAdmin, str], Awaitable[None]],
 ) -> None:
-    """Put a request to one broker after the other, and print which did it."""
+    """Send a request to each broker in turn, and print the brokers."""
 
     async def question(client: AdminClient) -> list[str]:
         addresses = await _masters(client, address, cluster)
@@ -49,7 +49,9 @@ def _everywhere(
 @broker_option
 @cluster_option
 def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers drop ConsumeQueue files that lead to nothing any more.
+    """Delete ConsumeQueue files whose messages are no longer in the log.
+
+    Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
 
     \b
     Examples:
@@ -62,7 +64,9 @@ def clean_expired_cq(namesrv_addr: str, as_json: bool, address: str | None, clus
 @broker_option
 @cluster_option
 def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers drop the ConsumeQueues of topics that were deleted.
+    """Delete the ConsumeQueues of deleted topics.
+
+    Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
 
     \b
     Examples:
@@ -78,7 +82,9 @@ def clean_unused_topic(namesrv_addr: str, as_json: bool, address: str | None, cl
 def delete_expired_commit_log(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, yes: bool
 ) -> None:
-    """Let a broker (-b), a cluster (-c) or all brokers delete CommitLog files that are old enough, whatever the hour.
+    """Delete expired CommitLog files at once, at any hour of the day.
+
+    Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
 
     \b
     Examples:

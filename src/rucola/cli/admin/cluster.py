@@ -1,4 +1,4 @@
-"""Clusters, brokers and name servers: what there is, how it does, how it is configured."""
+"""Clusters, brokers and name servers: lists, statistics, settings and permissions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rucola.errors import ConfigError, MQError
 
 
 @command("clusterList")
-@click.option("-m", "--moreStats", "more", is_flag=True, help="How much came and went yesterday and today.")
+@click.option("-m", "--moreStats", "more", is_flag=True, help="Show messages put and got yesterday and today.")
 @interval_option
 def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float | None) -> None:
-    """All brokers, with their version and load where they tell.
+    """List all brokers, with their version and load as far as they report it.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def _print_totals(brokers: list[dict[str, Any]]) -> None:
 
 
 def _totals(stats: dict[str, str]) -> tuple[int, ...]:
-    """Messages that came and went yesterday, and came and went today; 0 where the broker does not tell."""
+    """Return messages put and got yesterday, and put and got today; 0 if the broker does not report them."""
 
     def count(kind: str, moment: str) -> int:
         return int(stats.get(f"msg{kind}Total{moment}", 0))
@@ -85,7 +85,7 @@ def _totals(stats: dict[str, str]) -> tuple[int, ...]:
 
 
 async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
-    """A broker's figures; none where it does not tell them, or is away."""
+    """Return the statistics of a broker; empty if it does not report them or cannot be reached."""
     try:
         return await client.brokers.runtime_stats(address)
     except MQError:
@@ -93,7 +93,7 @@ async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
 
 
 def _load(stats: dict[str, str]) -> tuple[str, ...]:
-    """mqadmin's columns from version to space, empty where the broker does not tell or has no message."""
+    """Return mqadmin's columns from version to space; empty cells for values that the broker does not report."""
 
     def rate(name: str, pool: str) -> str:
         if name not in stats:
@@ -116,7 +116,7 @@ def _load(stats: dict[str, str]) -> tuple[str, ...]:
 @broker_option
 @cluster_option
 def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """The figures of one broker (-b) or of every master of a cluster (-c).
+    """Show the statistics of one broker (-b), or of every master of a cluster (-c).
 
     \b
     Examples:
@@ -134,7 +134,7 @@ def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster
 def _print_settings(
     tables: dict[str, dict[str, str]], as_json: bool, width: int, between: str, prefix: str = "", title: str = ""
 ) -> None:
-    """Names and values of one server or several, sorted by name."""
+    """Print the settings of servers, sorted by name; `prefix` and `title` are formatted with the address."""
     if as_json:
         print_json(tables)
         return
@@ -149,10 +149,12 @@ def _print_settings(
 
 
 @command("statsAll")
-@click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only where a message came or went today.")
+@click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only topics with messages put or got today.")
 @click.option("-t", "--topic", help="Only this topic.")
 def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | None) -> None:
-    """For every topic and group: messages to come, rates of the last minute, counts of the last 24 hours.
+    """Show the backlog, rates and daily counts of every topic and group.
+
+    Rates are those of the last minute, counts those of the last 24 hours.
 
     \b
     Examples:
@@ -193,7 +195,7 @@ def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | 
 @broker_option
 @cluster_option
 def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
-    """The settings of one broker (-b), or of every broker of a cluster (-c).
+    """Show the settings of one broker (-b), or of every master of a cluster (-c).
 
     \b
     Examples:
@@ -212,12 +214,14 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
 @command("updateBrokerConfig")
 @broker_option
 @cluster_option
-@click.option("-k", "--key", required=True, help="The setting, by its key in broker.conf.")
-@click.option("-v", "--value", required=True, help="Its new value.")
+@click.option("-k", "--key", required=True, help="Key of the setting in broker.conf.")
+@click.option("-v", "--value", required=True, help="New value.")
 def update_broker_config(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, key: str, value: str
 ) -> None:
-    """Change a setting of one running broker (-b), or of a whole cluster (-c), and in the files of their -c.
+    """Change a setting of one running broker (-b) or of a whole cluster (-c).
+
+    The setting is also changed in the configuration file that the broker was started with.
 
     \b
     Examples:
@@ -241,7 +245,7 @@ def update_broker_config(
 
 @command("getNamesrvConfig")
 def get_namesrv_config(namesrv_addr: str, as_json: bool) -> None:
-    """The settings of every name server.
+    """Show the settings of every name server.
 
     \b
     Examples:
@@ -252,10 +256,10 @@ def get_namesrv_config(namesrv_addr: str, as_json: bool) -> None:
 
 
 @command("updateNamesrvConfig")
-@click.option("-k", "--key", required=True, help="The setting, by its key in namesrv.conf.")
-@click.option("-v", "--value", required=True, help="Its new value.")
+@click.option("-k", "--key", required=True, help="Key of the setting in namesrv.conf.")
+@click.option("-v", "--value", required=True, help="New value.")
 def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str) -> None:
-    """Change a setting of every name server that -n names.
+    """Change a setting of every name server given by -n.
 
     \b
     Examples:
@@ -264,7 +268,7 @@ def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str
 
     async def change(client: AdminClient) -> None:
         for address, settings in (await client.name_servers.configs()).items():
-            if key not in settings:  # which it would take without a word, and do nothing with
+            if key not in settings:  # the name server would accept and ignore it
                 raise ConfigError(f"name server {address} has no setting {key}; getNamesrvConfig lists all")
         await client.name_servers.update_config({key: value})
 
@@ -276,9 +280,9 @@ def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str
 
 
 @command("updateKvConfig")
-@click.option("-s", "--namespace", required=True)
-@click.option("-k", "--key", required=True)
-@click.option("-v", "--value", required=True)
+@click.option("-s", "--namespace", required=True, help="Namespace of the key.")
+@click.option("-k", "--key", required=True, help="Key.")
+@click.option("-v", "--value", required=True, help="Value.")
 def update_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str, value: str) -> None:
     """Set a value in the key-value table of every name server.
 
@@ -294,11 +298,11 @@ def update_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str,
 
 
 @command("deleteKvConfig")
-@click.option("-s", "--namespace", required=True)
-@click.option("-k", "--key", required=True)
+@click.option("-s", "--namespace", required=True, help="Namespace of the key.")
+@click.option("-k", "--key", required=True, help="Key.")
 @yes_option
 def delete_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str, yes: bool) -> None:
-    """Take a value out of the key-value table of every name server.
+    """Delete a value from the key-value table of every name server.
 
     \b
     Examples:
@@ -327,14 +331,16 @@ async def _check_broker(client: AdminClient, broker_name: str) -> None:
 @broker_name_option
 @yes_option
 def wipe_write_perm(namesrv_addr: str, as_json: bool, broker_name: str, yes: bool) -> None:
-    """Let nobody send to a broker any more, by taking the permission out of its routes.
+    """Stop all sends to a broker, by removing the write permission from its routes.
+
+    Consumers continue. Undo it with addWritePerm.
 
     \b
     Examples:
       rucola admin wipeWritePerm -b broker-a --yes
     """
     ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
-    confirm(yes, f"let nobody send to broker {broker_name}")
+    confirm(yes, f"stop all sends to broker {broker_name}")
     counts = ask(namesrv_addr, lambda client: client.name_servers.wipe_write_permission(broker_name))
     if as_json:
         print_json(counts)
@@ -346,7 +352,7 @@ def wipe_write_perm(namesrv_addr: str, as_json: bool, broker_name: str, yes: boo
 @command("addWritePerm")
 @broker_name_option
 def add_write_perm(namesrv_addr: str, as_json: bool, broker_name: str) -> None:
-    """Let everybody send to a broker again.
+    """Permit sends to a broker again, after wipeWritePerm.
 
     \b
     Examples:

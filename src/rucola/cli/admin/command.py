@@ -1,4 +1,4 @@
-"""What the commands of `rucola admin` have in common: the group, their options, asking, confirming, reading times."""
+"""Command group of `rucola admin`, and shared options, confirmation prompts and time formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ TIME_FORMAT = "now | milliseconds since 1970 | yyyy-MM-dd#HH:mm:ss:SSS"
 
 @click.group()
 def admin() -> None:
-    """Ask and change a running cluster, with mqadmin's names and flags.
+    """Query and change a running cluster, with the names and flags of mqadmin.
+
+    The exit code is 0 on success, 1 if a command failed, with the reason on stderr, and 2 if the command line was
+    wrong. Destructive commands ask for confirmation unless --yes is given.
 
     \b
     Examples:
@@ -31,10 +34,10 @@ def admin() -> None:
 
 
 def command(name: str) -> Callable[[F], click.Command]:
-    """A command of `admin` with the options that all of them have."""
+    """Register a function as a command of `admin`, with the options that all commands have."""
 
     def decorate(function: F) -> click.Command:
-        with_json = click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")(function)
+        with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
         with_namesrv = click.option(
             "-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", required=True, show_envvar=True,
             help="Name servers, host:port;host:port.",
@@ -45,7 +48,7 @@ def command(name: str) -> Callable[[F], click.Command]:
 
 
 def ask(namesrv_addr: str, question: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """The answer to one question, on a connection that lives as long as the question."""
+    """Call `question` with an AdminClient that is open for the duration of the call, and return its result."""
 
     async def asking() -> T:
         async with AdminClient(namesrv_addr) as client:
@@ -54,25 +57,32 @@ def ask(namesrv_addr: str, question: Callable[[AdminClient], Awaitable[T]]) -> T
     return asyncio.run(asking())
 
 
-topic_option = click.option("-t", "--topic", required=True, help="Topic name.")
-yes_option = click.option("--yes", is_flag=True, help="Do it without asking first.")
-broker_option = click.option("-b", "--brokerAddr", "address", help="One broker, host:port.")
-cluster_option = click.option("-c", "--clusterName", "cluster", help="Every master of this cluster.")
+topic_option = click.option("-t", "--topic", required=True, help="Name of the topic.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+broker_option = click.option("-b", "--brokerAddr", "address", help="Address of one broker, host:port.")
+cluster_option = click.option("-c", "--clusterName", "cluster", help="Name of a cluster, for all its masters.")
 interval_option = click.option(
-    "-i", "--interval", type=click.FloatRange(0, min_open=True), help="Again after so many seconds, until interrupted."
+    "-i",
+    "--interval",
+    type=click.FloatRange(0, min_open=True),
+    help="Repeat after this many seconds, until interrupted.",
 )
-begin_option = click.option("-b", "--beginTimestamp", "--since", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
-end_option = click.option("-e", "--endTimestamp", "--until", "end", help=f"Stored then or before: {TIME_FORMAT}.")
+begin_option = click.option(
+    "-b", "--beginTimestamp", "--since", "begin", help=f"Only messages stored at this time or later: {TIME_FORMAT}."
+)
+end_option = click.option(
+    "-e", "--endTimestamp", "--until", "end", help=f"Only messages stored at this time or earlier: {TIME_FORMAT}."
+)
 
 
 def confirm(yes: bool, what: str) -> None:
-    """Ask before something is destroyed; the command ends here where the answer is no, or nobody can answer."""
+    """Ask before a destructive change; the command is aborted if the answer is no, or if there is no terminal."""
     if not yes:
         click.confirm(f"{what}?", abort=True, err=True)
 
 
 async def targets(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
-    """The brokers that -b or -c name, of which exactly one must be given."""
+    """Return the address given by -b, or the masters of the cluster given by -c; exactly one must be set."""
     if cluster is not None and address is None:
         return list((await client.cluster.masters(cluster)).values())
     assert address is not None
@@ -80,13 +90,13 @@ async def targets(client: AdminClient, address: str | None, cluster: str | None)
 
 
 def one_of(address: str | None, cluster: str | None) -> None:
-    """UsageError unless exactly one of -b and -c is given."""
+    """Raise UsageError unless exactly one of -b and -c is given."""
     if (address is None) == (cluster is None):
         raise click.UsageError("name either a broker with -b or a cluster with -c")
 
 
 def rounds(interval_s: float | None) -> Iterator[None]:
-    """One round, or with an interval one after the other until the user interrupts."""
+    """Yield once, or with an interval repeatedly until the user interrupts."""
     yield
     while interval_s is not None:
         time.sleep(interval_s)
@@ -94,13 +104,13 @@ def rounds(interval_s: float | None) -> Iterator[None]:
 
 
 def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> ConfigError:
-    """The error for a queue that is none of these, which the topic has."""
+    """Return the error for a queue that is not among `queues`, the queues of its topic."""
     known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
     return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
 
 
 def time_of(text: str, option: str) -> int:
-    """A point in time, in milliseconds since 1970, as operators write it. ConfigError for anything else."""
+    """Parse a time in `TIME_FORMAT`, and return milliseconds since 1970; ConfigError names the option."""
     text = text.strip()
     if text == "now":
         return time.time_ns() // 1_000_000
@@ -112,17 +122,17 @@ def time_of(text: str, option: str) -> int:
             raise ValueError
         return int(time.mktime(time.strptime(moment, "%Y-%m-%d#%H:%M:%S"))) * 1000 + int(milliseconds)
     except (ValueError, OverflowError):
-        raise ConfigError(f"{option} {text}: no time; write {TIME_FORMAT}") from None
+        raise ConfigError(f"{option} {text} is not a time; write {TIME_FORMAT}") from None
 
 
 def times_of(begin: str | None, end: str | None, options: str = "-b -e") -> tuple[int | None, int | None]:
-    """Two points in time as `time_of` reads them, None for what is not given; `options` are their names.
+    """Parse an optional begin and end with `time_of`; `options` are the names of both, for errors.
 
-    ConfigError where the first comes after the second.
+    Raises ConfigError if the begin is after the end.
     """
     begin_name, end_name = options.split()
     begin_ms = None if begin is None else time_of(begin, begin_name)
     end_ms = None if end is None else time_of(end, end_name)
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        raise ConfigError(f"{begin_name} {begin} is after {end_name} {end}: nothing lies between")
+        raise ConfigError(f"{begin_name} {begin} is after {end_name} {end}")
     return begin_ms, end_ms

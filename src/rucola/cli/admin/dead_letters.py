@@ -1,6 +1,6 @@
-"""Dead letters: what groups have given up. List it, look at it, take it out, send it again.
+"""Dead letters: list, print, export and re-drive them.
 
-mqadmin has no such commands; these are named in its manner, and their flags mean what they mean elsewhere.
+mqadmin has no such commands; these follow its naming, and their flags have the same meaning as in other commands.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from rucola.cli.output import print_json, print_table, progress_bar, time_text
 from rucola.errors import ConfigError
 
 PARQUET_ROWS = 4096
-"""Rows of one group of a Parquet file, which are in memory together."""
+"""Rows per row group of a Parquet file; this many messages are held in memory."""
 
-group_option = click.option("-g", "--groupName", "group", required=True, help="The group that gave them up.")
-all_option = click.option("-a", "--showAll", "show_all", is_flag=True, help="Those that were re-driven as well.")
+group_option = click.option("-g", "--groupName", "group", required=True, help="Consumer group of the dead letters.")
+all_option = click.option("-a", "--showAll", "show_all", is_flag=True, help="Include dead letters that were re-driven.")
 
 
 @command("dlqList")
 @click.option("-g", "--groupName", "group", help="Only this group.")
 def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
-    """The groups that have dead letters: how many, how many of them wait to be re-driven, the oldest and the newest.
+    """List the groups with dead letters.
+
+    Shows their number, how many of them are not re-driven, and the times of the oldest and the newest.
 
     \b
     Examples:
@@ -56,7 +58,7 @@ def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
     )
 
 
-async def _chosen(
+async def _selected_letters(
     client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
 ) -> AsyncGenerator[DeadLetter, None]:
     async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
@@ -75,7 +77,9 @@ def _letter_json(letter: DeadLetter) -> dict[str, Any]:
 @end_option
 @all_option
 def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, end: str | None, show_all: bool) -> None:
-    """A group's dead letters that were not re-driven yet; with --json one JSON object a line.
+    """Print the dead letters of a group that are not re-driven.
+
+    With --json the output has one JSON object per line.
 
     \b
     Examples:
@@ -86,7 +90,7 @@ def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, e
 
     async def question(client: AdminClient) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = []
-        async for letter in _chosen(client, group, begin_ms, end_ms, show_all):
+        async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
             message = letter.message
             if as_json:
                 click.echo(msgspec.json.encode(_letter_json(letter)))
@@ -108,12 +112,10 @@ def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, e
 
 @command("exportDlq")
 @group_option
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write."
-)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
 @click.option(
     "-f", "--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True,
-    help="One JSON object a line, or Parquet (needs the extra `spark`).",
+    help="One JSON object per line, or Parquet (needs the extra `spark`).",
 )  # fmt: skip
 @begin_option
 @end_option
@@ -128,9 +130,9 @@ def export_dlq(
     end: str | None,
     show_all: bool,
 ) -> None:
-    """Write a group's dead letters that were not re-driven yet to a file. They stay where they are.
+    """Write the dead letters of a group that are not re-driven to a file. They stay on the brokers.
 
-    The columns of Parquet are those of the Spark source, with originTopic and redriven.
+    A Parquet file has the columns of the Spark data source, and originTopic and redriven.
 
     \b
     Examples:
@@ -142,8 +144,8 @@ def export_dlq(
 
     async def question(client: AdminClient) -> int:
         count = 0
-        with _whole_file(output) as file, write(file) as add:
-            async for letter in _chosen(client, group, begin_ms, end_ms, show_all):
+        with _atomic_file(output) as file, write(file) as add:
+            async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
                 add(letter)
                 count += 1
         return count
@@ -156,8 +158,8 @@ def export_dlq(
 
 
 @contextmanager
-def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when it is complete."""
+def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `path` when the block succeeds, and is deleted otherwise."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         try:
@@ -183,12 +185,12 @@ def _json_lines(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
 @contextmanager
 def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
     try:
-        import pyarrow as pa  # here, since Arrow is an extra
+        import pyarrow as pa  # imported here: Arrow is an extra
         from pyarrow.parquet import ParquetWriter
 
         from rucola.spark.source.columns import SCHEMA
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: Parquet needs `pip install 'rucola[spark]'`") from None
+        raise ConfigError(f"{error}: Parquet needs the extra `spark`, install `rucola[spark]`") from None
     columns = [column for column in SCHEMA if column.name != "brokerName"]
     schema = pa.schema([*columns, ("originTopic", pa.string()), ("redriven", pa.bool_())])
     rows: list[dict[str, Any]] = []
@@ -220,12 +222,20 @@ def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
 
 @command("redriveDlq")
 @group_option
-@click.option("-i", "--msgId", "msg_ids", help="Only these, by offsetMsgId, several with ',' between them.")
+@click.option("-i", "--msgId", "msg_ids", help="Only the messages with these offsetMsgIds, separated by commas.")
 @begin_option
 @end_option
-@click.option("-r", "--onlyGroup", "only_group", is_flag=True, help="To this group alone, by way of its retry topic.")
-@click.option("-s", "--perSecond", "per_second", type=click.FloatRange(0, min_open=True), help="At most so many.")
-@click.option("-d", "--dryRun", "dry_run", is_flag=True, help="Send nothing, tell what would be sent where.")
+@click.option("-r", "--onlyGroup", "only_group", is_flag=True, help="Send only to this group, through its retry topic.")
+@click.option(
+    "-s", "--perSecond", "per_second", type=click.FloatRange(0, min_open=True), help="Limit of messages per second."
+)
+@click.option(
+    "-d",
+    "--dryRun",
+    "dry_run",
+    is_flag=True,
+    help="Print which messages would be sent to which topic, and send nothing.",
+)
 @yes_option
 def redrive_dlq(
     namesrv_addr: str,
@@ -239,11 +249,13 @@ def redrive_dlq(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Send a group's dead letters again, each to the topic it came from, where all its groups get it.
+    """Re-drive the dead letters of a group: send them to their original topics again.
 
-    What was re-driven before is passed over, so a run that was broken off can be repeated. What fails stays, and is
-    named; exit code 1 then. The dead letters themselves are kept until they expire. With --json one JSON object a line
-    for each.
+    All groups of such a topic receive the message, unless -r is given.
+
+    Dead letters that were re-driven before are skipped, so an interrupted run can be repeated. If some cannot be sent,
+    they are named and stay, and the exit code is 1. Dead letters are kept until they expire. With --json the output has
+    one JSON object per line.
 
     \b
     Examples:
@@ -254,13 +266,13 @@ def redrive_dlq(
     begin_ms, end_ms = times_of(begin, end)
     ids = [msg_id for part in (msg_ids or "").split(",") if (msg_id := part.strip())]
     if msg_ids is not None and (not ids or begin or end):
-        raise click.UsageError("-i names messages, and -b and -e do not belong to it")
+        raise click.UsageError("-i names messages, so -b and -e cannot be given with it")
     counts: Counter[RedriveStatus] = Counter()
     topics: Counter[str] = Counter()
 
     async def question(client: AdminClient) -> None:
         total = len(ids) or (await client.dead_letters.stats(group)).waiting
-        with progress_bar(f"re-driving {group}") as tell:
+        with progress_bar(f"re-driving {group}") as progress:
             results = client.dead_letters.redrive(
                 group, ids, begin_ms=begin_ms, end_ms=end_ms, only_group=only_group, per_second=per_second,
                 dry_run=dry_run,
@@ -270,9 +282,9 @@ def redrive_dlq(
                     counts[result.status] += 1
                     if result.status in (RedriveStatus.SENT, RedriveStatus.WOULD_SEND):
                         topics[result.topic] += 1
-                    _tell(result, as_json)
-                    if tell is not None:
-                        tell(counts.total(), total)
+                    _print_result(result, as_json)
+                    if progress is not None:
+                        progress(counts.total(), total)
 
     if not dry_run:
         confirm(yes, f"send {f'{len(ids)} of ' if ids else ''}the dead letters of group {group} again")
@@ -284,7 +296,7 @@ def redrive_dlq(
         sys.exit(1)
 
 
-def _tell(result: RedriveResult, as_json: bool) -> None:
+def _print_result(result: RedriveResult, as_json: bool) -> None:
     message = result.message
     if as_json:
         line = {
@@ -296,4 +308,4 @@ def _tell(result: RedriveResult, as_json: bool) -> None:
         }
         click.echo(msgspec.json.encode(line))
     elif result.status is RedriveStatus.FAILED:
-        click.echo(f"{message.offset_msg_id} failed and stays: {result.reason}", err=True)
+        click.echo(f"{message.offset_msg_id} was not sent: {result.reason}", err=True)

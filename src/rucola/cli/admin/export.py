@@ -1,4 +1,4 @@
-"""Export: settings and figures of a cluster as JSON documents, to keep or to compare."""
+"""Export of settings and metrics of a cluster as JSON documents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rucola.files import replace_file
 
 path_option = click.option(
     "-f", "--filePath", "directory", type=click.Path(file_okay=False, path_type=Path),
-    help="The directory to write to; without it the document is printed.",
+    help="Directory to write to; by default the document is printed.",
 )  # fmt: skip
-whole_cluster_option = click.option("-c", "--clusterName", "cluster", required=True, help="The cluster.")
+whole_cluster_option = click.option("-c", "--clusterName", "cluster", required=True, help="Name of the cluster.")
 
 
 def _export(document: dict[str, Any], directory: Path | None, name: str, as_json: bool) -> None:
@@ -42,9 +42,9 @@ def _export(document: dict[str, Any], directory: Path | None, name: str, as_json
 @broker_option
 @cluster_option
 @path_option
-@click.option("-t", "--topic", "only_topics", is_flag=True, help="Topics only.")
-@click.option("-g", "--subscriptionGroup", "only_groups", is_flag=True, help="Groups only.")
-@click.option("-s", "--specialTopic", "with_special", is_flag=True, help="Topics for retries and dead letters as well.")
+@click.option("-t", "--topic", "only_topics", is_flag=True, help="Export only topics.")
+@click.option("-g", "--subscriptionGroup", "only_groups", is_flag=True, help="Export only groups.")
+@click.option("-s", "--specialTopic", "with_special", is_flag=True, help="Include retry and dead letter topics.")
 def export_metadata(
     namesrv_addr: str,
     as_json: bool,
@@ -55,7 +55,7 @@ def export_metadata(
     only_groups: bool,
     with_special: bool,
 ) -> None:
-    """Topics and groups of one broker (-b), or of all masters of a cluster (-c) together.
+    """Export the topics and groups of one broker (-b) or of a cluster (-c).
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def export_metadata(
 @whole_cluster_option
 @path_option
 def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Path | None) -> None:
-    """How many servers a cluster has, and those settings of its masters that tell clusters apart.
+    """Export the number of servers of a cluster, and settings of its masters.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Pa
 @whole_cluster_option
 @path_option
 def export_metrics(namesrv_addr: str, as_json: bool, cluster: str, directory: Path | None) -> None:
-    """Disk, rates, day counts and clients of a cluster's masters.
+    """Export disk usage, rates and client numbers of the masters of a cluster.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Groups: who consumes and produces, how far they have come, what they may do."""
+"""Groups: backlogs, connected clients, and settings of consumer groups."""
 
 from __future__ import annotations
 
@@ -45,18 +45,28 @@ def _last_time(at: OffsetWrapper) -> str:
 
 
 @command("consumerProgress")
-@click.option("-g", "--groupName", "group", help="One consumer group; without it, all that have a retry topic.")
+@click.option("-g", "--groupName", "group", help="One consumer group; by default all that have a retry topic.")
 @click.option("-t", "--topicName", "topic", help="Only this topic of the group.")
 @click.option(
-    "-s", "--showClientIP", "with_clients", type=bool, default=False, help="Who holds each queue (true|false)."
+    "-s",
+    "--showClientIP",
+    "with_clients",
+    type=bool,
+    default=False,
+    help="Show the client that each queue is assigned to (true|false).",
 )
 @click.option(
-    "-d", "--showDelay", "with_delay", type=bool, default=False, help="How long the next message waits (true|false)."
+    "-d",
+    "--showDelay",
+    "with_delay",
+    type=bool,
+    default=False,
+    help="Show how long the next message has been waiting (true|false).",
 )
 def consumer_progress(
     namesrv_addr: str, as_json: bool, group: str | None, topic: str | None, with_clients: bool, with_delay: bool
 ) -> None:
-    """How far consumer groups have come, and how many messages are before them.
+    """Show the consumer offsets and the backlog (Diff) of consumer groups.
 
     \b
     Examples:
@@ -110,14 +120,14 @@ def consumer_progress(
 
 
 async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
-    """The client id that holds each queue, where its client tells."""
+    """Return the client id that each queue is assigned to; a client that does not answer is reported on stderr."""
     connection = await client.groups.find_consumer_connection(group)
     owners: dict[MessageQueue, str] = {}
     for one in connection.connection_set if connection else []:
         try:
             info = await client.groups.running_info(group, one.client_id)
         except MQError as error:
-            click.echo(f"client {one.client_id} does not tell which queues it has: {error}", err=True)
+            click.echo(f"client {one.client_id} does not report its queues: {error}", err=True)
         else:
             owners |= dict.fromkeys(info.mq_table, one.client_id)
     return owners
@@ -163,17 +173,23 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
 
 
 @command("brokerConsumeStats")
-@click.option("-b", "--brokerAddr", "address", required=True, help="Broker, host:port.")
-@click.option("-l", "--level", type=click.IntRange(0), default=0, help="Only queues with so many messages to come.")
+@click.option("-b", "--brokerAddr", "address", required=True, help="Address of the broker, host:port.")
+@click.option(
+    "-l",
+    "--level",
+    type=click.IntRange(0),
+    default=0,
+    help="Only queues with a backlog of at least this many messages.",
+)
 @click.option("-o", "--order", type=bool, default=False, help="Only ordered topics (true|false).")
 @click.option(
     "-t", "--timeoutMillis", "timeout_ms", type=click.IntRange(1), default=50_000, show_default=True,
-    help="How long the broker may take.",
+    help="Timeout of the request, in milliseconds.",
 )  # fmt: skip
 def broker_consume_stats(
     namesrv_addr: str, as_json: bool, address: str, level: int, order: bool, timeout_ms: int
 ) -> None:
-    """How far all groups of a broker have come, queue by queue.
+    """Show the consumer offsets and backlogs of all groups of a broker, by queue.
 
     \b
     Examples:
@@ -210,9 +226,9 @@ def broker_consume_stats(
 
 @command("consumerConnection")
 @group_option
-@click.option("-b", "--brokerAddr", "address", help="As this broker knows it, host:port.")
+@click.option("-b", "--brokerAddr", "address", help="Query only this broker, host:port.")
 def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: str | None) -> None:
-    """The clients of a consumer group, and what it subscribes to.
+    """Show the connected clients of a consumer group, and its subscriptions.
 
     \b
     Examples:
@@ -244,7 +260,9 @@ def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: s
 @click.option("-g", "--producerGroup", "group", required=True, help="Producer group.")
 @topic_option
 def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str) -> None:
-    """The clients of a producer group, as a broker of the topic knows them.
+    """Show the connected clients of a producer group.
+
+    They are queried from one broker of the topic.
 
     \b
     Examples:
@@ -264,9 +282,9 @@ def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str
 
 
 @command("producer")
-@click.option("-b", "--broker", "address", required=True, help="Broker, host:port.")
+@click.option("-b", "--broker", "address", required=True, help="Address of the broker, host:port.")
 def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
-    """All producer groups of a broker, with their clients.
+    """Show all producer groups of a broker, with their connected clients.
 
     \b
     Examples:
@@ -289,15 +307,16 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
 
 @command("consumerStatus")
 @group_option
-@click.option("-i", "--clientId", "client_id", help="One client; without it, all of the group.")
-@click.option("-b", "--brokerAddr", "address", help="The clients that this broker knows, host:port.")
-@click.option("-s", "--jstack", is_flag=True, help="With what its threads do, where it is a Java client.")
+@click.option("-i", "--clientId", "client_id", help="One client; by default all clients of the group.")
+@click.option("-b", "--brokerAddr", "address", help="Only clients connected to this broker, host:port.")
+@click.option("-s", "--jstack", is_flag=True, help="Include the thread dump of Java clients.")
 def consumer_status(
     namesrv_addr: str, as_json: bool, group: str, client_id: str | None, address: str | None, jstack: bool
 ) -> None:
-    """What goes on inside the clients of a group: settings, subscriptions, queues.
+    """Show the running state of the clients of a consumer group.
 
-    Says whether all of them subscribe alike, and whether every queue has one owner; exit code 1 where not.
+    Prints settings, subscriptions, assigned queues and rates. Checks that all clients have the same subscriptions, and
+    that no queue is assigned twice; otherwise the exit code is 1.
 
     \b
     Examples:
@@ -390,18 +409,42 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
 @broker_option
 @cluster_option
 @click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
-@click.option("-s", "--consumeEnable", "consume_enable", type=bool, help="Whether it may consume (true|false).")
-@click.option("-m", "--consumeFromMinEnable", "from_min", type=bool, help="From the oldest message (true|false).")
-@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, help="By broadcast too (true|false).")
-@click.option("-q", "--retryQueueNums", "retry_queue_nums", type=click.IntRange(0), help="Queues of its retry topic.")
-@click.option("-r", "--retryMaxTimes", "retry_max_times", type=click.IntRange(0), help="Tries of a message.")
-@click.option("-i", "--brokerId", "broker_id", type=click.IntRange(0), help="From which broker id.")
-@click.option("-w", "--whichBrokerWhenConsumeSlowly", "slow_broker", type=click.IntRange(0), help="And when slow.")
-@click.option("-a", "--notifyConsumerIdsChanged", "notify", type=bool, help="Tell it of members (true|false).")
+@click.option("-s", "--consumeEnable", "consume_enable", type=bool, help="Permit the group to consume (true|false).")
+@click.option(
+    "-m",
+    "--consumeFromMinEnable",
+    "from_min",
+    type=bool,
+    help="Let a new group begin at the oldest message (true|false).",
+)
+@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, help="Permit broadcasting (true|false).")
+@click.option(
+    "-q", "--retryQueueNums", "retry_queue_nums", type=click.IntRange(0), help="Number of queues of the retry topic."
+)
+@click.option(
+    "-r", "--retryMaxTimes", "retry_max_times", type=click.IntRange(0), help="Maximum number of retries of a message."
+)
+@click.option("-i", "--brokerId", "broker_id", type=click.IntRange(0), help="Broker id to consume from.")
+@click.option(
+    "-w",
+    "--whichBrokerWhenConsumeSlowly",
+    "slow_broker",
+    type=click.IntRange(0),
+    help="Broker id to consume from if the group is slow.",
+)
+@click.option(
+    "-a",
+    "--notifyConsumerIdsChanged",
+    "notify",
+    type=bool,
+    help="Notify clients when members join or leave (true|false).",
+)
 def update_sub_group(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, group: str, **wanted: Any
 ) -> None:
-    """Create a consumer group, or change what is given of it, on one broker (-b) or on a whole cluster (-c).
+    """Create or change a consumer group on one broker (-b) or on a whole cluster (-c).
+
+    Settings that are not given stay unchanged; those of a new group get their defaults.
 
     \b
     Examples:
@@ -447,7 +490,7 @@ def _print_config(config: SubscriptionGroupConfig) -> None:
 @command("getConsumerConfig")
 @click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
 def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
-    """The settings of a consumer group on every broker that has it.
+    """Show the settings of a consumer group on every broker that has it.
 
     \b
     Examples:
@@ -479,7 +522,9 @@ def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
 @broker_option
 @cluster_option
 @click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
-@click.option("-r", "--removeOffset", "remove_offset", type=bool, default=False, help="Its offsets too (true|false).")
+@click.option(
+    "-r", "--removeOffset", "remove_offset", type=bool, default=False, help="Delete its offsets, too (true|false)."
+)
 @yes_option
 def delete_sub_group(
     namesrv_addr: str,
@@ -490,8 +535,9 @@ def delete_sub_group(
     remove_offset: bool,
     yes: bool,
 ) -> None:
-    """Delete a consumer group from one broker (-b) or from a whole cluster (-c), its retry and dead letter topics with
-    the last.
+    """Delete a consumer group from one broker (-b) or from a whole cluster (-c).
+
+    With -c its retry and dead letter topics are deleted, too.
 
     \b
     Examples:
@@ -502,7 +548,7 @@ def delete_sub_group(
     async def delete(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
         leftovers = {retry_topic(group), dlq_topic(group)} & set(await client.topics.names())
-        if cluster is None or not leftovers:  # which a run that was broken off may have left
+        if cluster is None or not leftovers:  # topics without the group are left by an interrupted run
             await client.groups.check_exists(group)
         for one in addresses:
             await client.groups.delete(one, group, remove_offset=remove_offset)

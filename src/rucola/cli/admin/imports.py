@@ -1,7 +1,7 @@
-"""Import: topics and groups from a file, the other way round of `exportMetadata`.
+"""Import of topic and group settings from a file, the inverse of `exportMetadata`.
 
-The file holds a JSON array of settings, as RocketMQ 5's commands of these names read it, or a document that
-`exportMetadata` has written.
+The file has a JSON array of settings, as for the RocketMQ 5 commands of the same names, or is a document written by
+`exportMetadata`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 file_option = click.option(
     "-f", "--filename", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
-    help="A JSON array of them, or what exportMetadata wrote.",
+    help="JSON array of settings, or output of exportMetadata.",
 )  # fmt: skip
 
 
 def _read(path: Path, kind: type[T], table: str) -> list[T]:
-    """The settings in a file. ConfigError says what is wrong with it."""
+    """Parse the settings in a file; ConfigError if it is malformed."""
     try:
         document: Any = msgspec.json.decode(path.read_bytes())
         if isinstance(document, dict):
@@ -36,7 +36,7 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
     except KeyError:
         raise ConfigError(f"{path} has no {table}") from None
     except (OSError, AttributeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} holds no such list: {error}") from None
+        raise ConfigError(f"{path} is not a list of such settings: {error}") from None
 
 
 def _import(
@@ -48,7 +48,7 @@ def _import(
     name_of: Callable[[T], str],
     put: Callable[[AdminClient], Callable[[str, T], Awaitable[None]]],
 ) -> None:
-    """Put every setting to every broker that is meant, and print what was done."""
+    """Apply all settings to the brokers of -b or -c, and print their names."""
 
     async def question(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
@@ -71,7 +71,7 @@ def _import(
 @cluster_option
 @file_option
 def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path) -> None:
-    """Create or change the topics in a file, on one broker (-b) or on a whole cluster (-c).
+    """Create or change the topics of a file on a broker (-b) or cluster (-c).
 
     \b
     Examples:
@@ -92,7 +92,7 @@ def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, clu
 def update_sub_group_list(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path
 ) -> None:
-    """Create or change the consumer groups in a file, on one broker (-b) or on a whole cluster (-c).
+    """Create or change the consumer groups of a file on a broker (-b) or cluster (-c).
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Finding messages: by key, by offsetMsgId, by unique key, by queue offset; and giving one to a consumer."""
+"""Message queries by key, offsetMsgId, unique key and queue offset, and direct consumption of a message."""
 
 from __future__ import annotations
 
@@ -29,20 +29,31 @@ from rucola.client.consumer.pull_consumer import PullStatus
 from rucola.client.producer.send_request import SendResult
 from rucola.errors import BrokerError, ConfigError, RemotingError, TopicNotFound
 
-group_option = click.option("-g", "--consumerGroup", "group", help="With -d: let this group's client consume it now.")
-client_option = click.option("-d", "--clientId", "client_id", help="With -g: the client that shall consume it.")
+group_option = click.option(
+    "-g", "--consumerGroup", "group", help="With -d: consumer group of the client that consumes the message now."
+)
+client_option = click.option(
+    "-d", "--clientId", "client_id", help="With -g: id of the client that consumes the message now."
+)
 
 
-def _both_or_none(group: str | None, client_id: str | None) -> None:
+def _check_consume_options(group: str | None, client_id: str | None) -> None:
     if (group is None) != (client_id is None):
         raise click.UsageError("-g and -d belong together: a group, and the id of one of its clients")
 
 
 @command("queryMsgByKey")
 @topic_option
-@click.option("-k", "--msgKey", "key", required=True, help="One of the message's keys.")
+@click.option("-k", "--msgKey", "key", required=True, help="Key of the messages.")
 @click.option(
-    "-m", "--maxNum", "--max", "max_count", type=click.IntRange(1), default=PAGE, show_default=True, help="At most."
+    "-m",
+    "--maxNum",
+    "--max",
+    "max_count",
+    type=click.IntRange(1),
+    default=PAGE,
+    show_default=True,
+    help="Maximum number.",
 )
 @begin_option
 @end_option
@@ -57,9 +68,10 @@ def query_msg_by_key(
     end: str | None,
     lake: Path | None,
 ) -> None:
-    """Messages of a topic that have a key, newest first, whichever brokers have them.
+    """Find the messages of a topic with a key on all brokers, newest first.
 
-    With --archive also those that have left the log, from a lake of `rucola pipeline archive`; each says where it is.
+    With --archive the command also searches a lake of `rucola pipeline archive` for messages that are no longer in the
+    log, and shows the origin of each message.
 
     \b
     Examples:
@@ -82,18 +94,20 @@ def query_msg_by_key(
         print_table(("#Message ID", "#QID", "#Offset", *origins.columns), rows)
     if result.is_cut and len(result.messages) == max_count:
         click.echo(
-            f"these are the newest {len(result.messages)}, there may be more: ask for more with -m, or for older ones "
-            f"with --until {result.messages[-1].store_timestamp}",
+            f"these are the newest {len(result.messages)}, there may be more: raise the limit with -m, or find older "
+            f"ones with --until {result.messages[-1].store_timestamp}",
             err=True,
         )
     _report_missing(result)
 
 
 @command("queryMsgById")
-@click.option("-i", "--msgId", "msg_ids", required=True, help="offsetMsgId, several with ',' between them.")
+@click.option("-i", "--msgId", "msg_ids", required=True, help="One or more offsetMsgIds, separated by commas.")
 @group_option
 @client_option
-@click.option("-s", "--sendMessage", "resend", type=bool, default=False, help="Send a copy of it now (true|false).")
+@click.option(
+    "-s", "--sendMessage", "resend", type=bool, default=False, help="Send a copy of the message now (true|false)."
+)
 @archive_option
 def query_msg_by_id(
     namesrv_addr: str,
@@ -104,25 +118,25 @@ def query_msg_by_id(
     resend: bool,
     lake: Path | None,
 ) -> None:
-    """The message at the address that an offsetMsgId names, and what became of it in each group.
+    """Show the message with an offsetMsgId, and its state in each consumer group.
 
-    With -g and -d that client consumes the message now, whatever its group's offset is. With -s true it is sent once
-    more, to any queue of its topic, with the same unique key. With --archive it is looked for in a lake, too.
+    With -g and -d that client consumes the message now, regardless of the offset of its group. With -s true a copy with
+    the same unique key is sent to its topic. With --archive a lake is searched, too.
 
     \b
     Examples:
       rucola admin queryMsgById -i 7F00000100002A9F0000000000000000
       rucola admin queryMsgById -i 7F00000100002A9F0000000000000000 -g billing -d 10.0.0.7@4711
     """
-    _both_or_none(group, client_id)
+    _check_consume_options(group, client_id)
     if lake is not None and (group is not None or resend):
-        raise click.UsageError("--archive shows messages; only what a broker has can be consumed or sent once more")
+        raise click.UsageError("--archive only shows messages; it cannot be combined with -g, -d or -s")
     ids = [msg_id for part in msg_ids.split(",") if (msg_id := part.strip())]
     if group is not None and client_id is not None:
         _consume_directly(namesrv_addr, as_json, group, client_id, ids)
         return
     if resend:
-        sent = ask(namesrv_addr, lambda client: _send_again(client, ids))
+        sent = ask(namesrv_addr, lambda client: _resend(client, ids))
         if as_json:
             print_json([send_json(result) for result in sent])
         else:
@@ -148,7 +162,7 @@ def query_msg_by_id(
     _print_tracked(found, as_json, Origins() if lake is None else Origins(frozenset(archived)))
 
 
-async def _send_again(client: AdminClient, ids: list[str]) -> list[SendResult]:
+async def _resend(client: AdminClient, ids: list[str]) -> list[SendResult]:
     messages = [await client.messages.get(msg_id) for msg_id in ids]
     async with Producer(TOOLS_PRODUCER, client.namesrv) as producer:
         return [
@@ -160,12 +174,12 @@ async def _send_again(client: AdminClient, ids: list[str]) -> list[SendResult]:
 @command("queryMsgByOffset")
 @topic_option
 @click.option("-b", "--brokerName", "broker_name", required=True, help="Broker name.")
-@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), required=True)
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
 @click.option("-o", "--offset", "queue_offset", type=click.IntRange(0), required=True, help="Queue offset.")
 def query_msg_by_offset(
     namesrv_addr: str, as_json: bool, topic: str, broker_name: str, queue_id: int, queue_offset: int
 ) -> None:
-    """The message at an offset of a queue.
+    """Show the message at a queue offset, and its state in each consumer group.
 
     \b
     Examples:
@@ -191,8 +205,8 @@ def query_msg_by_offset(
 
 @command("queryMsgByUniqueKey")
 @topic_option
-@click.option("-i", "--msgId", "unique_key", required=True, help="The id that the producer gave to the message.")
-@click.option("-a", "--showAll", "show_all", is_flag=True, help="All messages with this id, not only the first.")
+@click.option("-i", "--msgId", "unique_key", required=True, help="Unique key of the message, assigned by its producer.")
+@click.option("-a", "--showAll", "show_all", is_flag=True, help="Show all messages with this key, not only the oldest.")
 @group_option
 @client_option
 @archive_option
@@ -206,24 +220,26 @@ def query_msg_by_unique_key(
     client_id: str | None,
     lake: Path | None,
 ) -> None:
-    """The message to which its producer gave an id; the oldest where several have it.
+    """Show the message with a unique key; the oldest one if several have it.
 
-    With -g and -d that client consumes the message now, whatever its group's offset is. With --archive it is looked
-    for in a lake, too.
+    With -g and -d that client consumes the message now, regardless of the offset of its group. With --archive a lake is
+    searched, too.
 
     \b
     Examples:
       rucola admin queryMsgByUniqueKey -t Flights -i C0A80107126755B4AAC2000100A30000
       rucola admin queryMsgByUniqueKey -t Flights -i C0A80107126755B4AAC2000100A30000 -g billing -d 10.0.0.7@4711
     """
-    _both_or_none(group, client_id)
+    _check_consume_options(group, client_id)
     if lake is not None and group is not None:
-        raise click.UsageError("--archive shows messages; only what a broker has can be consumed")
+        raise click.UsageError("--archive only shows messages; it cannot be combined with -g and -d")
 
     async def question(client: AdminClient) -> KeyQueryResult:
         result = await client.messages.query_by_unique_key(topic, unique_key)
         if lake is None and not result.messages and await client.messages.is_offset_msg_id(unique_key):
-            raise ConfigError(f"{unique_key} is an offsetMsgId, which no index knows: ask queryMsgById -i {unique_key}")
+            raise ConfigError(
+                f"{unique_key} is an offsetMsgId, which is not in the index: use queryMsgById -i {unique_key}"
+            )
         return result
 
     def live() -> KeyQueryResult:
@@ -244,7 +260,7 @@ def query_msg_by_unique_key(
 
 
 def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: str, ids: list[str]) -> None:
-    """Let a client consume messages, and print what came of it; exit code 1 where one failed."""
+    """Let a client consume messages, and print the results; the exit code is 1 if one failed."""
 
     async def question(client: AdminClient) -> list[dict[str, Any]]:
         return [
@@ -268,7 +284,7 @@ def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: s
 
 
 async def _with_tracks(client: AdminClient, message: MessageExt) -> tuple[MessageExt, list[MessageTrack]]:
-    """A message and what became of it; without tracks where its topic is gone."""
+    """Return a message and its tracks; no tracks if its topic was deleted."""
     try:
         return message, await client.messages.track(message)
     except (BrokerError, ConfigError, TopicNotFound):
@@ -306,16 +322,7 @@ def _print_tracked(found: list[tuple[MessageExt, list[MessageTrack]]], as_json: 
         if not tracks:
             click.echo("WARN: No Consumer")
         else:
-            columns = (
-                "#Consumer Group",
-                "#Status",
-                "#Passed",
-                "#Retries",
-                "#Last Failed",
-                "#Consumed Until",
-                "#Remark",
-            )
-            print_table(columns, map(_track_row, tracks))
+            print_table(TRACK_COLUMNS, map(_track_row, tracks))
 
 
 TRACK_COLUMNS = ("#Consumer Group", "#Status", "#Passed", "#Retries", "#Last Failed", "#Consumed Until", "#Remark")
@@ -343,13 +350,13 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
 
 
 def _report_missing(result: KeyQueryResult) -> None:
-    """Say what is missing, and where nothing was found, where that was looked for; exit code 1 for a missing broker."""
+    """Report incomplete results on stderr, or the searched range if nothing was found; exit 1 if a broker failed."""
     for address, times_ms in sorted(result.incomplete_seconds.items()):
         others = f" and {len(times_ms) - 1} more" if len(times_ms) > 1 else ""
         click.echo(
-            f"there are at least {len(result.messages)}: {address} gives no more than maxMsgsNumBatch messages of one "
-            f"second, and has more of {time_text(times_ms[0])}{others}; let it give more with updateBrokerConfig "
-            f"-b {address} -k maxMsgsNumBatch -v 10000, and ask again",
+            f"there are at least {len(result.messages)}: {address} returns at most maxMsgsNumBatch messages per second "
+            f"of store time, and has more at {time_text(times_ms[0])}{others}; raise the limit with updateBrokerConfig "
+            f"-b {address} -k maxMsgsNumBatch -v 10000, and repeat the query",
             err=True,
         )
     for address, error in result.failures.items():
@@ -358,7 +365,7 @@ def _report_missing(result: KeyQueryResult) -> None:
         sys.exit(1)
     if not result.messages:
         ranges = [_range_text(address, *ends) for address, ends in sorted(result.index_ranges.items())]
-        click.echo(f"not found in the range that is searchable: {'; '.join(ranges) or 'no broker tells it'}", err=True)
+        click.echo(f"not found in the searchable range: {'; '.join(ranges) or 'unknown'}", err=True)
 
 
 def _range_text(address: str, begin_ms: int, end_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""Monitoring: what an operator should know of all groups, round after round."""
+"""Monitoring: periodic checks of all consumer groups."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ DEFAULT_INTERVAL_S = 60.0
     type=click.FloatRange(0, min_open=True),
     default=DEFAULT_INTERVAL_S,
     show_default=True,
-    help="Seconds between two rounds.",
+    help="Seconds between two checks.",
 )
-@click.option("--once", is_flag=True, help="One round only.")
+@click.option("--once", is_flag=True, help="Check once, and exit.")
 def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bool) -> None:
-    """Look at all groups, round after round until interrupted; with --json one JSON object a line.
+    """Check all consumer groups repeatedly until interrupted.
 
-    UNDONE is how many messages are before a group and how old the first is; FAILED, how many dead letters it has.
-    DELETED tells that a group was sent on, since what it asked for was no more. CLIENTS tells of members that subscribe
-    differently or do not answer.
+    Prints one line per finding; with --json one JSON object per line.
+
+    \b
+    Findings:
+      UNDONE     the backlog of a group, and the age of its oldest message
+      FAILED     the number of dead letters of a group
+      DELETED    a group skipped messages that were deleted before it consumed them
+      CLIENTS    members of a group have different subscriptions, or do not answer
 
     \b
     Examples:

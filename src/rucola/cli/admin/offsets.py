@@ -1,4 +1,4 @@
-"""Offsets: let a group go on somewhere else."""
+"""Consumer offsets: reset, skip and clone."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from rucola.errors import ConfigError
 
 group_option = click.option("-g", "--group", required=True, help="Consumer group.")
 force_option = click.option(
-    "-f", "--force", type=bool, default=True, show_default=True, help="Forward too, not only back (true|false)."
+    "-f",
+    "--force",
+    type=bool,
+    default=True,
+    show_default=True,
+    help="Also move offsets forward, not only back (true|false).",
 )
 
 
 @command("resetOffsetByTime")
 @group_option
 @topic_option
-@click.option("-s", "--timestamp", required=True, help=f"{TIME_FORMAT}, or -1 for the end.")
+@click.option("-s", "--timestamp", required=True, help=f"Time to reset to: {TIME_FORMAT}, or -1 for the end.")
 @force_option
-@click.option("-c", "--cplus", "cpp", is_flag=True, help="For C++ clients at Apache's brokers.")
+@click.option("-c", "--cplus", "cpp", is_flag=True, help="For C++ clients of Apache's brokers.")
 @yes_option
 def reset_offset_by_time(
     namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp: str, force: bool, cpp: bool, yes: bool
 ) -> None:
-    """Let a group go on with what was stored at a time, back or forward. Its clients need no restart.
+    """Reset the offsets of a group on a topic to a time. Its clients need no restart.
 
     \b
     Examples:
@@ -42,7 +47,7 @@ def reset_offset_by_time(
       rucola admin resetOffsetByTime -g billing -t Orders -s now -f false
     """
     at = LATEST if timestamp.strip() == "-1" else time_of(timestamp, "-s")
-    confirm(yes, f"let group {group} go on with topic {topic} at {time_text(at) or 'its end'}")
+    confirm(yes, f"reset the offsets of group {group} on topic {topic} to {time_text(at) or 'the end'}")
     _reset(namesrv_addr, as_json, group, topic, at, force, cpp)
 
 
@@ -52,13 +57,13 @@ def reset_offset_by_time(
 @force_option
 @yes_option
 def skip_accumulated_message(namesrv_addr: str, as_json: bool, group: str, topic: str, force: bool, yes: bool) -> None:
-    """Let a group go on with the next message that comes, and skip all before it.
+    """Skip the backlog of a group on a topic: it continues with the next new message.
 
     \b
     Examples:
       rucola admin skipAccumulatedMessage -g billing -t Orders --yes
     """
-    confirm(yes, f"let group {group} skip everything that topic {topic} holds for it")
+    confirm(yes, f"let group {group} skip its whole backlog on topic {topic}")
     _reset(namesrv_addr, as_json, group, topic, LATEST, force)
 
 
@@ -66,7 +71,7 @@ def skip_accumulated_message(namesrv_addr: str, as_json: bool, group: str, topic
 @group_option
 @topic_option
 @click.option("-b", "--brokerName", "broker_name", required=True, help="Broker name.")
-@click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), required=True)
+@click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
 @click.option("-o", "--offset", "queue_offset", type=click.IntRange(0), required=True, help="Queue offset.")
 @yes_option
 def reset_offset(
@@ -79,17 +84,17 @@ def reset_offset(
     queue_offset: int,
     yes: bool,
 ) -> None:
-    """Let a group go on at an offset of one queue. Its clients need no restart.
+    """Reset the offset of a group on one queue. Its clients need no restart.
 
-    At a broker of RocketMQ 4, which tells clients times only, all clients of the group must be stopped first, whatever
-    their language; where one runs, that is said, and the group goes on where it is.
+    Brokers of RocketMQ 4 pass only times to clients, so with such a broker all clients of the group have to be stopped
+    first. If one is running, the command reports it, and the offset is not changed.
 
     \b
     Examples:
       rucola admin resetOffset -g billing -t Orders -b broker-a -q 0 -o 4711 --yes
     """
     queue = MessageQueue(topic, broker_name, queue_id)
-    confirm(yes, f"let group {group} go on with {queue} at offset {queue_offset}")
+    confirm(yes, f"reset the offset of group {group} on {queue} to {queue_offset}")
 
     async def question(client: AdminClient) -> ResetResult:
         if queue not in (queues := await client.topics.queues(topic)):
@@ -116,30 +121,32 @@ def _print_reset(result: ResetResult, as_json: bool, group: str, topic: str) -> 
         return
     print_table(("#brokerName", "#queueId", "#offset"), rows)
     if not result.online:
-        click.echo(f"group {group} has no clients now; it begins there when one comes", err=True)
+        click.echo(f"group {group} has no clients now; the next one starts at these offsets", err=True)
 
 
 @command("cloneGroupOffset")
-@click.option("-s", "--srcGroup", "source", required=True, help="The group that has the offsets.")
-@click.option("-d", "--destGroup", "destination", required=True, help="The group that gets them.")
+@click.option("-s", "--srcGroup", "source", required=True, help="Group to copy the offsets from.")
+@click.option("-d", "--destGroup", "destination", required=True, help="Group to copy the offsets to.")
 @topic_option
-@click.option("-o", "--offline", type=bool, default=False, help="Even where the group left the topic (true|false).")
+@click.option(
+    "-o", "--offline", type=bool, default=False, help="Even if the group has unsubscribed from the topic (true|false)."
+)
 @yes_option
 def clone_group_offset(
     namesrv_addr: str, as_json: bool, source: str, destination: str, topic: str, offline: bool, yes: bool
 ) -> None:
-    """Let one group go on with a topic where another is.
+    """Copy the offsets of one group on a topic to another group.
 
     \b
     Examples:
       rucola admin cloneGroupOffset -s billing -d billing2 -t Orders --yes
     """
-    confirm(yes, f"give group {destination} the offsets of group {source} on topic {topic}")
+    confirm(yes, f"copy the offsets of group {source} on topic {topic} to group {destination}")
 
     async def clone(client: AdminClient) -> None:
         await client.topics.route(topic)
         if all(queue.topic != topic for queue in (await client.groups.consume_stats(source)).offset_table):
-            raise ConfigError(f"group {source} has committed no offset on topic {topic}, so there is none to give")
+            raise ConfigError(f"group {source} has committed no offset on topic {topic}")
         await client.offsets.clone(source, destination, topic, offline=offline)
 
     ask(namesrv_addr, clone)

@@ -1,4 +1,4 @@
-"""Reading queues: print what is there, by time, tag and number."""
+"""Contents of queues: prints messages by time, tag and number."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from rucola.cli.output import print_table, time_text
 from rucola.client import PullConsumer
 from rucola.errors import ConfigError
 
-tags_option = click.option("-s", "--subExpression", "expression", default="*", help="Only these tags, `TagA || TagB`.")
-charset_option = click.option("-c", "--charsetName", "charset", default="utf-8", help="How bodies are written.")
+tags_option = click.option(
+    "-s", "--subExpression", "expression", default="*", help="Only messages with these tags: 'TagA || TagB'."
+)
+charset_option = click.option("-c", "--charsetName", "charset", default="utf-8", help="Character encoding of bodies.")
 
 
 def _line(message: MessageExt, charset: str, with_body: bool) -> str:
     try:
         body = message.body.decode(charset, "replace") if with_body else "NOT PRINT BODY"
     except LookupError:
-        raise ConfigError(f"-c {charset}: there is no charset of this name") from None
+        raise ConfigError(f"-c {charset}: unknown character encoding") from None
     return (
         f"MSGID: {message.msg_id} {message.topic}@{message.queue_id}:{message.queue_offset} "
         f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''} BODY: {body}"
@@ -52,7 +54,7 @@ def _show(message: MessageExt, as_json: bool, charset: str, with_body: bool) -> 
 @tags_option
 @begin_option
 @end_option
-@click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Whether to print bodies (true|false).")
+@click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Print bodies (true|false).")
 def print_msg(
     namesrv_addr: str,
     as_json: bool,
@@ -63,7 +65,9 @@ def print_msg(
     end: str | None,
     with_body: bool,
 ) -> None:
-    """All messages of a topic, queue by queue; with --json one JSON object a line.
+    """Print all messages of a topic, queue by queue.
+
+    With --json the output has one JSON object per line.
 
     \b
     Examples:
@@ -84,14 +88,14 @@ def print_msg(
 @command("printMsgByQueue")
 @topic_option
 @click.option("-a", "--brokerName", "broker_name", required=True, help="Broker name.")
-@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), required=True)
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
 @charset_option
 @tags_option
 @begin_option
 @end_option
 @click.option("-p", "--printMsg", "with_messages", type=bool, default=False, help="Print messages (true|false).")
 @click.option("-d", "--printBody", "with_body", type=bool, default=False, help="Print bodies (true|false).")
-@click.option("-f", "--calculate", "with_tags", type=bool, default=False, help="Count by tag (true|false).")
+@click.option("-f", "--calculate", "with_tags", type=bool, default=False, help="Count messages by tag (true|false).")
 def print_msg_by_queue(
     namesrv_addr: str,
     as_json: bool,
@@ -106,7 +110,7 @@ def print_msg_by_queue(
     with_body: bool,
     with_tags: bool,
 ) -> None:
-    """The messages of one queue (-p true), or how many there are of each tag (-f true).
+    """Print the messages of one queue (-p true), or their number by tag (-f true).
 
     \b
     Examples:
@@ -135,13 +139,19 @@ def print_msg_by_queue(
 
 @command("consumeMessage")
 @topic_option
-@click.option("-b", "--brokerName", "broker_name", help="With -i: only the queue on this broker.")
-@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="With -b: only this queue.")
-@click.option("-o", "--offset", "queue_offset", type=click.IntRange(0), help="With -b and -i: begin at this offset.")
-@click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True, help="In whose name to pull.")
-@click.option("-s", "--beginTimestamp", "begin", help=f"Stored then or later: {TIME_FORMAT}.")
-@click.option("-e", "--endTimestamp", "end", help=f"Stored then or before: {TIME_FORMAT}.")
-@click.option("-c", "--MessageNumber", "max_count", type=click.IntRange(1), default=128, show_default=True)
+@click.option("-b", "--brokerName", "broker_name", help="With -i: only one queue, on this broker.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="With -b: only one queue, with this id.")
+@click.option(
+    "-o", "--offset", "queue_offset", type=click.IntRange(0), help="With -b and -i: begin at this queue offset."
+)
+@click.option(
+    "-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True, help="Consumer group to pull as."
+)
+@click.option("-s", "--beginTimestamp", "begin", help=f"Only messages stored at this time or later: {TIME_FORMAT}.")
+@click.option("-e", "--endTimestamp", "end", help=f"Only messages stored at this time or earlier: {TIME_FORMAT}.")
+@click.option(
+    "-c", "--MessageNumber", "max_count", type=click.IntRange(1), default=128, show_default=True, help="Maximum number."
+)
 def consume_message(
     namesrv_addr: str,
     as_json: bool,
@@ -154,7 +164,9 @@ def consume_message(
     end: str | None,
     max_count: int,
 ) -> None:
-    """The oldest messages of a topic or of one queue; no offset is committed. With --json one JSON object a line.
+    """Print the oldest messages of a topic or of one queue; commits no offset.
+
+    With --json the output has one JSON object per line. The exit code is 1 if there is no message.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Sending: one message, or many to see how long brokers take."""
+"""Sending: single messages, and measurements of the response time of sends."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from rucola.errors import MQError
 
 TOOLS_PRODUCER = "TOOLS_PRODUCER"
 
-amount_option = click.option("-a", "--amount", type=click.IntRange(1), default=100, show_default=True, help="Messages.")
-size_option = click.option("-s", "--size", type=click.IntRange(1), default=128, show_default=True, help="Bytes each.")
+amount_option = click.option(
+    "-a", "--amount", type=click.IntRange(1), default=100, show_default=True, help="Number of messages."
+)
+size_option = click.option(
+    "-s", "--size", type=click.IntRange(1), default=128, show_default=True, help="Bytes per message."
+)
 
 
 @command("sendMessage")
 @topic_option
-@click.option("-p", "--body", required=True, help="The body, as UTF-8 text.")
-@click.option("-k", "--key", "keys", help="Keys, with spaces between them.")
-@click.option("-c", "--tags", help="The tag.")
-@click.option("-b", "--broker", "broker_name", help="With -i: to this broker.")
-@click.option("-i", "--qid", "queue_id", type=click.IntRange(0), help="With -b: to this queue.")
-@click.option("-m", "--msgTraceEnable", "traced", type=bool, default=False, help="Write its trace too (true|false).")
+@click.option("-p", "--body", required=True, help="Body, as UTF-8 text.")
+@click.option("-k", "--key", "keys", help="Keys, separated by spaces.")
+@click.option("-c", "--tags", help="Tag.")
+@click.option("-b", "--broker", "broker_name", help="With -i: send to this broker.")
+@click.option("-i", "--qid", "queue_id", type=click.IntRange(0), help="With -b: send to this queue.")
+@click.option("-m", "--msgTraceEnable", "traced", type=bool, default=False, help="Record a trace, too (true|false).")
 def send_message(
     namesrv_addr: str,
     as_json: bool,
@@ -44,7 +48,7 @@ def send_message(
     queue_id: int | None,
     traced: bool,
 ) -> None:
-    """Send a message, to any queue of a topic or to one.
+    """Send a message to a topic, or to one queue of it.
 
     \b
     Examples:
@@ -74,7 +78,7 @@ def send_message(
 
 
 def send_json(result: SendResult) -> dict[str, Any]:
-    """Where a message came to lie, by Apache's names."""
+    """Return the result of a send as a dict with Apache's names."""
     return {
         "brokerName": result.queue.broker_name,
         "queueId": result.queue.queue_id,
@@ -86,13 +90,13 @@ def send_json(result: SendResult) -> dict[str, Any]:
 
 
 def print_sent(results: Iterable[SendResult]) -> None:
-    """The table of what was sent."""
+    """Print the results of sends as a table."""
     rows = [(one.queue.broker_name, one.queue.queue_id, one.status.name, one.msg_id) for one in results]
     print_table(("#Broker Name", "#QID", "#Send Result", "#MsgId"), rows)
 
 
 async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int) -> tuple[MQError | None, float]:
-    """What went wrong with a message of that size, if anything did, and how long it took, in milliseconds."""
+    """Send a message of `size` bytes; return its error, if any, and the response time in milliseconds."""
     begin = time.perf_counter()
     failure = None
     try:
@@ -107,7 +111,9 @@ async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int)
 @amount_option
 @size_option
 def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int, size: int) -> None:
-    """Send messages to the queues of a topic in turn, one at a time, and show how long each took.
+    """Send messages to the queues of a topic in turn, and show the response times.
+
+    Messages are sent one at a time. The exit code is 1 if one of them failed.
 
     \b
     Examples:
@@ -137,10 +143,12 @@ def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int,
 
 @command("sendMsgStatus")
 @click.option("-b", "--brokerName", "broker_name", required=True, help="Broker name.")
-@click.option("-s", "--messageSize", "size", type=click.IntRange(1), default=128, show_default=True, help="Bytes each.")
-@click.option("-c", "--count", type=click.IntRange(1), default=50, show_default=True, help="Messages.")
+@click.option(
+    "-s", "--messageSize", "size", type=click.IntRange(1), default=128, show_default=True, help="Bytes per message."
+)
+@click.option("-c", "--count", type=click.IntRange(1), default=50, show_default=True, help="Number of messages.")
 def send_msg_status(namesrv_addr: str, as_json: bool, broker_name: str, size: int, count: int) -> None:
-    """Send messages to the topic that bears a broker's name, and show how long each took.
+    """Send messages to the topic named after a broker, and show the response times.
 
     \b
     Examples:
@@ -164,9 +172,23 @@ def send_msg_status(namesrv_addr: str, as_json: bool, broker_name: str, size: in
 @command("clusterRT")
 @amount_option
 @size_option
-@click.option("-c", "--cluster", help="One cluster; without it, all.")
-@click.option("-p", "--printAsTlog", "as_log", type=bool, default=False, help="One line a broker, with | (true|false).")
-@click.option("-m", "--machineRoom", "room", default="noname", show_default=True, help="With -p: the machine room.")
+@click.option("-c", "--cluster", help="Name of a cluster; by default all clusters.")
+@click.option(
+    "-p",
+    "--printAsTlog",
+    "as_log",
+    type=bool,
+    default=False,
+    help="Print one line per broker, separated by | (true|false).",
+)
+@click.option(
+    "-m",
+    "--machineRoom",
+    "room",
+    default="noname",
+    show_default=True,
+    help="With -p: name of the machine room to print.",
+)
 @interval_option
 def cluster_rt(
     namesrv_addr: str,
@@ -178,7 +200,9 @@ def cluster_rt(
     room: str,
     interval: float | None,
 ) -> None:
-    """How long every broker takes for a message, on average. Each gets -a messages in the topic of its name.
+    """Measure the average response time of sends to every broker.
+
+    Each broker gets -a messages in the topic that is named after it. The exit code is 1 if one of them failed.
 
     \b
     Examples:
@@ -218,7 +242,7 @@ def cluster_rt(
 
 
 def _end_with(failures: list[MQError]) -> None:
-    """Exit code 1 where something failed, with the first reason on stderr."""
+    """Exit with code 1 if a send failed, and print the first reason on stderr."""
     if failures:
         click.echo(f"{len(failures)} could not be sent: {failures[0]}", err=True)
         sys.exit(1)

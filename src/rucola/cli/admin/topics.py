@@ -1,4 +1,4 @@
-"""Topics: routes, queues, permissions, order."""
+"""Topics: lists, routes, queues, permissions and order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ from rucola.errors import ConfigError
 
 
 @command("topicList")
-@click.option("-c", "--clusterModel", "by_cluster", is_flag=True, help="With the cluster and the groups of each.")
+@click.option(
+    "-c",
+    "--clusterModel",
+    "by_cluster",
+    is_flag=True,
+    help="Include the cluster and the consumer groups of each topic.",
+)
 def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
-    """All topics.
+    """List all topics.
 
     \b
     Examples:
@@ -60,7 +66,7 @@ def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
 @command("topicClusterList")
 @topic_option
 def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
-    """The clusters that have a topic.
+    """List the clusters of a topic.
 
     \b
     Examples:
@@ -76,7 +82,7 @@ def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
 @command("topicStatus")
 @topic_option
 def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
-    """Smallest and largest offset of every queue of a topic, and the time of its newest message.
+    """Show the offsets of every queue of a topic, and the time of its newest message.
 
     \b
     Examples:
@@ -97,9 +103,9 @@ def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
 
 @command("topicRoute")
 @topic_option
-@click.option("-l", "--list", "as_list", is_flag=True, help="A table instead of JSON.")
+@click.option("-l", "--list", "as_list", is_flag=True, help="Print a table instead of JSON.")
 def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> None:
-    """The brokers that have a topic, as JSON or, with -l, as a table.
+    """Show the route of a topic, its brokers and queues, as JSON or as a table (-l).
 
     \b
     Examples:
@@ -129,7 +135,7 @@ def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> 
 
 
 def _addresses_text(addresses: dict[int, str]) -> str:
-    """`{0=127.0.0.1:10911}`, as Java prints a map."""
+    """Format addresses as Java prints a map: `{0=127.0.0.1:10911}`."""
     return "{" + ", ".join(f"{broker_id}={address}" for broker_id, address in sorted(addresses.items())) + "}"
 
 
@@ -137,15 +143,41 @@ def _addresses_text(addresses: dict[int, str]) -> str:
 @broker_option
 @cluster_option
 @topic_option
-@click.option("-r", "--readQueueNums", "read_queue_nums", type=click.IntRange(1), default=8, show_default=True)
-@click.option("-w", "--writeQueueNums", "write_queue_nums", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
-    "-p", "--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2 W, 4 R, 6 RW."
+    "-r",
+    "--readQueueNums",
+    "read_queue_nums",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Number of queues to read.",
 )
-@click.option("-o", "--order", type=bool, default=False, help="Whether the topic is ordered (true|false).")
-@click.option("-u", "--unit", type=bool, default=False, help="Whether it is a unit topic (true|false).")
 @click.option(
-    "-s", "--hasUnitSub", "has_unit_sub", type=bool, default=False, help="Has unit subscriptions (true|false)."
+    "-w",
+    "--writeQueueNums",
+    "write_queue_nums",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Number of queues to write.",
+)
+@click.option(
+    "-p",
+    "--perm",
+    type=click.Choice(["2", "4", "6"]),
+    default="6",
+    show_default=True,
+    help="Permission: 2 write, 4 read, 6 both.",
+)
+@click.option("-o", "--order", type=bool, default=False, help="Make it an ordered topic (true|false).")
+@click.option("-u", "--unit", type=bool, default=False, help="Make it a unit topic (true|false).")
+@click.option(
+    "-s",
+    "--hasUnitSub",
+    "has_unit_sub",
+    type=bool,
+    default=False,
+    help="Mark the topic as having unit subscriptions (true|false).",
 )
 def update_topic(
     namesrv_addr: str,
@@ -160,7 +192,7 @@ def update_topic(
     unit: bool,
     has_unit_sub: bool,
 ) -> None:
-    """Create a topic, or change it, on one broker (-b) or on a whole cluster (-c).
+    """Create or change a topic on one broker (-b) or on a whole cluster (-c).
 
     \b
     Examples:
@@ -208,11 +240,13 @@ def update_topic(
 @broker_option
 @cluster_option
 @topic_option
-@click.option("-p", "--perm", type=click.Choice(["2", "4", "6"]), required=True, help="2 W, 4 R, 6 RW.")
+@click.option(
+    "-p", "--perm", type=click.Choice(["2", "4", "6"]), required=True, help="Permission: 2 write, 4 read, 6 both."
+)
 def update_topic_perm(
     namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, topic: str, perm: str
 ) -> None:
-    """Change who may use a topic, on one broker (-b) or on a whole cluster (-c).
+    """Change the permission of a topic on one broker (-b) or on a whole cluster (-c).
 
     \b
     Examples:
@@ -241,10 +275,10 @@ def update_topic_perm(
 
 @command("deleteTopic")
 @topic_option
-@click.option("-c", "--clusterName", "cluster", required=True, help="From every broker of this cluster.")
+@click.option("-c", "--clusterName", "cluster", required=True, help="Name of the cluster to delete the topic from.")
 @yes_option
 def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes: bool) -> None:
-    """Delete a topic from a cluster, and from the name servers.
+    """Delete a topic from all brokers of a cluster, and from the name servers.
 
     \b
     Examples:
@@ -274,10 +308,12 @@ def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes
 
 @command("updateOrderConf")
 @topic_option
-@click.option("-v", "--orderConf", "conf", help="For put: broker-a:4;broker-b:4.")
-@click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True)
+@click.option("-v", "--orderConf", "conf", help="For -m put: the number of queues by broker, broker-a:4;broker-b:4.")
+@click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True, help="Operation.")
 def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | None, method: str) -> None:
-    """How many queues an ordered topic has on which broker: set it, show it, or take it away.
+    """Set, show or delete the order configuration of a topic.
+
+    It has the number of queues on each broker, which an ordered topic keeps even if a broker is away.
 
     \b
     Examples:
@@ -307,9 +343,9 @@ def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | 
 
 @command("allocateMQ")
 @topic_option
-@click.option("-i", "--ipList", "ip_list", required=True, help="Client ids or addresses, with commas between them.")
+@click.option("-i", "--ipList", "ip_list", required=True, help="Client ids or addresses, separated by commas.")
 def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> None:
-    """Which of these clients would get which queues of a topic, by the average strategy.
+    """Show how the average strategy assigns the queues of a topic to clients.
 
     \b
     Examples:
@@ -319,21 +355,25 @@ def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> N
     if not clients:
         raise click.UsageError("-i names no client")
     queues = ask(namesrv_addr, lambda client: client.topics.queues(topic))
-    shares = {client: average(client, queues, clients) for client in clients}
+    assignments = {client: average(client, queues, clients) for client in clients}
     if as_json:
-        print_json({"result": shares})
+        print_json({"result": assignments})
     else:
-        rows = [(client, queue.broker_name, queue.queue_id) for client, share in shares.items() for queue in share]
+        rows = [
+            (client, queue.broker_name, queue.queue_id)
+            for client, assigned in assignments.items()
+            for queue in assigned
+        ]
         print_table(("#Client", "#Broker Name", "#QID"), rows)
 
 
 @command("queryCq")
 @topic_option
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
-@click.option("-i", "--index", type=click.IntRange(0), required=True, help="The first unit, a queue offset.")
-@click.option("-c", "--count", type=click.IntRange(1), default=10, show_default=True, help="How many units.")
-@click.option("-b", "--broker", "address", help="A broker's address; without it the first of the route.")
-@click.option("-g", "--consumer", "group", help="Show this group's subscription with it.")
+@click.option("-i", "--index", type=click.IntRange(0), required=True, help="Queue offset of the first unit.")
+@click.option("-c", "--count", type=click.IntRange(1), default=10, show_default=True, help="Number of units.")
+@click.option("-b", "--broker", "address", help="Address of a broker; by default the first one of the route.")
+@click.option("-g", "--consumer", "group", help="Also show the subscription of this consumer group.")
 def query_cq(
     namesrv_addr: str,
     as_json: bool,
@@ -344,7 +384,7 @@ def query_cq(
     address: str | None,
     group: str | None,
 ) -> None:
-    """Units of a ConsumeQueue: where the messages of a queue lie in the CommitLog.
+    """Show units of a ConsumeQueue: physical offset, size and tags code of messages.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Message trace: what clients have written down of a message's way."""
+"""Message traces: sends and deliveries recorded by tracing clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from rucola.errors import ConfigError
 
 
 @command("queryMsgTraceById")
-@click.option("-i", "--msgId", "msg_id", required=True, help="The id that the producer gave to the message.")
-@click.option("-t", "--traceTopic", "trace_topic", default=TRACE_TOPIC, show_default=True, help="Where traces are.")
+@click.option("-i", "--msgId", "msg_id", required=True, help="Unique key of the message, assigned by its producer.")
+@click.option(
+    "-t", "--traceTopic", "trace_topic", default=TRACE_TOPIC, show_default=True, help="Topic with the traces."
+)
 def query_msg_trace_by_id(namesrv_addr: str, as_json: bool, msg_id: str, trace_topic: str) -> None:
-    """What producers and consumers that trace have told of a message: who sent it, who consumed it, when, how long.
+    """Show the trace of a message: producers, consumers, times and durations.
+
+    Only clients with tracing enabled record traces.
 
     \b
     Examples:
@@ -31,7 +35,7 @@ def query_msg_trace_by_id(namesrv_addr: str, as_json: bool, msg_id: str, trace_t
     else:
         _print(view)
     if view.is_cut:
-        click.echo("there may be more", err=True)
+        click.echo("the trace may be incomplete", err=True)
 
 
 def _json(view: MessageTraceView) -> dict[str, Any]:

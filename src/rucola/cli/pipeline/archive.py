@@ -16,9 +16,9 @@ from rucola.cli.output import print_json, print_table
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
+    require_spark,
     show_tasks,
     skip_corrupt_option,
-    spark_needed,
     spark_option,
 )
 from rucola.errors import RemotingError
@@ -84,12 +84,13 @@ def archive(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Archive new messages of stores or live brokers as Parquet, by topic and date, with an index of all keys.
+    """Archive new messages of stores or live brokers in a lake.
 
-    Stores and brokers may be in use. Each run adds the messages stored since the last one: none is archived twice or
-    skipped, even if a run is killed. Afterwards, small files of the lake are merged (see `compact`). With --every the
-    command prints only runs that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or
-    SIGTERM ends after the current run.
+    A lake is a directory of Parquet files by topic and date, with an index of all keys. Stores and brokers may be in
+    use. Each run adds the messages stored since the last one: none is archived twice or skipped, even if a run is
+    killed. Afterwards, small files of the lake are merged (see `compact`). With --every the command prints only runs
+    that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or SIGTERM ends after the
+    current run.
 
     \b
     Examples:
@@ -105,7 +106,7 @@ def archive(
         raise click.UsageError("--allow-missing and --require-broker apply to live brokers (--namesrvAddr)")
     if names and (len(names) != len(stores) or len(set(names)) != len(names)):
         raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; name each store once")
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.archive import check_store
         from rucola.spark.session import LazySession
     for store in stores:
@@ -234,7 +235,7 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
       rucola pipeline compact --lake lake
       rucola pipeline compact --lake lake --at-least 20 --json
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.compact import run
         from rucola.spark.session import LazySession
     session = LazySession("rucola pipeline compact", master, use_spark=use_spark)

@@ -11,9 +11,9 @@ from rucola.cli.output import print_json, print_table
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
+    require_spark,
     show_tasks,
     skip_corrupt_option,
-    spark_needed,
     spark_option,
 )
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
@@ -57,16 +57,17 @@ def audit(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Count traffic, backlogs, retries, dead letters, repeats, latencies, hot keys and sizes of stores and lakes.
+    """Count the messages of stores and lakes, and write tables and a report.
 
-    All sources are counted together. Backlogs need a store directory, which has the consumer offsets.
+    The tables are traffic, backlogs, retries, dead letters, repeats, latencies, hot keys and record sizes. All sources
+    are counted together. Backlogs need a store directory, which has the consumer offsets.
 
     \b
     Examples:
       rucola pipeline audit --from store --out audit
       rucola pipeline audit --from lake -t Orders -b 2013-01-01 -e 2013-02-01 --out audit --json
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.audit import run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LazySession

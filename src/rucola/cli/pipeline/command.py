@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rucola.cli.extras import spark_needed
+from rucola.cli.extras import require_spark
 from rucola.cli.output import progress_bar
 from rucola.spark.jobs.progress import report_tasks
 
 if TYPE_CHECKING:
     from rucola.spark.session import LazySession
 
-__all__ = ["json_option", "master_option", "show_tasks", "skip_corrupt_option", "spark_needed", "spark_option"]
+__all__ = ["json_option", "master_option", "require_spark", "show_tasks", "skip_corrupt_option", "spark_option"]
 
 master_option = click.option(
     "--master",

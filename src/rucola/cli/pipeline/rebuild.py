@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from rucola.cli.output import print_json
-from rucola.cli.pipeline.command import json_option, master_option, show_tasks, spark_needed
-from rucola.cli.store.directory import config_option, directory_argument, settings_of
-from rucola.cli.store.recovery import rebuilt_text
+from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks
+from rucola.cli.store.directory import config_option, directory_argument, store_settings
+from rucola.cli.store.recovery import format_rebuilt
 
 
 @click.command()
@@ -31,14 +31,14 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, master:
       rucola pipeline rebuild data
       rucola pipeline rebuild data --out /tmp/derived -c broker.conf
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.rebuild import run
         from rucola.spark.session import LazySession
-    settings = settings_of(directory, config_file)
+    settings = store_settings(directory, config_file)
     session = LazySession("rucola pipeline rebuild", master)
     with show_tasks(session, "rebuild"):
         done = run(session, directory, out, settings=settings)
     if as_json:
         print_json(msgspec.to_builtins(done, enc_hook=str))
         return
-    click.echo(rebuilt_text(done))
+    click.echo(format_rebuilt(done))

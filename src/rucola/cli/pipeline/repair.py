@@ -9,7 +9,7 @@ import click
 
 from rucola.cli.output import print_json
 from rucola.cli.pipeline.archive import lake_option
-from rucola.cli.pipeline.command import json_option, master_option, show_tasks, spark_needed
+from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks
 
 
 @click.command()
@@ -50,7 +50,7 @@ def repair(
       rucola pipeline repair --lake lake --dry-run
       rucola pipeline repair --lake lake
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.repair import run
         from rucola.spark.session import LazySession
     session = LazySession("rucola pipeline repair", master)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rucola.cli.output import print_json, print_table, progress_bar
-from rucola.cli.pipeline.command import json_option, master_option, skip_corrupt_option, spark_needed, spark_option
+from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def replay(
       rucola pipeline replay --from lake -t Orders --to Copy -n 127.0.0.1:9876 --ledger replay-1 --rate 500
     """
     if not dry_run and (name_server is None or ledger is None):
-        raise click.UsageError("name --namesrvAddr and --ledger, or --dry-run")
-    with spark_needed():
+        raise click.UsageError("--namesrvAddr and --ledger are needed, or --dry-run")
+    with require_spark():
         from rucola.spark.jobs.replay import ReplayOptions, run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LazySession

@@ -10,7 +10,7 @@ import click
 from rucola.cli.message_view import message_json
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.cli.pipeline.archive import lake_option
-from rucola.cli.pipeline.command import json_option, master_option, show_tasks, spark_needed, spark_option
+from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
 
@@ -46,7 +46,7 @@ def search(
       rucola pipeline search --lake lake -k N14228
       rucola pipeline search --lake lake -t Flights -g 'UA || AA' -b 2013-01-01T05:00 -e 2013-01-01T06:00 --json
     """
-    with spark_needed():
+    with require_spark():
         from rucola.spark.jobs.search import run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LazySession

@@ -1,6 +1,6 @@
-"""`rucola reliable`: the tables of business reliability, the relay as a service, and what operators do with messages.
+"""`rucola reliable`: outbox tables, relay service, and operations on single messages.
 
-`service` holds init, migrate, relay and purge; `messages` the commands about messages; `command` what they share.
+`service` holds init, migrate, relay and purge; `messages` the commands about messages; `command` shared options.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from rucola.cli.reliable.service import init, migrate, purge, relay
 
 @click.group()
 def reliable() -> None:
-    """Run and look after an outbox: messages that take effect once in a database.
+    """Operate an outbox: messages in a database that take effect exactly once.
 
-    The database is an URL of SQLAlchemy, in --database or RUCOLA_DATABASE: sqlite:///FILE,
+    The database is an SQLAlchemy URL in --database or RUCOLA_DATABASE: sqlite:///FILE,
     postgresql+psycopg://USER:PASSWORD@HOST/NAME, mysql+pymysql://USER:PASSWORD@HOST/NAME (MariaDB).
 
     \b
     States of a message:
-      NEW        not sent yet, or no send was answered
-      SENT       stored by a broker, not confirmed by all groups it awaits
-      CONFIRMED  settled
-      MANUAL     sent too often without success: resend, confirm or void it
-      STUCK      received or waiting for too long, unconfirmed
-      DEAD       in a group's dead letter queue
-      VOID       an operator voided it
+      NEW        not sent, or no send was acknowledged
+      SENT       stored by a broker, not yet confirmed by all awaited groups
+      CONFIRMED  complete
+      MANUAL     unconfirmed after the maximum of sends: resend, confirm or void it
+      STUCK      received or waiting for too long without confirmation
+      DEAD       in the dead letter queue of a group
+      VOID       voided by an operator
     """
 
 

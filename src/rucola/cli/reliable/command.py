@@ -1,4 +1,4 @@
-"""What the commands of `rucola reliable` share: their options, a checked connection, a choice of messages."""
+"""Options, database transactions and message selection shared by the commands of `rucola reliable`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-from rucola.cli.extras import reliable_needed
+from rucola.cli.extras import require_reliable
 
-with reliable_needed():
+with require_reliable():
     from sqlalchemy import Connection
     from sqlalchemy.exc import DBAPIError
 
@@ -22,20 +22,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-SELECTED = 10_000
-"""The most messages that one command changes."""
+MAX_SELECTED = 10_000
+"""Maximum number of messages that one command changes."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
-yes_option = click.option("--yes", is_flag=True, help="Do it without asking first.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be changed, and change nothing.")
 
 
 def database_options(function: F) -> F:
-    """The options that name a database and its tables."""
+    """Add the options that name a database and its tables."""
     options = [
-        click.option("-d", "--database", required=True, envvar="RUCOLA_DATABASE", show_envvar=True, help="Its URL."),
-        click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="What the tables' names begin with."),
-        click.option("--schema", help="The database's schema with the tables."),
+        click.option(
+            "-d", "--database", required=True, envvar="RUCOLA_DATABASE", show_envvar=True, help="URL of the database."
+        ),
+        click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Prefix of the table names."),
+        click.option("--schema", help="Database schema of the tables."),
     ]
     for option in reversed(options):
         function = option(function)
@@ -43,21 +45,24 @@ def database_options(function: F) -> F:
 
 
 def selection_options(function: F) -> F:
-    """Messages by id or by what they have in common."""
+    """Add the options that select messages by id, or by status, topic and group."""
     options = [
         click.argument("message_ids", nargs=-1, metavar="[MESSAGE_ID]..."),
         click.option(
-            "--status", type=click.Choice(STATUSES, case_sensitive=False), multiple=True, help="In this state."
+            "--status",
+            type=click.Choice(STATUSES, case_sensitive=False),
+            multiple=True,
+            help="Only messages in this state. Can be repeated.",
         ),
-        click.option("-t", "--topic", help="Of this topic."),
-        click.option("-g", "--group", help="Awaiting this consumer group."),
+        click.option("-t", "--topic", help="Only messages of this topic."),
+        click.option("-g", "--group", help="Only messages that await this consumer group."),
     ]
     for option in reversed(options):
         function = option(function)
     return function
 
 
-def ask(
+def run_checked(
     database: str,
     prefix: str,
     schema: str | None,
@@ -65,7 +70,7 @@ def ask(
     *arguments: P.args,
     **options: P.kwargs,
 ) -> T:
-    """Run `work` in a transaction on tables of the right version. ReliableError says what is wrong with them."""
+    """Run `work` in a transaction after the version of the tables is checked; ReliableError if it does not fit."""
 
     def checked(connection: Connection, tables: Tables) -> T:
         migration.check(connection, tables)
@@ -75,15 +80,15 @@ def ask(
 
 
 def run(database: str, prefix: str, schema: str | None, work: Callable[[Connection, Tables], T]) -> T:
-    """Run `work` in a transaction, whatever tables there are."""
+    """Run `work` in a transaction, without a check of the tables."""
     try:
         result: T = Database(database).run_sync(work, Tables(prefix, schema))
         return result
     except DBAPIError as error:
-        raise ReliableError(f"the database refuses: {error.orig}") from None
+        raise ReliableError(f"database error: {error.orig}") from None
 
 
-def select(
+def select_stubs(
     connection: Connection,
     tables: Tables,
     message_ids: tuple[str, ...],
@@ -91,20 +96,20 @@ def select(
     topic: str | None,
     group: str | None,
 ) -> list[StubView]:
-    """The stubs that ids or the other options name. ReliableError if nothing is named, or an id is unknown."""
+    """Return the stubs selected by `selection_options`; ReliableError if nothing is named, or an id is unknown."""
     if message_ids:
         shown = {message_id: operations.show(connection, tables, message_id).stub for message_id in message_ids}
         unknown = [message_id for message_id, stub in shown.items() if stub is None]
         if unknown:
-            raise ReliableError(f"there is no stub of {', '.join(unknown)}: purged, or never added")
+            raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added")
         return [stub for stub in shown.values() if stub is not None]
     if not (status or topic or group):
-        raise ReliableError("name messages by their ids, or by --status, --topic and --group")
-    return operations.find(connection, tables, statuses=status, topic=topic, group=group, limit=SELECTED)
+        raise ReliableError("name messages by id, or by --status, --topic or --group")
+    return operations.find(connection, tables, statuses=status, topic=topic, group=group, limit=MAX_SELECTED)
 
 
-def duration(milliseconds: int | None) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `2.1 d`; a dash for None."""
+def format_duration(milliseconds: int | None) -> str:
+    """Format a duration: `45 s`, `12 min`, `3.5 h`, `2.1 d`; a dash for None."""
     if milliseconds is None:
         return "-"
     seconds = milliseconds / 1000

@@ -1,4 +1,4 @@
-"""`rucola reliable list`, `show`, `resend`, `confirm`, `void` and `stats`: what operators do with messages."""
+"""`rucola reliable list`, `show`, `resend`, `confirm`, `void` and `stats`: operations on messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.cli.reliable.command import (
-    ask,
     database_options,
     dry_run_option,
-    duration,
+    format_duration,
     json_option,
-    select,
+    run_checked,
+    select_stubs,
     selection_options,
     yes_option,
 )
@@ -26,23 +26,30 @@ from rucola.reliable.joined_view import StoredCopy, stored_copies
 from rucola.reliable.operations import Shown, StubView
 from rucola.reliable.schema import STATUSES
 
-BODY_SHOWN = 200
+BODY_PREVIEW = 200
 
 
 @click.command("list")
-@click.option("--status", type=click.Choice(STATUSES, case_sensitive=False), multiple=True, help="In this state.")
-@click.option("-t", "--topic", help="Of this topic.")
-@click.option("-g", "--group", help="Awaiting this consumer group.")
-@click.option("--shard-key", help="With this sharding key.")
-@click.option("--older-than", type=click.FloatRange(0), metavar="SECONDS", help="Added so long ago or longer.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most that are shown.")
+@click.option(
+    "--status",
+    type=click.Choice(STATUSES, case_sensitive=False),
+    multiple=True,
+    help="Only messages in this state. Can be repeated.",
+)
+@click.option("-t", "--topic", help="Only messages of this topic.")
+@click.option("-g", "--group", help="Only messages that await this consumer group.")
+@click.option("--shard-key", help="Only messages with this sharding key.")
+@click.option(
+    "--older-than", type=click.FloatRange(0), metavar="SECONDS", help="Only messages added at least this long ago."
+)
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages.")
 @json_option
 @database_options
 def list_(
     database: str, prefix: str, schema: str | None, status: tuple[str, ...], topic: str | None, group: str | None,
     shard_key: str | None, older_than: float | None, limit: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """List messages that are not settled, oldest first.
+    """List incomplete messages, oldest first.
 
     \b
     Examples:
@@ -50,7 +57,7 @@ def list_(
       rucola reliable list --status STUCK --status DEAD
       rucola reliable list -t Orders --older-than 3600 --json
     """
-    found = ask(
+    found = run_checked(
         database, prefix, schema, operations.find, statuses=status, topic=topic, group=group, shard_key=shard_key,
         older_than_ms=None if older_than is None else int(older_than * 1000), limit=limit,
     )  # fmt: skip
@@ -62,30 +69,38 @@ def list_(
 
 @click.command()
 @click.argument("message_id")
-@click.option("-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", show_envvar=True, help="Ask brokers, too.")
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "namesrv_addr",
+    envvar="NAMESRV_ADDR",
+    show_envvar=True,
+    help="Name servers; with this option, brokers are queried, too.",
+)
 @json_option
 @database_options
 def show(
     database: str, prefix: str, schema: str | None, message_id: str, namesrv_addr: str | None, as_json: bool
 ) -> None:
-    """Show where one message is now, and what happens next.
+    """Show the state of one message and its next step.
 
-    Joins stub, receipts and done rows; with a name server also what brokers have of it, dead letters among it.
+    Combines stub, receipts and done rows; with a name server also the copies that brokers store, including dead
+    letters.
 
     \b
     Examples:
       rucola reliable show 7F000001000418B4AAC2508C77F60000
       rucola reliable show 7F000001000418B4AAC2508C77F60000 -n localhost:9876 --json
     """
-    shown = ask(database, prefix, schema, operations.show, message_id)
+    shown = run_checked(database, prefix, schema, operations.show, message_id)
     if shown.stub is None and not shown.receipts and not shown.done:
-        raise ReliableError(f"nothing is known of {message_id}: purged, or never added")
+        raise ReliableError(f"there is no message {message_id}: purged, or never added")
     stored: list[StoredCopy] = []
     if namesrv_addr and shown.stub is not None:
         try:
             stored = asyncio.run(stored_copies(namesrv_addr, shown.stub))
-        except MQError as error:  # the tables' answer is useful without the brokers', in an outage above all
-            click.echo(f"Brokers were not asked: {error}", err=True)
+        except MQError as error:  # during an outage, the tables alone are useful
+            click.echo(f"brokers were not queried: {error}", err=True)
     next_step = operations.what_next(shown.stub) if shown.stub is not None else ""
     if as_json:
         print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
@@ -93,8 +108,8 @@ def show(
     if shown.stub is not None:
         _print_stub(shown, shown.stub)
     for receipt in shown.receipts:
-        held = f", held for another {duration(receipt.held_for_ms)}" if receipt.held_for_ms is not None else ""
-        click.echo(f"received   by group {receipt.group} {duration(receipt.age_ms)} ago{held}")
+        held = f", held for another {format_duration(receipt.held_for_ms)}" if receipt.held_for_ms is not None else ""
+        click.echo(f"received   by group {receipt.group} {format_duration(receipt.age_ms)} ago{held}")
     for group, done_at in shown.done.items():
         click.echo(f"done       by group {group} at {time_text(done_at)}")
     for copy in stored:
@@ -109,9 +124,9 @@ def show(
 @yes_option
 @database_options
 def resend(**options: Any) -> None:
-    """Send messages again: with a new count, by the next relay, at once.
+    """Schedule messages to be sent again at once by a relay, with a new count of sends.
 
-    CONFIRMED messages stay as they are. Consumers drop what they have done before.
+    CONFIRMED messages are not changed. Consumers drop messages that they have already processed.
 
     \b
     Examples:
@@ -124,12 +139,12 @@ def resend(**options: Any) -> None:
 
 @click.command()
 @selection_options
-@click.option("--for-group", help="Confirm for this group only, not for all that the messages await.")
+@click.option("--for-group", help="Confirm for this group only, instead of for all awaited groups.")
 @dry_run_option
 @yes_option
 @database_options
 def confirm(for_group: str | None, **options: Any) -> None:
-    """Settle messages whose effect is known to be there.
+    """Confirm messages whose effect is known to have happened.
 
     \b
     Examples:
@@ -149,7 +164,7 @@ def confirm(for_group: str | None, **options: Any) -> None:
 @yes_option
 @database_options
 def void(**options: Any) -> None:
-    """Void messages: no relay sends them, and consumers drop them. CONFIRMED messages stay.
+    """Void messages: relays stop sending them, and consumers drop them. CONFIRMED messages are not changed.
 
     \b
     Examples:
@@ -163,22 +178,24 @@ def void(**options: Any) -> None:
 @json_option
 @database_options
 def stats(database: str, prefix: str, schema: str | None, as_json: bool) -> None:
-    """Count messages by state, with the age of the oldest.
+    """Count messages by state, with the age of the oldest message.
 
     \b
     Examples:
       rucola reliable stats
       rucola reliable stats --json
     """
-    counted = ask(database, prefix, schema, operations.stats)
+    counted = run_checked(database, prefix, schema, operations.stats)
     if as_json:
         print_json(counted)
         return
     print_table(
         ["STATUS", "COUNT", "OLDEST"],
-        [[status, count, duration(counted.oldest_ms.get(status))] for status, count in counted.counts.items()],
+        [[status, count, format_duration(counted.oldest_ms.get(status))] for status, count in counted.counts.items()],
     )
-    click.echo(f"relay lag {duration(counted.relay_lag_ms)}, receipts {counted.receipts}, done rows {counted.done}")
+    click.echo(
+        f"relay lag {format_duration(counted.relay_lag_ms)}, receipts {counted.receipts}, done rows {counted.done}"
+    )
 
 
 def _change(
@@ -195,7 +212,7 @@ def _change(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    found = ask(database, prefix, schema, select, message_ids, status, topic, group)
+    found = run_checked(database, prefix, schema, select_stubs, message_ids, status, topic, group)
     count = f"{len(found)} message{'s' * (len(found) != 1)}"
     if dry_run:
         _print_stubs(found)
@@ -203,7 +220,7 @@ def _change(
         return
     if found and not yes:
         click.confirm(f"{what.format(count)}?", abort=True, err=True)
-    changed = ask(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
+    changed = run_checked(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
     click.echo(f"{changed} of {len(found)} changed")
 
 
@@ -211,7 +228,14 @@ def _print_stubs(found: list[StubView]) -> None:
     print_table(
         ["MESSAGE ID", "STATUS", "SENDS", "AGE", "DUE", "TOPIC"],
         [
-            [stub.message_id, stub.status, stub.sends, duration(stub.age_ms), duration(stub.due_in_ms), stub.topic]
+            [
+                stub.message_id,
+                stub.status,
+                stub.sends,
+                format_duration(stub.age_ms),
+                format_duration(stub.due_in_ms),
+                stub.topic,
+            ]
             for stub in found
         ],
     )
@@ -219,8 +243,8 @@ def _print_stubs(found: list[StubView]) -> None:
 
 def _print_stub(shown: Shown, stub: StubView) -> None:
     click.echo(f"message    {stub.message_id}, topic {stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
-    click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_SHOWN]!r}")
-    click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {duration(stub.age_ms)} ago")
+    click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
+    click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
     if stub.shard_key is not None:
         click.echo(f"shard key  {stub.shard_key}")
     if stub.awaiting:

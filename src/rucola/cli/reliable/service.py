@@ -1,4 +1,4 @@
-"""`rucola reliable init`, `migrate`, `relay` and `purge`: the tables, the service, and the tables' size."""
+"""`rucola reliable init`, `migrate`, `relay` and `purge`: tables, relay service and retention."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
-from rucola.cli.log_lines import begin_logging, log_format_option
+from rucola.cli.log_format import configure_logging, log_format_option
 from rucola.cli.output import print_json
-from rucola.cli.reliable.command import ask, database_options, dry_run_option, json_option, run, yes_option
+from rucola.cli.reliable.command import database_options, dry_run_option, json_option, run, run_checked, yes_option
 from rucola.errors import ConfigError
 from rucola.reliable import (
     Alerts,
@@ -48,7 +48,7 @@ def init(database: str, prefix: str, schema: str | None) -> None:
 
     def create(connection: Connection, tables: Tables) -> None:
         if connection.dialect.name == "sqlite":
-            # Readers and the writer do not wait for each other. The setting stays with the file.
+            # With a write-ahead log, readers and the writer do not block each other. SQLite keeps the mode in the file.
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         migration.init(connection, tables)
 
@@ -59,7 +59,9 @@ def init(database: str, prefix: str, schema: str | None) -> None:
 @click.command()
 @database_options
 def migrate(database: str, prefix: str, schema: str | None) -> None:
-    """Bring the tables to this program's version, before the programs that use them are upgraded.
+    """Migrate the tables to the version of this program.
+
+    Run it before you upgrade the programs that use the tables.
 
     \b
     Examples:
@@ -75,25 +77,31 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
     help="Name servers, host:port;host:port.",
 )  # fmt: skip
 @click.option(
-    "--batch", type=click.IntRange(1, 10_000), default=Policy().batch, show_default=True, help="Stubs a claim."
+    "--batch", type=click.IntRange(1, 10_000), default=Policy().batch, show_default=True, help="Messages per claim."
 )
-@click.option("--max-sends", type=click.IntRange(1), default=16, show_default=True, help="Then a message is MANUAL.")
+@click.option(
+    "--max-sends",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Sends after which an unconfirmed message becomes MANUAL.",
+)
 @click.option(
     "--confirm-timeout", type=click.FloatRange(0.001), default=60, show_default=True, metavar="SECONDS",
-    help="How long after a send the first check is made.",
+    help="Time from a send to the first check of its confirmation.",
 )  # fmt: skip
 @click.option(
     "--lease", type=click.FloatRange(1), default=30, show_default=True, metavar="SECONDS",
-    help="How long a relay that died keeps its share.",
+    help="Time after which the claims of a dead relay expire.",
 )  # fmt: skip
 @click.option(
     "--keyed-resend", type=click.Choice([kind.value for kind in KeyedResend]), default="manual", show_default=True,
-    help="What happens to a lost message with a sharding key.",
+    help="Handling of a lost message that has a sharding key.",
 )  # fmt: skip
-@click.option("--webhook", metavar="URL", help="Post alerts here, as JSON.")
-@click.option("--smtp", metavar="HOST:PORT", help="Send alerts by this mail server.")
-@click.option("--mail-from", metavar="ADDRESS", default="rucola@localhost", show_default=True)
-@click.option("--mail-to", metavar="ADDRESS", multiple=True, help="Who gets them.")
+@click.option("--webhook", metavar="URL", help="URL to which alerts are posted as JSON.")
+@click.option("--smtp", metavar="HOST:PORT", help="Mail server for alerts.")
+@click.option("--mail-from", metavar="ADDRESS", default="rucola@localhost", show_default=True, help="Sender of alerts.")
+@click.option("--mail-to", metavar="ADDRESS", multiple=True, help="Recipient of alerts. Can be repeated.")
 @log_format_option
 @database_options
 def relay(
@@ -101,9 +109,9 @@ def relay(
     confirm_timeout: float, lease: float, keyed_resend: str, webhook: str | None, smtp: str | None, mail_from: str,
     mail_to: tuple[str, ...], log_format: str,
 ) -> None:  # fmt: skip
-    """Send the messages of an outbox, and see to it that they are confirmed. Several relays share the work.
+    """Run a relay: send the messages of an outbox, and check their confirmation. Several relays share the work.
 
-    Prints `rucola ready relay=NAME` when it works. SIGTERM and SIGINT stop it cleanly.
+    Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it cleanly.
 
     \b
     Examples:
@@ -111,7 +119,7 @@ def relay(
       rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
       rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
     """
-    begin_logging(log_format)
+    configure_logging(log_format)
     policy = Policy(
         batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
         lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
@@ -137,7 +145,7 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
     if smtp is not None:
         host, _, port = smtp.rpartition(":")
         if not host or not port.isdigit() or not mail_to:
-            raise ConfigError("mails need --smtp HOST:PORT and at least one --mail-to ADDRESS")
+            raise ConfigError("alerts by mail need --smtp HOST:PORT and at least one --mail-to ADDRESS")
         sinks.append(email_sink(host, int(port), mail_from, mail_to))
     return sinks
 
@@ -145,7 +153,7 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
 @click.command()
 @click.option(
     "--older-than", type=float, default=PURGE_AFTER_MS / HOUR_MS, show_default=True, metavar="HOURS",
-    help="Settled so long ago.",
+    help="Minimum time since a message was completed.",
 )  # fmt: skip
 @dry_run_option
 @yes_option
@@ -154,10 +162,11 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
 def purge(
     database: str, prefix: str, schema: str | None, older_than: float, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Remove confirmed messages, and receipts and done rows that no duplicate can ask for any more.
+    """Delete old confirmed messages, receipts and done rows.
 
-    Everything else stays: a message that is not settled is never removed. A thousand rows at a time, each in a
-    transaction of its own. Not below 77 hours, since brokers may deliver a message as long as that.
+    Receipts and done rows are deleted when no duplicate can arrive any more. An incomplete message is never deleted.
+    Rows are deleted in transactions of a thousand. The age must be at least 77 hours, because brokers may deliver a
+    message again for that long.
 
     \b
     Examples:
@@ -170,7 +179,7 @@ def purge(
             f"--older-than {older_than:g}: not below {LEAST_PURGE_AFTER_MS // HOUR_MS} hours, since brokers keep and "
             "retry messages as long as that, and a duplicate of a purged one would count as new"
         )
-    rows = ask(database, prefix, schema, operations.purgeable, age_ms)
+    rows = run_checked(database, prefix, schema, operations.purgeable, age_ms)
     if dry_run:
         if as_json:
             print_json(rows)
@@ -180,7 +189,7 @@ def purge(
     if not yes and any(rows.values()):
         click.confirm(f"remove {sum(rows.values())} rows?", abort=True, err=True)
     removed = 0
-    while count := ask(database, prefix, schema, operations.purge, age_ms):
+    while count := run_checked(database, prefix, schema, operations.purge, age_ms):
         removed += count
     if as_json:
         print_json({"removed": removed})

@@ -1,6 +1,6 @@
-"""`rucola store`: what can be done with a store directory that no broker serves.
+"""`rucola store`: commands for a store directory that no broker serves.
 
-`looking` holds the commands that only read, `mending` those that write; `directory` what they take and say alike.
+`inspection` holds the commands that only read, `recovery` those that write; `directory` their common arguments.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from rucola.cli.store.recovery import rebuild, repair
 
 @click.group()
 def store() -> None:
-    """Look into a store directory, search it and repair it, without a broker.
+    """Check, search and repair a store directory without a broker.
 
     The directory should be closed, or a copy. `check`, `stat`, `dump` and `grep` write nothing and take no lock;
-    `repair` only reads it; `rebuild` takes its lock. A bar on stderr shows how far a long run is, on a terminal.
+    `repair` only reads the directory; `rebuild` locks it. Long runs show a progress bar on a terminal.
 
     \b
     Exit codes:
-      0  done; `check` found nothing, `grep` found something
-      1  `check` found something, `grep` nothing, or it could not be done, with the reason on stderr
+      0  success; `check` found no damage, `grep` found messages
+      1  `check` found damage, `grep` found nothing, or the command failed, with the reason on stderr
       2  the command line was wrong
+
+    \b
+    Examples:
+      rucola store check data
+      rucola store grep data -t Orders -k order-4711
     """
 
 

@@ -1,4 +1,4 @@
-"""The arguments that the commands of `rucola store` have in common."""
+"""Arguments shared by the commands of `rucola store`, and the settings of a store directory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rucola.errors import StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
 from rucola.store.tools.rebuild import detect_config
 
-MARKS = ("commitlog", "config", "checkpoint")
-"""What a store has from its first start on, or has left when somebody took parts of it away."""
+STORE_ENTRIES = ("commitlog", "config", "checkpoint")
+"""Entries of a store directory; at least one remains even in a badly damaged store."""
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    """The directory that was named, or StoreError: an empty place is no clean store."""
-    if not any((path / name).exists() for name in MARKS):
-        raise StoreError(f"{path} is no store directory: it has none of {', '.join(MARKS)}")
+    """Validate the argument: StoreError if it is no store, as an empty directory would pass every check."""
+    if not any((path / name).exists() for name in STORE_ENTRIES):
+        raise StoreError(f"{path} is no store directory: it has none of {', '.join(STORE_ENTRIES)}")
     return path
 
 
@@ -34,26 +34,27 @@ config_option = click.option(
     "--configFile",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The broker.conf with the sizes of files and the delay levels, where they are not the defaults.",
+    help="broker.conf of the store, if its file sizes or delay levels are not the defaults.",
 )
 
 
 def index_slots(config_file: Path | None) -> int:
-    """maxHashSlotNum of a broker.conf; 0 where it is not said."""
+    """Return maxHashSlotNum of a broker.conf, or 0 if it is not set."""
     given = settings.read(config_file) if config_file else {}
     return settings.fill(StoreConfig, given).max_hash_slot_num if "maxHashSlotNum" in given else 0
 
 
-def settings_of(directory: Path, config_file: Path | None, *, broken: bool = False) -> StoreConfig:
-    """The settings of a store: what broker.conf says, else what its files show, else Apache's defaults.
+def store_settings(directory: Path, config_file: Path | None, *, broken: bool = False) -> StoreConfig:
+    """Return the settings of a store: from broker.conf, else derived from its files, else Apache's defaults.
 
-    An index that shows nothing is an error unless it may be `broken`.
+    If the files of the index are too damaged to derive its size, the default is used if `broken` is true; otherwise
+    this raises StoreError.
     """
     given = settings.read(config_file) if config_file else {}
     try:
         found = detect_config(directory)
     except StoreCorrupt as error:
         if not broken and "maxHashSlotNum" not in given:
-            raise StoreError(f"{error}; a broker.conf with maxHashSlotNum and maxIndexNum does (-c)") from error
+            raise StoreError(f"{error}; name a broker.conf with maxHashSlotNum and maxIndexNum (-c)") from error
         found = detect_config(directory, index=False)
     return settings.fill(StoreConfig, given, **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})

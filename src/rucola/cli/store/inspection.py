@@ -1,4 +1,4 @@
-"""`rucola store check`, `stat`, `dump` and `grep`: look into a store. Nothing is written, no lock is taken."""
+"""`rucola store check`, `stat`, `dump` and `grep`: read-only commands that take no lock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rucola.store.tools.stat import stat as stat_store
 @click.command()
 @directory_argument
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Findings as a JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
-    """Hold everything in the store DIR against the format, and name what is wrong.
+    """Check the whole store DIR against the format, and list the damage.
 
-    Records, BLANK tails, every ConsumeQueue unit, every index chain, checkpoint and configuration. Exit code 1 where
-    something was found. The store should not be served meanwhile: what is being written looks unfinished.
+    Checks records, blank ends of files, ConsumeQueue units, index chains, checkpoint and configuration. The exit code
+    is 1 if there is damage. No broker should serve the store: a record that is being written looks damaged.
 
     \b
     Examples:
@@ -53,9 +53,9 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
 @click.command()
 @directory_argument
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON document; times in milliseconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with times in milliseconds.")
 def stat(directory: Path, config_file: Path | None, as_json: bool) -> None:
-    """Count what the store DIR holds: the log and its waste, every queue, the index, checkpoint and configuration.
+    """Show statistics of the store DIR: log, queues, index, checkpoint and configuration.
 
     \b
     Examples:
@@ -109,12 +109,12 @@ def _index_row(file: IndexFileStat) -> tuple[object, ...]:
 
 @click.command()
 @directory_argument
-@click.option("--json", is_flag=True, expose_value=False, help="One line of JSON a message, as always.")
+@click.option("--json", is_flag=True, expose_value=False, help="Accepted for symmetry; the output is always JSON.")
 def dump(directory: Path) -> None:
-    """Print every message in the CommitLog of DIR, in order, as one line of JSON.
+    """Print every message in the CommitLog of DIR, in order, one JSON object per line.
 
-    `cq` is topic|queueId|queueOffset, `tagsCode` what the ConsumeQueue has (null: not dispatched); bodies are given by
-    size and SHA-256, once decompressed and once as stored.
+    `cq` is topic|queueId|queueOffset, `tagsCode` the code in the ConsumeQueue (null if the message is not dispatched).
+    Bodies are represented by size and SHA-256, decompressed and as stored.
 
     \b
     Examples:
@@ -134,7 +134,7 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     try:
         return re.compile(text.encode()) if text is not None else None
     except re.error as error:
-        raise click.BadParameter(f"no regular expression: {error}") from None
+        raise click.BadParameter(f"not a regular expression: {error}") from None
 
 
 @click.command()
@@ -143,21 +143,26 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("-t", "--topic", help="Only this topic.")
 @click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="Only the queues with this id.")
 @click.option("-g", "--tag", help="Only messages with this tag.")
-@click.option("-k", "--key", help="Only messages with this key or unique key; found by the index where it can be.")
+@click.option("-k", "--key", help="Only messages with this key or unique key. With -t, the index finds them.")
 @click.option(
     "-b",
     "--begin",
     "begin_ms",
     callback=parse_time_option,
-    help="Stored at this time or later: 2013-01-01T05:15:00, or ms.",
+    help="Only messages stored at this time or later: 2013-01-01T05:15:00 in local time, or milliseconds.",
 )
-@click.option("-e", "--end", "end_ms", callback=parse_time_option, help="Stored before this time.")
-@click.option("-s", "--text", help="Only messages whose body has this text.")
-@click.option("-r", "--regex", callback=_pattern, help="Only messages in whose body this expression matches.")
-@click.option("--all", "exhaustive", is_flag=True, help="Read the whole log, past ConsumeQueues and index.")
-@click.option("-n", "--max", "max_count", type=click.IntRange(1), help="Stop after so many.")
-@click.option("--table", is_flag=True, help="A table of places, times, tags and keys.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON a message, as dump prints it (the default).")
+@click.option("-e", "--end", "end_ms", callback=parse_time_option, help="Only messages stored before this time.")
+@click.option("-s", "--text", help="Only messages whose body contains this text.")
+@click.option("-r", "--regex", callback=_pattern, help="Only messages whose body matches this regular expression.")
+@click.option(
+    "--all",
+    "exhaustive",
+    is_flag=True,
+    help="Read the whole log, without ConsumeQueues and index, which may be damaged.",
+)
+@click.option("-n", "--max", "max_count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--table", is_flag=True, help="Print a table of offsets, times, tags and keys.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, as dump does (the default).")
 @click.pass_context
 def grep(
     ctx: click.Context,
@@ -176,10 +181,12 @@ def grep(
     table: bool,
     as_json: bool,
 ) -> None:
-    """Print the messages of the store DIR that meet all conditions. Exit code 1 where there is none.
+    """Print the messages of the store DIR that meet all conditions.
 
-    With a topic only its ConsumeQueues are read, with a topic and a key only what the index leads to; otherwise the
-    whole log. Bodies are searched after decompression.
+    The exit code is 1 if there are none.
+
+    With a topic the command reads only its ConsumeQueues, with a topic and a key only the messages that the index
+    finds, and otherwise the whole log. Bodies are decompressed before they are searched.
 
     \b
     Examples:
@@ -190,7 +197,7 @@ def grep(
     if table and as_json:
         raise click.UsageError("--table and --json exclude each other")
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
-        raise click.UsageError("-b is not before -e: nothing lies between")
+        raise click.UsageError("-b must be before -e")
     question = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
         question.end_ms = end_ms
@@ -203,9 +210,9 @@ def grep(
         for message in grep_store(reader, question, progress):
             count += 1
             if table:
-                place = message.topic, message.queue_id, message.queue_offset, message.physical_offset
+                position = message.topic, message.queue_id, message.queue_offset, message.physical_offset
                 time = time_text(message.store_timestamp)
-                rows.append((*place, time, message.tags or "", message.keys or "", message.msg_id))
+                rows.append((*position, time, message.tags or "", message.keys or "", message.msg_id))
             else:
                 click.echo(msgspec.json.encode(message_row(message, reader.unit_of(message))))
             if count == max_count:

@@ -1,4 +1,4 @@
-"""`rucola store rebuild` and `repair`: make a store whole again."""
+"""`rucola store rebuild` and `repair`: restore derived files, or a damaged log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from rucola.cli.output import print_json, print_table, progress_bar
-from rucola.cli.store.directory import config_option, directory_argument, settings_of
+from rucola.cli.store.directory import config_option, directory_argument, store_settings
 from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_store
 from rucola.store.tools.repair import RepairResult
@@ -18,14 +18,16 @@ from rucola.store.tools.repair import repair as repair_store
 @click.command()
 @directory_argument
 @config_option
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write here, and leave DIR as it is.")
-@click.option("--json", "as_json", is_flag=True, help="What was written, as JSON.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write to this directory, and leave DIR unchanged."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json: bool) -> None:
-    """Write the ConsumeQueues and the index of the store DIR anew, from its CommitLog.
+    """Rebuild the ConsumeQueues and the index of the store DIR from its CommitLog.
 
-    They take the place of the old ones when they are complete and on disk; an interruption leaves the old. The log has
-    to be sound: `repair` is for one that is not. A directory that a broker serves is refused. Files get the sizes of
-    the old ones; where there are none, and for delay levels other than the defaults, name the broker.conf.
+    The new files replace the old ones when they are complete and on disk; if the command is interrupted, the old ones
+    stay. No broker may serve DIR, and its log must be undamaged (otherwise, see `repair`). New files get the size of
+    the old ones; name the broker.conf if there are none, or if its delay levels are not the defaults.
 
     \b
     Examples:
@@ -33,15 +35,15 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
       rucola store rebuild data --out /tmp/derived -c broker.conf
     """
     with progress_bar(f"rebuild {directory}") as progress:
-        done = rebuild_store(directory, out, settings=settings_of(directory, config_file), progress=progress)
+        done = rebuild_store(directory, out, settings=store_settings(directory, config_file), progress=progress)
     if as_json:
         print_json(msgspec.to_builtins(done, enc_hook=str))
         return
-    click.echo(rebuilt_text(done))
+    click.echo(format_rebuilt(done))
 
 
-def rebuilt_text(done: RebuildResult) -> str:
-    """Say in one line what a rebuild has written."""
+def format_rebuilt(done: RebuildResult) -> str:
+    """Format the result of a rebuild as one line."""
     return (
         f"{done.path}: {done.messages} messages read; {done.units} units in {done.queues} queues, "
         f"{done.index_entries} entries in {done.index_files} index files written"
@@ -52,15 +54,18 @@ def rebuilt_text(done: RebuildResult) -> str:
 @directory_argument
 @config_option
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where the copy goes; a new place."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="New directory for the repaired copy.",
 )
-@click.option("--json", "as_json", is_flag=True, help="What was done, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) -> None:
-    """Write a sound copy of the store DIR, and say what is not in it and why. DIR is only read.
+    """Write a repaired copy of the store DIR, and report what is missing from it and why. DIR is only read.
 
-    Every sound message keeps its physical offset and its place in its queue. A lost one between others gets a
-    stand-in: an empty message with a property REPAIRED. Exit code 0 also where something had to be left out: read
-    what it prints, or `left_out` in the JSON.
+    Every undamaged message keeps its physical offset and its queue offset. A lost message between others is replaced
+    by an empty message with a property REPAIRED. The exit code is 0 even if messages were lost: see the output, or
+    `left_out` in the JSON.
 
     \b
     Examples:
@@ -68,7 +73,7 @@ def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) 
       rucola store repair data --out repaired -c broker.conf --json
       rucola store check repaired
     """
-    settings = settings_of(directory, config_file, broken=True)
+    settings = store_settings(directory, config_file, broken=True)
     with progress_bar(f"repair {directory}") as progress:
         done = repair_store(directory, out, settings=settings, progress=progress)
     if as_json:

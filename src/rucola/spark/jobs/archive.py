@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from rucola.errors import StoreError
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.message_source import partitions_frame
+from rucola.spark.jobs.selected_messages import partitions_frame
 from rucola.spark.lake import parquet_files
 from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
 from rucola.spark.lake.key_index import key_entries, write_keys
@@ -318,7 +318,7 @@ def stage_in_spark(lake: LakeWriter, messages: DataFrame) -> StagedMessages:
 
 
 def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
-    """Do what `stage_in_spark` does in this process, with messages of all columns as record batches."""
+    """Write messages, as record batches with all columns, and their keys to staging without Spark."""
     parquet_files.write_rows(batches, lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
     if not paths:
@@ -337,7 +337,7 @@ def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> Sta
 
 
 def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Read messages of about `size` bytes by the options of the data source, and stage_in_spark them."""
+    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
     read = parse_read_options(options)
     partitions = reader.plan(read)
     if runs_in_spark(spark, lambda: size):

@@ -1,23 +1,22 @@
-"""The audit job: what went through a log, counted. Each table is a pure function of DataFrames.
+"""Audit job: statistics of the messages in a log. Each table is a pure function of DataFrames.
 
-    facts         one narrow row a message, from which all others are made; bodies are only hashed
-    topics        by topic: messages, bytes, sizes, time from birth to store, repeats
-    hours         by topic and hour: messages, bytes, rates, time from birth to store
+    facts         one narrow row per message, from which all tables are computed; bodies are only hashed
+    topics        by topic: messages, bytes, sizes, born-to-store latency, repeats
+    hours         by topic and hour: messages, bytes, rates, born-to-store latency
     failures      by group, kind and hour: retries and dead letters
-    sizes         by topic: how many records have up to so many bytes, by powers of two
-    hot_keys      by topic: the keys that most messages have
-    consumption   by group and topic: time from store to consumption, where it can be known
-    lags          by group and queue: what waits to be consumed, in messages, bytes and time
+    sizes         by topic: a histogram of record sizes, by powers of two
+    hot_keys      by topic: the most frequent keys
+    consumption   by group and topic: store-to-consumption latency, as far as it is known
+    lags          by group and queue: the backlog in messages, bytes and time
 
-**Repeats** are messages beyond the first with the same msgId, or the same body, in one topic. A retry topic has each
-message as often as it failed, so retry and dead letter topics have no repeats.
+**Repeats** are messages with the same msgId, or the same body, as an earlier message of the topic. A retry topic
+contains a message once per failure, so repeats are not counted in retry and dead letter topics.
 
-**When a message was consumed** no store keeps. It is known of messages whose consumers send traces (the topic
-RMQ_SYS_TRACE_TOPIC), and near enough of messages that were given back: the first retry was stored when its delay was
-over, so the failed consumption was that long before. Where neither is, `lags` tells how long the oldest waiting
-message has been waiting.
+**Consumption times** are not stored. They are known for messages whose consumers send traces (topic
+RMQ_SYS_TRACE_TOPIC), and estimated for retried messages ("given back"): the first retry was stored when its delay had
+passed, so the consumption failed that delay before. For all others, `lags` has the waiting time of the oldest message.
 
-Times are UTC. Nothing depends on today: a lag is measured against the last message of the source.
+Times are UTC. The current time is not used: waiting times end at the last message of the source.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_syst
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs import audit_tables, report
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
-from rucola.spark.jobs.message_source import MessageSource
+from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source.columns import schema_of
@@ -52,11 +51,11 @@ from rucola.store.reader import StoreReader
 
 HOT_KEYS: Final = 10
 
-_PROGRESS: Final = "brokerName string, `group` string, topic string, queueId int, committed bigint"
+_COMMITS: Final = "brokerName string, `group` string, topic string, queueId int, committed bigint"
 
 
 def facts(messages: DataFrame) -> DataFrame:
-    """Return what is counted of each message: where it is, when, how large, of which group, a hash of its body."""
+    """Reduce each message to the values that are counted: position, times, size, kind, group and a body hash."""
     topic = F.col("topic")
     retry, dead = topic.startswith(RETRY_PREFIX), topic.startswith(DLQ_PREFIX)
     return messages.select(
@@ -83,7 +82,7 @@ def facts(messages: DataFrame) -> DataFrame:
 
 
 def topics(facts: DataFrame) -> DataFrame:
-    """Return a row a topic: messages, bytes, sizes, first and last time, milliseconds from birth to store, repeats."""
+    """Return one row per topic: messages, bytes, sizes, first and last time, born-to-store latency, repeats."""
     whole = facts.groupBy("topic").agg(
         F.first("kind").alias("kind"),
         F.count_distinct("brokerName", "queueId").alias("queues"),
@@ -101,7 +100,7 @@ def topics(facts: DataFrame) -> DataFrame:
 
 
 def hours(facts: DataFrame) -> DataFrame:
-    """Return a row a topic and hour: messages, bytes, messages a second on average and at most, born-to-store times."""
+    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
     hour = _hour()
     rows = facts.groupBy("topic", hour).agg(
         F.count("*").alias("messages"),
@@ -114,7 +113,7 @@ def hours(facts: DataFrame) -> DataFrame:
 
 
 def failures(facts: DataFrame) -> DataFrame:
-    """Return a row a group, kind (`retry` or `dead letter`), topic of origin and hour: messages, and most tries."""
+    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
     return (
         facts.where("kind <> 'message'")
         .groupBy("group", "kind", "originTopic", _hour())
@@ -123,21 +122,21 @@ def failures(facts: DataFrame) -> DataFrame:
 
 
 def sizes(facts: DataFrame) -> DataFrame:
-    """Return a row a topic and class of size: records of more than `upto` / 2 and up to `upto` bytes."""
+    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
     upto = F.pow(F.lit(2), F.ceil(F.log2("size"))).cast("bigint").alias("upto")
     return facts.groupBy("topic", upto).agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
 
 
-def hot_keys(facts: DataFrame, most: int = HOT_KEYS) -> DataFrame:
-    """Return a row a topic and key, for the `most` keys of each topic that most messages have, but not one alone."""
+def hot_keys(facts: DataFrame, limit: int = HOT_KEYS) -> DataFrame:
+    """Return one row per topic and key, for the `limit` most frequent keys of each topic that occur more than once."""
     keys = facts.select("topic", F.explode("keys").alias("key"))
     counted = keys.groupBy("topic", "key").agg(F.count("*").alias("messages")).where("messages > 1")
     rank = F.row_number().over(Window.partitionBy("topic").orderBy(F.desc("messages"), "key"))
-    return counted.withColumn("rank", rank).where(F.col("rank") <= most)
+    return counted.withColumn("rank", rank).where(F.col("rank") <= limit)
 
 
 def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT_DELAY_LEVELS) -> DataFrame:
-    """Return a row a group, topic and way to know (`trace` or `given back`): milliseconds from store to consumption.
+    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `given back`).
 
     `traces` are the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
@@ -163,14 +162,14 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
     return known.groupBy("group", "topic", "known").agg(F.count("*").alias("messages"), *_percentiles(waited))
 
 
-def lags(facts: DataFrame, progress: DataFrame) -> DataFrame:
-    """Return a row a group and queue: what it has not consumed, and how long the oldest of that has been waiting.
+def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
+    """Return the backlog per group and queue: messages, bytes, and the waiting time of the oldest message.
 
-    `progress` has the committed offsets: brokerName, group, topic, queueId, committed.
+    `commits` has the committed offsets: brokerName, group, topic, queueId, committed.
     """
     queue = ["brokerName", "topic", "queueId"]
     last = facts.agg(F.max("storedMs").alias("lastMs"))
-    rows = progress.join(facts.select(*queue, "queueOffset", "size", "storedMs"), queue, "left")
+    rows = commits.join(facts.select(*queue, "queueOffset", "size", "storedMs"), queue, "left")
     waits = F.col("queueOffset") >= F.col("committed")
     return (
         rows.groupBy("group", *queue, "committed")
@@ -191,18 +190,18 @@ def _hour() -> Column:
 
 
 def _born_to_store() -> Column:
-    """Milliseconds from birth to store. Two clocks are compared, so it may be below 0."""
+    """Born-to-store latency in milliseconds; negative if the producer's clock is ahead of the broker's."""
     return F.col("storedMs") - F.col("bornMs")
 
 
 def _percentiles(value: Column) -> list[Column]:
-    """Return percentiles of milliseconds, to within a ten-thousandth of the rank, and the largest value."""
+    """Return the columns of `PERCENTILES`, accurate to a ten-thousandth of the rank, and `most`, the maximum."""
     found = [F.percentile_approx(value, share).alias(name) for name, share in PERCENTILES.items()]
     return [*found, F.max(value).alias("most")]
 
 
 def _repeats(facts: DataFrame, column: str, name: str) -> DataFrame:
-    """Return for each topic how many messages are not the first with their value in this column."""
+    """Count by topic the messages that repeat an earlier value of `column`."""
     counts = facts.groupBy("topic", column).agg((F.count("*") - 1).alias("more"))
     return counts.groupBy("topic").agg(F.sum("more").alias(name))
 
@@ -216,28 +215,28 @@ TABLES: Final = {
     "consumption": ("group", "topic", "known"),
     "lags": ("group", "topic", "brokerName", "queueId"),
 }
-"""The tables of an audit, each with the columns by which its rows are ordered."""
+"""The tables of an audit, each with the columns that its rows are sorted by."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What was counted: the `TABLES` as Arrow has them, each at most as long as it has groups."""
+    """The `TABLES` of an audit as Arrow tables."""
 
     sources: tuple[str, ...]
     tables: Mapping[str, pa.Table]
 
     @property
     def messages(self) -> int:
-        """Messages in all topics."""
+        """Number of messages in all topics."""
         return sum(self.tables["topics"]["messages"].to_pylist())
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as values that JSON knows."""
+        """Return sources and tables as a JSON-serializable dict."""
         rows = {name: table.to_pylist() for name, table in self.tables.items()}
         return {"sources": list(self.sources), "messages": self.messages, **rows}
 
     def write(self, out: Path) -> None:
-        """Write each table as Parquet, and the report, into a directory."""
+        """Write each table as Parquet, and report.html, into a directory, which is created if needed."""
         out.mkdir(parents=True, exist_ok=True)
         for name, table in self.tables.items():
             pq.write_table(table, out / f"{name}.parquet")
@@ -255,23 +254,23 @@ def run(
     hottest: int = HOT_KEYS,
     delay_levels: str | None = None,
 ) -> AuditResult:
-    """AuditResult store directories and lakes together, and write the tables and report.html into `out`, if given.
+    """Audit store directories and lakes together, and write the tables and report.html into `out`, if given.
 
-    `delay_levels` is the brokers' messageDelayLevel, where it was changed; of each topic the `hottest` keys are
-    counted. Groups' progress is known of stores, which keep it in config/consumerOffset.json. Raises StoreError for
-    what is neither store nor lake or is damaged, ConfigError for options that cannot be.
+    `hottest` limits the hot keys per topic; `delay_levels` is the brokers' messageDelayLevel if it is not the default.
+    Consumer offsets come from config/consumerOffset.json of the stores; lakes have none. Raises StoreError if a source
+    is damaged, or neither store nor lake, and ConfigError for invalid options.
     """
     if not sources:
-        raise ConfigError("nothing to audit is given: name a store directory or a lake")
+        raise ConfigError("an audit needs a source: name a store directory or a lake")
     chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
-    found = [MessageSource(Path(source).absolute(), chosen, options) for source in sources]
+    found = [SelectedMessages(Path(source).absolute(), chosen, options) for source in sources]
     traces = [each for source in sources if (each := _traces(Path(source).absolute(), options))]
-    progress = [row for source in sources for row in _committed_offsets(Path(source), chosen)]
+    commits = [row for source in sources for row in _committed_offsets(Path(source), chosen)]
     levels = delay_levels or DEFAULT_DELAY_LEVELS
     if runs_in_spark(spark, lambda: sum(each.size() for each in found)):
-        tables = _in_spark(resolve_session(spark), found, traces, progress, hottest, levels)
+        tables = _in_spark(resolve_session(spark), found, traces, commits, hottest, levels)
     else:
-        tables = _in_this_process(found, traces, progress, hottest, levels)
+        tables = _in_this_process(found, traces, commits, hottest, levels)
     audit = AuditResult(tuple(map(str, sources)), tables)
     if out is not None:
         audit.write(Path(out))
@@ -280,9 +279,9 @@ def run(
 
 def _in_spark(
     session: SparkSession,
-    messages: Sequence[MessageSource],
-    traces: Sequence[MessageSource],
-    progress: Sequence[tuple[Any, ...]],
+    messages: Sequence[SelectedMessages],
+    traces: Sequence[SelectedMessages],
+    commits: Sequence[tuple[Any, ...]],
     hottest: int,
     delay_levels: str,
 ) -> dict[str, pa.Table]:
@@ -300,7 +299,7 @@ def _in_spark(
                 "consumption": consumption(
                     counted, union_all([session.createDataFrame([], "body binary"), *bodies]), delay_levels
                 ),
-                "lags": lags(counted, session.createDataFrame(progress, _PROGRESS)),
+                "lags": lags(counted, session.createDataFrame(commits, _COMMITS)),
             }
             return {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
         finally:
@@ -308,12 +307,13 @@ def _in_spark(
 
 
 def _in_this_process(
-    messages: Sequence[MessageSource],
-    traces: Sequence[MessageSource],
-    progress: Sequence[tuple[Any, ...]],
+    messages: Sequence[SelectedMessages],
+    traces: Sequence[SelectedMessages],
+    commits: Sequence[tuple[Any, ...]],
     hottest: int,
     delay_levels: str,
 ) -> dict[str, pa.Table]:
+    # An empty batch gives the tables their schema even if there is no message.
     schema = schema_of(audit_tables.COLUMNS)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
     batches = chain([nothing], *(each.batches(audit_tables.COLUMNS) for each in messages))
@@ -326,13 +326,13 @@ def _in_this_process(
         "sizes": audit_tables.sizes(counted),
         "hot_keys": audit_tables.hot_keys(counted, hottest),
         "consumption": audit_tables.consumption(counted, bodies, delay_levels),
-        "lags": audit_tables.lags(counted, progress),
+        "lags": audit_tables.lags(counted, commits),
     }
     return {name: _ordered(found[name], order) for name, order in TABLES.items()}
 
 
 def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return the rows of a table as Spark orders them by these columns, null first."""
+    """Sort a table as Spark does, with nulls first; Arrow by itself sorts them last."""
     keys = {
         f"{column} {name}": made
         for name in names
@@ -342,21 +342,21 @@ def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def union_all(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of all."""
+    """Return the rows of all frames."""
     return reduce(DataFrame.unionByName, frames)
 
 
-def _traces(source: Path, options: Mapping[str, str]) -> MessageSource | None:
-    """Return the messages of the trace topic, None for a store without such a topic."""
+def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None:
+    """Return the messages of the trace topic, or None for a store that does not have the topic."""
     if is_store(source):
         with StoreReader(source) as store:
             if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
                 return None
-    return MessageSource(source, Selection(topics=(TRACE_TOPIC,)), options)
+    return SelectedMessages(source, Selection(topics=(TRACE_TOPIC,)), options)
 
 
 def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yield how far each group has consumed each queue of a store; nothing for a lake."""
+    """Yield the committed offset of each group and queue of a store; nothing for a lake."""
     if not is_store(source):
         return
     with StoreReader(source) as reader:

@@ -1,7 +1,7 @@
-"""The tables of an audit, computed from record batches in this process.
+"""Tables of an audit, computed from record batches in this process.
 
-They are those of `rucola.spark.jobs.audit`, function by function and column by column, for sources that are too small
-for Spark. `facts` makes a narrow row of each message; only these stay in memory, some 250 bytes each.
+Each function corresponds to the function of the same name in `rucola.spark.jobs.audit` and returns the same columns,
+for sources that are too small for Spark. Memory holds only the `facts`, about 250 bytes per message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS: Final = (
     *("brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes", "storeSize"),
     *("storeTimestamp", "bornTimestamp", "body", "properties"),
 )
-"""The columns of a message that `facts` looks at."""
+"""The columns of a message that `facts` needs."""
 
 HOUR_MS: Final = 3_600_000
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -39,7 +39,7 @@ _LAG_NUMBERS: Final = {
 
 
 def facts(messages: pa.RecordBatch) -> pa.Table:
-    """Return what is counted of each message: where it is, when, how large, of which group, a hash of its body."""
+    """Reduce each message to the values that are counted: position, times, size, kind, group and a body hash."""
     topic, pairs = messages["topic"], messages["properties"]
     retry, dead = bools(pc.starts_with(topic, RETRY_PREFIX)), bools(pc.starts_with(topic, DLQ_PREFIX))
     kind = _KINDS.take(arrow(np.where(retry, 1, np.where(dead, 2, 0))))
@@ -64,7 +64,7 @@ def facts(messages: pa.RecordBatch) -> pa.Table:
 
 
 def topics(facts: pa.Table) -> pa.Table:
-    """Return a row a topic: messages, bytes, sizes, first and last time, milliseconds from birth to store, repeats."""
+    """Return one row per topic: messages, bytes, sizes, first and last time, born-to-store latency, repeats."""
     groups = Groups(facts, ["topic"])
     size, stored = ints(facts["size"]), ints(facts["storedMs"])
     count, kind = groups.count(), groups.first(facts["kind"])
@@ -85,7 +85,7 @@ def topics(facts: pa.Table) -> pa.Table:
 
 
 def hours(facts: pa.Table) -> pa.Table:
-    """Return a row a topic and hour: messages, bytes, messages a second on average and at most, born-to-store times."""
+    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
     stored = ints(facts["storedMs"])
     timed = _with_hour(facts).append_column("second", arrow(stored // 1000))
     groups, seconds = Groups(timed, ["topic", "hour"]), Groups(timed, ["topic", "hour", "second"])
@@ -101,22 +101,23 @@ def hours(facts: pa.Table) -> pa.Table:
 
 
 def failures(facts: pa.Table) -> pa.Table:
-    """Return a row a group, kind (`retry` or `dead letter`), topic of origin and hour: messages, and most tries."""
+    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
     failed = _with_hour(facts.filter(mask(~_is(facts["kind"], "message"))))
     groups = Groups(failed, ["group", "kind", "originTopic", "hour"])
     return groups.table(messages=groups.count(), mostTries=groups.max(ints(failed["reconsumeTimes"])))
 
 
 def sizes(facts: pa.Table) -> pa.Table:
-    """Return a row a topic and class of size: records of more than `upto` / 2 and up to `upto` bytes."""
+    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
     size = ints(facts["size"])
+    # The smallest power of two that is not below the size: 1000 and 1024 give 1024, 1025 gives 2048.
     upto = np.int64(1) << np.ceil(np.log2(size)).astype(np.int64)
     groups = Groups(facts.append_column("upto", arrow(upto)), ["topic", "upto"])
     return groups.table(messages=groups.count(), bytes=groups.sum(size))
 
 
-def hot_keys(facts: pa.Table, most: int) -> pa.Table:
-    """Return a row a topic and key, for the `most` keys of each topic that most messages have, but not one alone."""
+def hot_keys(facts: pa.Table, limit: int) -> pa.Table:
+    """Return one row per topic and key, for the `limit` most frequent keys of each topic that occur more than once."""
     keys = combined(facts["keys"])
     exploded = pa.table({"topic": facts["topic"].take(pc.list_parent_indices(keys)), "key": keys.flatten()})
     groups = Groups(exploded, ["topic", "key"])
@@ -124,12 +125,13 @@ def hot_keys(facts: pa.Table, most: int) -> pa.Table:
     order = [("topic", "ascending"), ("messages", "descending"), ("key", "ascending")]
     counted = counted.take(pc.sort_indices(counted, order))
     of_topic = Groups(counted, ["topic"])
+    # Rows are sorted by topic, then by count: the rank is the row number minus that of the topic's first row.
     rank = np.arange(len(counted)) - np.repeat(np.cumsum(of_topic.count()) - of_topic.count(), of_topic.count()) + 1
-    return counted.append_column("rank", arrow(rank.astype(np.int32))).filter(mask(rank <= most))
+    return counted.append_column("rank", arrow(rank.astype(np.int32))).filter(mask(rank <= limit))
 
 
 def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> pa.Table:
-    """Return a row a group, topic and way to know (`trace` or `given back`): milliseconds from store to consumption.
+    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `given back`).
 
     `traces` are the bodies of the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
@@ -166,7 +168,11 @@ def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> 
 
 
 def _consumed(traces: Iterable[bytes]) -> Iterator[tuple[str, str, int]]:
-    """Yield group, msgId and time of each first consumption that traces report."""
+    """Yield group, msgId and time of each first consumption in the bodies of trace messages.
+
+    A body has one line per event, ended by \\x02, of fields that are separated by \\x01. A line of type SubBefore has
+    the time in field 1, the group in field 3, the msgId in field 5, and the number of retries in field 6.
+    """
     for trace in traces:
         for line in trace.decode("utf-8", "replace").split("\x02"):
             fields = line.split("\x01")
@@ -174,11 +180,14 @@ def _consumed(traces: Iterable[bytes]) -> Iterator[tuple[str, str, int]]:
                 yield fields[3], fields[5], int(fields[1])
 
 
-def lags(facts: pa.Table, progress: Iterable[tuple[str, str, str, int, int]]) -> pa.Table:
-    """Return a row a group and queue: what it has not consumed, and how long the oldest of that has been waiting.
+def lags(facts: pa.Table, commits: Iterable[tuple[str, str, str, int, int]]) -> pa.Table:
+    """Return the backlog per group and queue: messages, bytes, and the waiting time of the oldest message.
 
-    `progress` has the committed offsets: brokerName, group, topic, queueId, committed.
+    `commits` has the committed offsets: brokerName, group, topic, queueId, committed.
     """
+    # 1. Sort all messages by queue and offset, so that queue k is the slice edges[k] to edges[k+1].
+    # 2. Find the committed offset in the slice by binary search: everything from there on is backlog.
+    # 3. Measure the backlog. Store times need not increase with offsets, so the oldest message is a minimum.
     groups = Groups(facts, _QUEUE)
     queue_of = {tuple(key.values()): number for number, key in enumerate(groups.keys.to_pylist())}
     order = np.lexsort((ints(facts["queueOffset"]), groups.codes))
@@ -186,7 +195,7 @@ def lags(facts: pa.Table, progress: Iterable[tuple[str, str, str, int, int]]) ->
     last = int(stored.max(initial=0))
     names: list[tuple[str, str, str]] = []
     numbers: list[tuple[int, ...]] = []
-    for broker_name, group, topic, queue_id, committed in progress:
+    for broker_name, group, topic, queue_id, committed in commits:
         number = queue_of.get((broker_name, topic, queue_id))
         begin, end = (0, 0) if number is None else groups.edges[number : number + 2].tolist()
         first = begin + int(np.searchsorted(offsets[begin:end], committed))
@@ -207,7 +216,7 @@ def _is(column: pa.ChunkedArray, value: str) -> Array:
 
 
 def _percentiles(groups: Groups, values: Array) -> dict[str, Array]:
-    """Return percentiles of milliseconds, and the largest value."""
+    """Return the columns of `PERCENTILES`, and `most`, the maximum."""
     return {name: groups.quantile(values, share) for name, share in PERCENTILES.items()} | {"most": groups.max(values)}
 
 

@@ -1,7 +1,7 @@
-"""Charts as SVG that stands in a page: no script, no font or picture from anywhere, colours from the page's variables.
+"""Inline SVG charts without scripts, external fonts or images; colours are CSS variables of the page.
 
-A chart is as wide as its column and keeps its shape. Every mark has a title, which browsers show when it is pointed at.
-What has no data is a sentence instead.
+A chart scales with the width of its column. Every mark has a title, which browsers show as a tooltip. A chart without
+data is a sentence instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 WIDTH: Final = 960
 HEIGHT: Final = 260
 MAX_SERIES: Final = 8
-"""How many colours there are: --c0 to --c7."""
+"""Number of colours, --c0 to --c7."""
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 34
 _TICKS: Final = 4
@@ -24,14 +24,14 @@ _WIDEST: Final = 72
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers under one name, one for each place on the horizontal axis."""
+    """Named values, one for each label of the horizontal axis."""
 
     name: str
     values: Sequence[float]
 
 
 def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
-    """Return stacked columns, one for each label, with a legend when there are several series."""
+    """Return a stacked column chart, with a legend if there are several series."""
     totals = [sum(values) for values in zip(*(each.values for each in series), strict=True)]
     if not totals or not max(totals):
         return no_data()
@@ -39,10 +39,10 @@ def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
     step = (WIDTH - _LEFT - _RIGHT) / len(labels)
     width = min(max(step * 0.78, 1.0), _WIDEST)
     marks = [_grid(top, ticks)]
-    for place, label in enumerate(labels):
-        x, upper = _LEFT + place * step + (step - width) / 2, 0.0
+    for position, label in enumerate(labels):
+        x, upper = _LEFT + position * step + (step - width) / 2, 0.0
         for number, each in enumerate(series):
-            value = each.values[place]
+            value = each.values[position]
             if value:
                 y, height = _y(upper + value, top), _y(upper, top) - _y(upper + value, top)
                 title = f"{label} · {each.name}: {number_text(value)} {unit}"
@@ -52,7 +52,7 @@ def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
 
 
 def lines(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
-    """Return a line for each series over the labels; values below 0 are drawn as 0."""
+    """Return a line chart; negative values are drawn as 0."""
     most = max((value for each in series for value in each.values), default=0)
     if most <= 0:
         return no_data()
@@ -60,7 +60,9 @@ def lines(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
     step = (WIDTH - _LEFT - _RIGHT) / len(labels)
     marks = [_grid(top, ticks)]
     for number, each in enumerate(series):
-        points = [(_LEFT + (place + 0.5) * step, _y(max(value, 0), top)) for place, value in enumerate(each.values)]
+        points = [
+            (_LEFT + (position + 0.5) * step, _y(max(value, 0), top)) for position, value in enumerate(each.values)
+        ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         marks.append(f'<polyline points="{path}" fill="none" stroke="var(--c{number % MAX_SERIES})" stroke-width="2"/>')
         for (x, y), label, value in zip(points, labels, each.values, strict=True):
@@ -71,7 +73,7 @@ def lines(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]], color: int = 0) -> str:
-    """Return a horizontal bar for each (name, value, text of the value)."""
+    """Return a horizontal bar chart of (name, value, text of the value)."""
     most = max((value for _, value, _ in rows), default=0)
     if most <= 0:
         return no_data()
@@ -88,12 +90,12 @@ def bars(rows: Sequence[tuple[str, float, str]], color: int = 0) -> str:
 
 
 def no_data() -> str:
-    """Return what stands where a chart has nothing to show."""
+    """Return the placeholder of a chart without data."""
     return '<p class="nothing">None.</p>'
 
 
 def number_text(value: float) -> str:
-    """Return a number as people read it: 950, 9,500, 12.3k, 1.25M."""
+    """Format a number for readers: 950, 9,500, 12.3k, 1.25M."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit and abs(value) >= 10_000:
             return f"{_digits(value / limit)}{letter}"
@@ -101,7 +103,7 @@ def number_text(value: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return bytes as people read them, in steps of 1024."""
+    """Format bytes with binary units: 512 B, 1.5 KiB, 20 MiB."""
     for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**exponent:
             return f"{_digits(size / 1024**exponent)} {unit}"
@@ -109,7 +111,7 @@ def size_text(size: float) -> str:
 
 
 def duration_text(milliseconds: float | None) -> str:
-    """Return a time as people read it: 12 ms, 3.4 s, 5.0 min, 2.1 h, 3.0 d; a dash for None."""
+    """Format a duration: 12 ms, 3.4 s, 5.0 min, 2.1 h, 3.0 d; a dash for None."""
     if milliseconds is None:
         return "–"
     for limit, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
@@ -119,14 +121,18 @@ def duration_text(milliseconds: float | None) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return about three digits."""
+    """Format a number with about three significant digits."""
     if value == int(value) and abs(value) < 10_000:
         return f"{int(value):,}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _scale(most: float) -> tuple[float, list[float]]:
-    """Return the top of an axis that reaches `most`, and its ticks at round numbers."""
+    """Return the upper end of an axis that includes `most`, and its ticks at round numbers.
+
+    The step is the smallest of 1, 2, 2.5, 5 and 10 times a power of ten that reaches `most` in `_TICKS` steps: for 930
+    it is 250, with ticks at 0, 250, 500, 750 and 1000.
+    """
     rough = most / _TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
@@ -135,6 +141,7 @@ def _scale(most: float) -> tuple[float, list[float]]:
 
 
 def _y(value: float, top: float) -> float:
+    """Return the vertical coordinate of a value; SVG counts from the top."""
     return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / top
 
 
@@ -148,12 +155,12 @@ def _grid(top: float, ticks: Sequence[float]) -> str:
 
 
 def _labels(labels: Sequence[str], step: float) -> list[str]:
-    """Return as many labels of the axis as there is room for, from the first on."""
+    """Return every n-th label, with the smallest n for which the labels do not overlap."""
     every = max(1, ceil(max(map(len, labels)) * 8 / step))
     return [
-        f'<text x="{_LEFT + (place + 0.5) * step:.1f}" y="{HEIGHT - 12}" class="label">{escape(label)}</text>'
-        for place, label in enumerate(labels)
-        if place % every == 0
+        f'<text x="{_LEFT + (position + 0.5) * step:.1f}" y="{HEIGHT - 12}" class="label">{escape(label)}</text>'
+        for position, label in enumerate(labels)
+        if position % every == 0
     ]
 
 

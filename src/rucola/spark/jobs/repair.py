@@ -40,7 +40,7 @@ _MAX_SENTENCES: Final = 10
 
 
 @dataclass(frozen=True)
-class RepairResult:
+class LakeRepairResult:
     """Result of a repair, or of a dry run.
 
     `findings` are sentences about damage, `losses` about archived messages that are in no file, and `asides` the files
@@ -85,7 +85,7 @@ def run(
     allow_loss: bool = False,
     stores: Collection[str] = (),
     live: Collection[str] = (),
-) -> RepairResult:
+) -> LakeRepairResult:
     """Restore a damaged lake; an undamaged lake stays unchanged.
 
     `stores` and `live` name brokers by the way they were archived, which is needed if no file tells it any more.
@@ -111,7 +111,7 @@ def run(
                 f"{root} has lost {'; '.join(losses)}. Restore the files from a backup, or allow the loss "
                 f"(--allow-loss) to repair the lake without these messages"
             )
-        result = RepairResult(
+        result = LakeRepairResult(
             str(root),
             plan.findings,
             losses,
@@ -232,9 +232,9 @@ def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: Repa
     return snapshot
 
 
-def _with_files_of(result: RepairResult, snapshot: Snapshot) -> RepairResult:
+def _with_files_of(result: LakeRepairResult, snapshot: Snapshot) -> LakeRepairResult:
     """Return the result with the numbers of the restored snapshot."""
-    return RepairResult(
+    return LakeRepairResult(
         result.lake,
         result.findings,
         result.losses,

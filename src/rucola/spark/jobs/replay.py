@@ -36,10 +36,10 @@ from rucola.errors import ConfigError
 from rucola.spark.errors import translate_spark_errors
 from rucola.spark.jobs import resend
 from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.message_source import MessageSource
 from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
 from rucola.spark.jobs.resend import ResendTask
+from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import columns
@@ -173,7 +173,7 @@ Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
 """Physical offsets by queue: (last one already sent, last one to send)."""
 
 
-def in_log_order(messages: MessageSource, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     """Yield the messages within the bounds of their queues, in log order; rows of a lake are sorted in memory."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -191,7 +191,9 @@ def in_log_order(messages: MessageSource, bounds: Bounds) -> Iterator[pa.RecordB
     return iter(rows.take(order).to_batches())
 
 
-def _send_lanes(task: ResendTask, messages: MessageSource, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _send_lanes(
+    task: ResendTask, messages: SelectedMessages, tasks: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Read and send lanes of a store in a Spark task; each row carries the pickled bounds of a lane."""
     for batch in tasks:
         for pickled in batch["bounds"].to_pylist():
@@ -240,7 +242,7 @@ def run(
     """
     options = options or ReplayOptions()
     corrupt = {"corruptRecords": options.corrupt_records}
-    messages = MessageSource(Path(source).absolute(), selection or Selection(), corrupt)
+    messages = SelectedMessages(Path(source).absolute(), selection or Selection(), corrupt)
     if options.ledger is None:
         return ReplayResult(str(source), options.topic, _count_queues(spark, messages), {}, is_dry=True)
     target, topic = options.sink(), options.topic
@@ -268,7 +270,7 @@ def run(
 
 def _send(
     session: SparkSession,
-    messages: MessageSource,
+    messages: SelectedMessages,
     ledger: ReplayLedger,
     target: SinkOptions,
     remaining: Sequence[QueuePlan],
@@ -300,7 +302,7 @@ def _bounds(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> tu
     return before.get(queue.queue, QueueProgress()).physical_offset, queue.last_physical_offset
 
 
-def _count_queues(spark: AnySession, messages: MessageSource) -> tuple[QueuePlan, ...]:
+def _count_queues(spark: AnySession, messages: SelectedMessages) -> tuple[QueuePlan, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
     if runs_in_spark(spark, messages.size):
         with translate_spark_errors():
@@ -312,7 +314,7 @@ def _count_queues(spark: AnySession, messages: MessageSource) -> tuple[QueuePlan
 
 
 def _load_plan(
-    ledger: ReplayLedger, spark: AnySession, messages: MessageSource, target: SinkOptions
+    ledger: ReplayLedger, spark: AnySession, messages: SelectedMessages, target: SinkOptions
 ) -> tuple[QueuePlan, ...]:
     """Return the plan of the ledger; for a new ledger, count the source and write the plan first."""
     asked = {

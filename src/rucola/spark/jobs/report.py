@@ -1,8 +1,7 @@
-"""The report of an audit: one HTML page that stands alone, with charts as SVG and no script.
+"""Report of an audit: one self-contained HTML page with SVG charts and no script.
 
-It is made from the rows of the audit's tables (see `rucola.spark.jobs.audit`) and nothing else, so the same tables give
-the same page. Long logs are drawn by day instead of by hour, many topics as the largest and the rest; the tables beside
-the page have everything.
+The page is a pure function of the audit's tables (see `rucola.spark.jobs.audit`). Long logs are drawn by day instead of
+by hour, and of many topics only the largest are named; the Parquet files next to the page have all rows.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
 Column = tuple[str, Callable[[Row], str], bool]
-"""A column of a table on the page: its title, what makes the text of a cell, and whether that is a number."""
+"""A column of an HTML table: title, function that formats a cell, and whether cells are numbers."""
 
 MOST_ROWS: Final = 50
-"""Rows of a table or bars of a chart on the page; what is left out is said."""
+"""Limit of rows in a table and bars in a chart; the page states how many were omitted."""
 
 _MOST_HOURS: Final = 96
 _REST: Final = "other topics"
@@ -67,7 +66,7 @@ td { overflow-wrap: anywhere; min-width: 4em; }
 
 
 def page(sources: Sequence[str], tables: Tables) -> str:
-    """Return the report of an audit of these sources as HTML."""
+    """Return the HTML report of an audit of these sources."""
     topics = sorted(tables["topics"], key=lambda row: -row["bytes"])
     sections = [
         _traffic(topics, tables["hours"]),
@@ -92,7 +91,7 @@ def page(sources: Sequence[str], tables: Tables) -> str:
 
 def _span(topics: Sequence[Row]) -> str:
     if not topics:
-        return "There is no message"
+        return "There are no messages"
     first, last = min(row["first"] for row in topics), max(row["last"] for row in topics)
     return f"Stored from {_time(first)} to {_time(last)}"
 
@@ -105,7 +104,7 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
         (number_text(sum(row["messages"] for row in topics)), "messages", False),
         (size_text(sum(row["bytes"] for row in topics)), "in the log", False),
         (number_text(len(topics)), "topics", False),
-        (number_text(len({row["group"] for row in tables["lags"]})), "groups with progress", False),
+        (number_text(len({row["group"] for row in tables["lags"]})), "groups with offsets", False),
         (number_text(waiting), "waiting to be consumed", waiting > 0),
         (number_text(retries), "retries", False),
         (number_text(dead), "dead letters", dead > 0),
@@ -120,22 +119,22 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
 
 def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
-    step, labels, place = _axis(hours)
+    step, labels, position_of = _axis(hours)
     named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]
     names = named if len(named) == len(largest) else [*named, _REST]
     counts = {name: [0] * len(labels) for name in names}
     sizes = {name: [0] * len(labels) for name in names}
     for row in hours:
         name = row["topic"] if row["topic"] in counts else _REST
-        counts[name][place(row["hour"])] += row["messages"]
-        sizes[name][place(row["hour"])] += row["bytes"]
+        counts[name][position_of(row["hour"])] += row["messages"]
+        sizes[name][position_of(row["hour"])] += row["bytes"]
     busiest = max(hours, key=lambda row: row["peakPerSecond"], default=None)
-    said = f"By {step}, the largest topics first."
+    caption = f"By {step}, the largest topics first."
     if busiest is not None:
-        said += f" Most in one second: {number_text(busiest['peakPerSecond'])} messages to {busiest['topic']}."
+        caption += f" Most in one second: {number_text(busiest['peakPerSecond'])} messages to {busiest['topic']}."
     return _section(
         "Messages",
-        said,
+        caption,
         charts.columns(labels, [Series(name, counts[name]) for name in names], "messages"),
     ) + _section(
         "Bytes",
@@ -159,19 +158,19 @@ def _topics(topics: Sequence[Row]) -> str:
 
 
 def _latency(topics: Sequence[Row], hours: Sequence[Row]) -> str:
-    step, labels, place = _axis(hours)
+    step, labels, position_of = _axis(hours)
     worst = {share: [0] * len(labels) for share in ("p50", "p95", "p99")}
     for row in hours:
         for share, values in worst.items():
-            at = place(row["hour"])
+            at = position_of(row["hour"])
             values[at] = max(values[at], row[share])
     chart = charts.lines(labels, [Series(share, values) for share, values in worst.items()], "ms")
     columns: list[Column] = [("Topic", lambda row: row["topic"], False), *_TIMES]
     slowest = sorted(topics, key=lambda row: -row["p99"])
     return _section(
         "From birth to store",
-        f"Time from the producer's clock to the broker's; of each {step} the slowest topic. Messages that were delayed "
-        f"or retried keep the time of their birth.",
+        f"From the producer's clock to the broker's, for the slowest topic of each {step}. Delayed and retried "
+        f"messages keep their original born timestamp.",
         chart + _table(slowest, columns),
     )
 
@@ -186,7 +185,7 @@ def _consumption(rows: Sequence[Row]) -> str:
     ]
     return _section(
         "From store to consumption",
-        "A store does not keep when a message was consumed. It is known of consumers that send traces, and of messages "
+        "A store has no consumption times. They are known for consumers that send traces, and estimated for messages "
         "that were given back.",
         _table(rows, columns),
     )
@@ -210,21 +209,21 @@ def _lags(rows: Sequence[Row]) -> str:
         (name, count, f"{number_text(count)} · {size_text(size)} · {duration_text(ms)}")
         for name, count, size, ms in behind
     ]
-    said = (
-        f"Of {len(found)} pairs of group and topic {len(behind)} have messages waiting: how many, how large, and how "
-        f"long the oldest had been waiting when the last message came."
+    caption = (
+        f"{len(behind)} of {len(found)} pairs of group and topic have a backlog: messages, bytes, and how long the "
+        f"oldest had been waiting when the last message was stored."
         if rows
-        else "No group's progress is known; a store keeps it in config/consumerOffset.json."
+        else "No committed offsets are known; a store keeps them in config/consumerOffset.json."
     )
-    return _section("Lag", said, _truncated(bars, lambda some: charts.bars(some, 1)))
+    return _section("Lag", caption, _truncated(bars, lambda some: charts.bars(some, 1)))
 
 
 def _failures(rows: Sequence[Row]) -> str:
-    step, labels, place = _axis(rows)
+    step, labels, position_of = _axis(rows)
     counts: dict[str, list[int]] = {}
     for row in rows:
         name = f"{row['group']} · {row['kind']}"
-        counts.setdefault(name, [0] * len(labels))[place(row["hour"])] += row["messages"]
+        counts.setdefault(name, [0] * len(labels))[position_of(row["hour"])] += row["messages"]
     names = sorted(counts, key=lambda name: -sum(counts[name]))
     shown = [Series(name, counts[name]) for name in names[: MAX_SERIES - 1]]
     if names[MAX_SERIES - 1 :]:
@@ -232,7 +231,7 @@ def _failures(rows: Sequence[Row]) -> str:
         shown.append(Series("other groups", rest))
     return _section(
         "Retries and dead letters",
-        f"Messages that a group gave back, and those it gave up, by {step}.",
+        f"Messages that a group retried, and those that became dead letters, by {step}.",
         charts.columns(labels, shown, "messages") if shown else charts.no_data(),
     )
 
@@ -248,7 +247,7 @@ def _repeats(topics: Sequence[Row]) -> str:
         ("Same msgId as another", lambda row: f"{row['repeatedIds']:,}", True),
         ("Same body as another", lambda row: f"{row['repeatedBodies']:,}", True),
     ]
-    return _section("Repeats", "Messages beyond the first with their msgId or their body.", _table(rows, columns))
+    return _section("Repeats", "Messages with the msgId or the body of an earlier message.", _table(rows, columns))
 
 
 def _sizes(rows: Sequence[Row]) -> str:
@@ -269,9 +268,7 @@ def _sizes(rows: Sequence[Row]) -> str:
 def _hot_keys(rows: Sequence[Row]) -> str:
     hottest = sorted(rows, key=lambda row: -row["messages"])
     bars = [(f"{row['topic']} · {row['key']}", row["messages"], f"{row['messages']:,}") for row in hottest]
-    return _section(
-        "Hot keys", "The keys that most messages have.", _truncated(bars, lambda some: charts.bars(some, 2), most=20)
-    )
+    return _section("Hot keys", "The most frequent keys.", _truncated(bars, lambda some: charts.bars(some, 2), most=20))
 
 
 _TIMES: Final[list[Column]] = [
@@ -283,7 +280,7 @@ _TIMES: Final[list[Column]] = [
 
 
 def _axis(rows: Sequence[Row]) -> tuple[str, list[str], Callable[[datetime], int]]:
-    """Return what a step of the time axis is, the label of each, and what tells an hour's place on it."""
+    """Return the unit of the time axis (hour or day), its labels, and a function from an hour to its position."""
     if not rows:
         return "hour", [], lambda hour: 0
     first, last = (_utc(each(row["hour"] for row in rows)) for each in (min, max))
@@ -301,7 +298,7 @@ def _axis(rows: Sequence[Row]) -> tuple[str, list[str], Callable[[datetime], int
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return rows as a table."""
+    """Return rows as an HTML table."""
 
     def build(some: Sequence[Row]) -> str:
         head = "".join(f"<th{_NUMBER * is_number}>{escape(title)}</th>" for title, _, is_number in columns)
@@ -320,15 +317,15 @@ _NUMBER: Final = ' class="number"'
 
 
 def _truncated(rows: Sequence[Any], build: Callable[[Sequence[Any]], str], most: int = MOST_ROWS) -> str:
-    """Build from as many rows as belong on the page, and say how many more there are."""
+    """Build an element from at most `most` rows, followed by the number of omitted rows."""
     if not rows:
         return charts.no_data()
     more = len(rows) - most
     return build(rows[:most]) + (f'<p class="more">And {more:,} more.</p>' if more > 0 else "")
 
 
-def _section(title: str, said: str, content: str) -> str:
-    return f"<section><h2>{title}</h2><p>{escape(said)}</p>{content}</section>"
+def _section(title: str, caption: str, content: str) -> str:
+    return f"<section><h2>{title}</h2><p>{escape(caption)}</p>{content}</section>"
 
 
 def _utc(time: datetime) -> datetime:

@@ -146,7 +146,7 @@ class ResendTask:
             return sum(ack.count for ack in acks)
 
         async with Producer(self.target.producer_group, self.target.name_server) as producer:
-            sender = _ChunkSender(producer, self.target.topic, partition)
+            sender = _OrderedSender(producer, self.target.topic, partition)
             async with (
                 aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks,
                 _cancel_on_exit(in_flight),
@@ -230,7 +230,7 @@ async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
         await asyncio.wait([upcoming])  # its thread cannot be interrupted
 
 
-class _ChunkSender:
+class _OrderedSender:
     """Sender of chunks that keeps each source queue in order; used by one event loop."""
 
     def __init__(self, producer: Producer, topic: str | None, partition: int) -> None:

@@ -1,8 +1,8 @@
-"""Logs of the servers: lines for people, or one JSON object a line for programs (`--logFormat json`).
+"""Log formats of the servers: plain text, or one JSON object per line (`--logFormat json`).
 
     {"time":"2013-01-01T05:15:00.000Z","level":"WARNING","logger":"rucola.broker.background.group_commit","message":"...","error":"..."}
 
-`error` is there where an exception belongs to the line: its traceback.
+`error` is the traceback, and is present only if the record has an exception.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FORMATS = ("text", "json")
 
 log_format_option = click.option(
     "--logFormat", "log_format", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True,
-    help="How the log on stderr is written.",
+    help="Format of the log on stderr.",
 )  # fmt: skip
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object."""
+    """Formatter that renders a record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
@@ -39,8 +39,8 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def begin_logging(log_format: str) -> None:
-    """Log to stderr from now on."""
+def configure_logging(log_format: str) -> None:
+    """Configure the root logger to write records of level INFO and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())

@@ -53,7 +53,7 @@ def check_source(source: str | Path, selection: Selection) -> None:
 
 
 @dataclass(frozen=True)
-class MessageSource:
+class SelectedMessages:
     """The selected messages of one store directory or lake.
 
     `options` and `queue_filter` are passed to the data source and apply to stores only. The constructor raises what
@@ -86,7 +86,7 @@ class MessageSource:
         options = replace(options, queue_filter=self.queue_filter)
         return options, batch_reader.plan(options)
 
-    def narrow_to_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> MessageSource:
+    def narrow_to_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> SelectedMessages:
         """Restrict a store to these topics and queue ids; a lake is returned unrestricted."""
         return replace(self, queue_filter=self.queue_filter.intersect(topics=topics, queue_ids=queue_ids))
 
