@@ -368,7 +368,7 @@ def test_units_that_point_at_others_messages_are_damage(small_store: SmallStore)
     small_store.put_unit("T", 0, 1, second, size)
     with pytest.raises(StoreCorrupt, match="two units"):
         read(small_store.path, subscribe="T")
-    with pytest.raises(StoreCorrupt, match="another queue or place"):
+    with pytest.raises(StoreCorrupt, match="another queue or queue offset"):
         read(small_store.path, assign='{"T":[0]}')
     assert third not in offsets(read(small_store.path, assign='{"T":[0]}', corruptRecords="skip"))
 
@@ -440,5 +440,5 @@ def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPath
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
         with_queues = rows()
-        patch.setattr("rucola.spark.source.log_reader._MOST_QUEUES", -1)
+        patch.setattr("rucola.spark.source.log_reader.MAX_HINT_QUEUES", -1)
         assert rows() == with_queues

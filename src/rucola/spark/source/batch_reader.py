@@ -10,10 +10,11 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from rucola.spark.errors import without_tracebacks
 from rucola.spark.source import log_reader
-from rucola.spark.source.log_splits import LogSplit, StoreSource
+from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.pushdown import apply_filters, filter_ranges
 from rucola.spark.source.source_offsets import MessageSource, batch_ranges, refuse_missing, resolve_offsets
+from rucola.spark.source.store_source import StoreSource
 
 _log = logging.getLogger(__name__)
 
