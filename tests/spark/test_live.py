@@ -114,7 +114,7 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
             await reading(subscribe="Nope")
         with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no broker"):
             await reading(assign='{"Orders":[9]}')
-        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or may not be read there"):
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or not readable there"):
             await reading(assign='{"Orders":{"broker-a":[0,9]}}')
         with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
@@ -157,7 +157,7 @@ def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
         assert len(await asyncio.to_thread(query.run)) == 3
         times = json.dumps({"T": {"0": 1}})
         assert len(await reading(subscribe="T", startingOffsetsByTimestamp=times)) == 20
-        with pytest.raises(ConfigError, match="offsets name queue 0 of topic 'U', which this read has not"):
+        with pytest.raises(ConfigError, match="offsets name queue 0 of topic 'U', which this read does not include"):
             await reading(subscribe="T", startingOffsets='{"U":{"0":1}}')
         await running.create_topic(await running.start_broker("broker-b"), "T")
         says = r'since broker-a and broker-b have the topic: \{"T":\{"broker-a":\{"1":2\}\}\}'

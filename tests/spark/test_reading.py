@@ -226,7 +226,7 @@ def test_queues_begin_and_end_at_times(small_store: SmallStore) -> None:
     assert both == places[24:56:4]
     late = found(startingOffsetsByTimestamp={"0": 2_000_000_000_000, "1": 0})
     assert late == [place for n, place in enumerate(places) if n % 4]
-    with pytest.raises(ConfigError, match="times name queue 7 of topic 'T' on b, which this read has not"):
+    with pytest.raises(ConfigError, match="times name queue 7 of topic 'T' on b, which this read does not include"):
         found(startingOffsetsByTimestamp={"7": 0})
 
 
@@ -293,7 +293,7 @@ def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Pa
         ({"subscribe": "Nowhere"}, "topic 'Nowhere' is not in"),
         ({"assign": '{"T":[7]}'}, "queue 7 of topic 'T' is not in"),
         ({"subscribe": "T", "startingOffsets": '{"T":{"x":{"0":0}}}'}, "offsets name broker 'x'"),
-        ({"subscribe": "T", "startingOffsets": '{"U":{"b":{"0":0}}}'}, "which this read has not"),
+        ({"subscribe": "T", "startingOffsets": '{"U":{"b":{"0":0}}}'}, "which this read does not include"),
         ({"subscribe": "T", "startingOffsets": '{"T":{"b":{"0":9}}}'}, "it holds 0 to 1"),
         ({"startingCommitLogOffset": "9999"}, "holds 0 to "),
     ],

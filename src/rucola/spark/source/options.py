@@ -158,7 +158,8 @@ class ReadOptions:
 
     `stores` is {broker name: store directory}, empty where live brokers are read. Of `topics`, `pattern` and `assigned`
     at most one is set; `assigned` has None for a broker where queues of every broker are meant. `starting_offsets` is
-    EARLIEST or LATEST where a word said so, and None where nothing was said. `queue_filter` is what a query asks besides.
+    EARLIEST or LATEST where a word said so, and None where nothing was said. `queue_filter` is what a query asks
+    besides.
     """
 
     stores: Mapping[str, str]
