@@ -203,7 +203,7 @@ def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog:
             await send(running, "T", 4)
             assert await asyncio.to_thread(again.trigger)
             assert not await asyncio.to_thread(again.trigger)
-        assert caplog.text.count("progress of group spark-job was not committed") == 1
+        assert caplog.text.count("offsets of group spark-job were not committed") == 1
         assert not await asyncio.to_thread(again.trigger)
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
 

@@ -106,9 +106,9 @@ def options_in(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
     kept = next((field.metadata[_METADATA] for field in schema.fields if _METADATA in field.metadata), None)
     if kept is None and not given:
         raise ConfigError(
-            "this table has no options: Spark passes only those of tables that are created without columns. Create it by
-            " "CREATE TABLE ... USING rocketmq OPTIONS (...) without columns and without a query, or give the options to
-            " "the query: SELECT ... FROM the_table WITH (storePath '...')"
+            "this table has no options: Spark passes only those of tables that are created without columns. Create it "
+            "by CREATE TABLE ... USING rocketmq OPTIONS (...) without columns and without a query, or give the options "
+            "to the query: SELECT ... FROM the_table WITH (storePath '...')"
         )
     options: dict[str, str] = {} if kept is None else json.loads(kept)
     return options

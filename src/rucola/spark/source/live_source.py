@@ -155,7 +155,7 @@ class LiveSource:
             for topic in sorted({queue.topic for queue in times}):
                 await consumer.queues(topic)
 
-            async def first_store_time(queue: BrokerQueue) -> int:
+            async def first_stored(queue: BrokerQueue) -> int:
                 begin, end = bounds[queue]
                 while begin < end:
                     middle = (begin + end) // 2

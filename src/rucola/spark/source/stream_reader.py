@@ -200,8 +200,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif origin in known:
                 if origin not in bounds.unavailable and self._options.fail_on_missing_broker:
                     raise RemotingError(
-                        f"{origin.broker_name} was missing when the query was started, and is available now: start the
-                        query " f"again to read {origin}"
+                        f"{origin.broker_name} was missing when the query was started, and is available now: start the "
+                        f"query again to read {origin}"
                     )
                 capped[origin] = begin, begin
         return capped
