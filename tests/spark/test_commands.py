@@ -48,8 +48,8 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("archive --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
-        ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
+        ("archive --store EMPTY --out NEW", "EMPTY is not a store directory: it holds no commitlog/"),
+        ("archive --store STORE --store EMPTY --out NEW", "EMPTY is not a store directory: it holds no commitlog/"),
         ("archive --store STORE --out STORE", "STORE is not empty and not a lake"),
         ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
         ("archive -n 127.0.0.1:1 --allow-missing --require-broker broker-a --out NEW", "127.0.0.1:1"),
@@ -57,13 +57,13 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
         ("search --lake EMPTY -t T", "EMPTY is not a lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
         ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
-        ("rebuild EMPTY", "EMPTY is no store directory"),
+        ("rebuild EMPTY", "EMPTY is not a store directory"),
         ("rebuild STORE --out STORE", "STORE is not empty"),
         ("replay --from EMPTY --dry-run", "EMPTY is neither a store directory nor a lake"),
         ("replay --from STORE -t Nope --dry-run", "topic 'Nope' is not in STORE, which holds T"),
         ("replay --from STORE -n 127.0.0.1:1 --ledger STORE", "STORE holds other things than the ledger"),
         ("replay --from STORE -n 127.0.0.1:1 --ledger NEW --to T", "127.0.0.1:1"),
-        ("replay --from STORE -g a|b* --dry-run", "is no tag"),
+        ("replay --from STORE -g a|b* --dry-run", "is not a tag"),
         ("replay --from STORE -s price> --dry-run", "price>"),
     ],
 )

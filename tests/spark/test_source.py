@@ -109,7 +109,7 @@ def test_system_topics_are_left_out(spark: SparkSession, golden: Path) -> None:
     [
         ({"subscribe": "A", "assign": "{}"}, "subscribe and assign contradict"),
         ({"subcribe": "A"}, "has no option 'subcribe' for a read; it has storePath"),
-        ({"storePath": "/nowhere"}, "/nowhere is no store directory"),
+        ({"storePath": "/nowhere"}, "/nowhere is not a store directory"),
         ({"subscribe": "Nope"}, "topic 'Nope' is not in"),
     ],
 )

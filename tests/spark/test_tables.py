@@ -194,7 +194,9 @@ def test_what_a_table_cannot_be_is_said(spark: SparkSession, small_store: SmallS
     assert "a table needs a column" in said(
         spark, f"CREATE TABLE messages USING rocketmq OPTIONS (path '{path}', columns '')"
     )
-    assert "/nowhere is no store directory" in said(spark, "CREATE TABLE messages USING rocketmq LOCATION '/nowhere'")
+    assert "/nowhere is not a store directory" in said(
+        spark, "CREATE TABLE messages USING rocketmq LOCATION '/nowhere'"
+    )
     # With columns, or by a query, Spark keeps the options to itself.
     spark.sql(f"CREATE TABLE messages (body binary) USING rocketmq OPTIONS (path '{path}')")
     advice = "Create it by CREATE TABLE ... USING rocketmq OPTIONS (...) without columns"

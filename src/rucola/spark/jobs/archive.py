@@ -148,7 +148,7 @@ def check_store(store: str | Path) -> None:
     """Raise StoreError where this is no store directory."""
     directory = Path(store).absolute()
     if not is_store(directory):
-        raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
+        raise StoreError(f"{directory} is not a store directory: it holds no commitlog/")
 
 
 @translate_spark_errors()

@@ -39,7 +39,7 @@ from rucola.spark.lake.lookup import (
 )
 from rucola.spark.lake.snapshot import RowFile, read_snapshot
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
-from rucola.spark.source.options import parse_tags, sql92_matcher
+from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
 _MOST_OFFSETS: Final = 1000
 """Spark is told to look for so many physical offsets at most; with more it reads the files as they are."""

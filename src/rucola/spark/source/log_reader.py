@@ -36,7 +36,8 @@ from rucola.spark.source.arrays import Array
 from rucola.spark.source.byte_ranges import fields_at
 from rucola.spark.source.log_boundaries import next_record
 from rucola.spark.source.log_splits import LogSplit, QueueRange
-from rucola.spark.source.options import CorruptRecords, ReadOptions, sql92_matcher
+from rucola.spark.source.option_values import sql92_matcher
+from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import is_chosen_topic
 from rucola.store.reader import LogFile, StoreReader

@@ -52,7 +52,7 @@ def parse_times(text: str) -> QueueOffsets:
 def _offsets(text: str, words: str, stand_ins: tuple[int, ...]) -> QueueOffsets:
     if not text.strip().startswith("{"):
         raise ValueError(f'it must be {words} or JSON such as {{"topic":{{"broker":{{"0":23}}}}}}')
-    return _numbers(text, f"queue offset, nor {' or '.join(map(str, stand_ins))}", stand_ins)
+    return _numbers(text, f"queue offset or {' or '.join(map(str, stand_ins))}", stand_ins)
 
 
 def _numbers(text: str, what: str, stand_ins: tuple[int, ...] = ()) -> QueueOffsets:
@@ -65,12 +65,12 @@ def _numbers(text: str, what: str, stand_ins: tuple[int, ...] = ()) -> QueueOffs
         for broker, queues in by_broker.items():
             for queue_id, number in queues.items():
                 if not isinstance(number, int) or isinstance(number, bool) or (number < 0 and number not in stand_ins):
-                    raise ValueError(f"{number!r} is no {what}")
+                    raise ValueError(f"{number!r} is not a {what}")
                 numbers[topic, broker, _queue_id(queue_id)] = number
     return numbers
 
 
 def _queue_id(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str) or int(value) < 0:
-        raise ValueError(f"{value!r} is no queue id")
+        raise ValueError(f"{value!r} is not a queue id")
     return int(value)

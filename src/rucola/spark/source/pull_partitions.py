@@ -35,7 +35,8 @@ from rucola.spark.source import columns, record_layout
 from rucola.spark.source.arrays import Array
 from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
-from rucola.spark.source.options import CorruptRecords, ReadOptions, parse_tags
+from rucola.spark.source.option_values import parse_tags
+from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 

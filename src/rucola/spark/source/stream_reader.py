@@ -141,7 +141,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = bounds.ranges
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        # 1. Determine what can be read after the start. Lost messages and missing brokers raise here, before Spark logs.
+        # 1. Determine what can be read after the start. Lost messages and missing brokers raise before Spark logs.
         logged = from_json(start, self._options.by_queue)
         recovered = {origin: offset for origin, offset in self._recovered.items() if origin not in logged}
         known = {**logged, **recovered}
