@@ -243,7 +243,7 @@ def test_rows_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -
             ],
         )
     assert "batch 7: 3 invalid rows left out; the first: row 3 has no body" in caplog.text
-    assert "batch 7: 5 to T sent by 2 tasks that ended well" in caplog.text
+    assert "batch 7: 5 to T sent by 2 successful tasks" in caplog.text
 
 
 @pytest.mark.spark

@@ -35,7 +35,7 @@ from rucola.spark.jobs.replay_ledger import Ack, AckWriter, Reached, SourceQueue
 from rucola.spark.source.arrays import Array, arrow, ints
 from rucola.spark.source.encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
-from rucola.spark.source.sink import message_of
+from rucola.spark.source.row_messages import message_of
 
 T = TypeVar("T")
 Sending: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
@@ -48,7 +48,7 @@ CHUNK_ROWS: Final = 4096
 MOST_CHUNKS: Final = 2
 """Chunks in flight, so that no queue waits for the end of the others. Alone, a chunk takes twice as long: it ends with
 one request at a time, of its last queue."""
-MESSAGES_A_REQUEST: Final = 128
+MESSAGES_PER_REQUEST: Final = 128
 
 _TRIES: Final = 9
 _FIRST_PAUSE_S: Final = 0.1
@@ -277,7 +277,7 @@ def _requests(encoded: EncodedMessages, begin: int, end: int, may_share: bool) -
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
         is_batched = may_share and bool(encoded.is_batched[first])
         while first < last:
-            upto = min(first + MESSAGES_A_REQUEST, last) if is_batched else first + 1
+            upto = min(first + MESSAGES_PER_REQUEST, last) if is_batched else first + 1
             # Properties may be as large as bodies; one message always fits.
             while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
                 upto = (first + upto) // 2
