@@ -112,7 +112,7 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
         assert await reading(subscribePattern="None") == []
         with pytest.raises(TopicNotFound):
             await reading(subscribe="Nope")
-        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no broker"):
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no readable broker"):
             await reading(assign='{"Orders":[9]}')
         with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or not readable there"):
             await reading(assign='{"Orders":{"broker-a":[0,9]}}')

@@ -150,7 +150,7 @@ def test_each_file_of_a_lake_is_damaged(spark: SparkSession, filled: Filled, nam
     if is_message and damage == "overwritten":
         with pytest.raises(StoreError) as raised:
             search.run(spark, filled.path, Selection())
-        assert str(raised.value).startswith(f"{path} cannot be read: the file is damaged; put it back from a copy")
+        assert str(raised.value).startswith(f"{path} cannot be read: the file is damaged; restore it from a backup")
         assert "\n" not in str(raised.value)
 
     # A dry run changes nothing, and tells.
@@ -338,7 +338,7 @@ def test_a_commit_that_was_interrupted_is_part_of_a_damaged_lake_or_not(
             archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     elif lost == "pending.json":
         truncate(filled.path / "_rucola" / lost)
-        with pytest.raises(StoreCorrupt, match=r"pending\.json at byte 0: this cannot be read: .*repair"):
+        with pytest.raises(StoreCorrupt, match=r"pending\.json at byte 0: the file cannot be read: .*repair"):
             archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     else:
         (filled.path / "_rucola" / lost).unlink()
