@@ -146,19 +146,19 @@ def test_where_nothing_is_to_be_done_spark_is_not_asked(
 
 @pytest.mark.parametrize("master", ["", "local[", "locally", "spark://", "spark://host", "http://host:7077"])
 def test_what_is_no_master_is_said(master: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no master of Spark; give local\[4\], spark://host:7077"):
+    with pytest.raises(ConfigError, match=r"is not a Spark master; give local\[4\], spark://host:7077"):
         local_session(master=master)
 
 
 def test_a_master_that_is_not_there_is_said() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
-    with pytest.raises(ConfigError, match=f"no master of Spark answers at {masters}: .*refused"):
+    with pytest.raises(ConfigError, match=f"no Spark master answers at {masters}: .*refused"):
         LazySession("tests", masters).get()
 
 
 def test_spark_submit_has_said_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
+    with pytest.raises(ConfigError, match="spark-submit has already selected the master"):
         LazySession("tests", "local[1]").get()
 
 

@@ -58,7 +58,7 @@ def test_without_a_runtime_one_sentence_says_what_to_do(tmp_path: Path, monkeypa
     with pytest.raises(ConfigError) as raised:
         session.java_home()
     text = str(raised.value)
-    assert f"there is Java 11 in {old}" in text
+    assert f"found Java 11 in {old}" in text
     assert "apt-get install openjdk-17-jre-headless" in text
     assert "\n" not in text
 
