@@ -122,8 +122,10 @@ def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Ca
 def files_with_offsets(files: Iterable[RowFile], candidates: CandidateOffsets) -> list[RowFile]:
     """Return the files whose range includes a candidate, newest date first."""
     none = np.empty(0, np.int64)
-    kept = [file for file in files if _has_between(candidates.get((file.topic, file.date), none), file.least,
-    file.most)] return _newest_date_first(kept)
+    kept = [
+        file for file in files if _has_between(candidates.get((file.topic, file.date), none), file.least, file.most)
+    ]
+    return _newest_date_first(kept)
 
 
 def _newest_date_first(files: Iterable[RowFile]) -> list[RowFile]:

@@ -193,11 +193,14 @@ def staged_key_entries(paths: Iterable[Path]) -> pa.Table:
 
 def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
     """Return one entry for each distinct key of a message, its msgId included."""
+    # 1. Number the distinct words, and hash only these.
     keys = batch["keys"]
     words = pa.concat_arrays([batch["msgId"], keys.flatten()]).dictionary_encode()
     hashes = np.array([zlib.crc32(word.encode()) for word in words.dictionary.to_pylist()], np.int64)
+    # 2. Pair each row with its msgId and its keys. A pair is one integer, so that `unique` removes repeated keys.
     row = np.concatenate([np.arange(len(batch)), ints(pc.list_parent_indices(keys))])
     row, word = np.divmod(np.unique(row * len(hashes) + ints(words.indices)), max(len(hashes), 1))
+    # 3. Make the entries.
     count, taken = len(row), arrow(row)
     arrays = [
         arrow(hashes[word]),
