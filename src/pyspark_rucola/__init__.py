@@ -1,7 +1,7 @@
-"""By this module Spark finds the data source `rocketmq` without being told.
+"""Entry point by which Spark discovers the data source `rocketmq`.
 
-When a session first looks for a Python data source, it imports every top-level module whose name begins with
-`pyspark_` and takes its `DefaultSource`. Everything else is in `rucola.spark`.
+When a session first looks for a Python data source, it imports every top-level module whose name begins with `pyspark_`
+and registers its `DefaultSource`. The implementation is in `rucola.spark`.
 """
 
 from rucola.spark.source.data_source import RocketMQSource as DefaultSource

@@ -156,7 +156,7 @@ def test_a_directory_without_a_store_is_refused(tmp_path: Path, make: Callable[[
     make(tmp_path / "store")
     with pytest.raises(StoreError) as raised:
         archive.run(None, tmp_path / "store", tmp_path / "lake")  # type: ignore[arg-type]
-    assert str(raised.value) == f"{tmp_path / 'store'} is no store directory: it holds no commitlog/"
+    assert str(raised.value) == f"{tmp_path / 'store'} is not a store directory: it holds no commitlog/"
     assert not (tmp_path / "lake").exists()
 
 

@@ -48,8 +48,8 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("archive --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
-        ("archive --store STORE --store EMPTY --out NEW", "EMPTY is no store directory: it holds no commitlog/"),
+        ("archive --store EMPTY --out NEW", "EMPTY is not a store directory: it holds no commitlog/"),
+        ("archive --store STORE --store EMPTY --out NEW", "EMPTY is not a store directory: it holds no commitlog/"),
         ("archive --store STORE --out STORE", "STORE is not empty and not a lake"),
         ("archive -n 127.0.0.1:1 --out NEW", "127.0.0.1:1"),
         ("archive -n 127.0.0.1:1 --allow-missing --require-broker broker-a --out NEW", "127.0.0.1:1"),
@@ -57,13 +57,13 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
         ("search --lake EMPTY -t T", "EMPTY is not a lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
         ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
-        ("rebuild EMPTY", "EMPTY is no store directory"),
+        ("rebuild EMPTY", "EMPTY is not a store directory"),
         ("rebuild STORE --out STORE", "STORE is not empty"),
         ("replay --from EMPTY --dry-run", "EMPTY is neither a store directory nor a lake"),
         ("replay --from STORE -t Nope --dry-run", "topic 'Nope' is not in STORE, which holds T"),
         ("replay --from STORE -n 127.0.0.1:1 --ledger STORE", "STORE holds other things than the ledger"),
         ("replay --from STORE -n 127.0.0.1:1 --ledger NEW --to T", "127.0.0.1:1"),
-        ("replay --from STORE -g a|b* --dry-run", "is no tag"),
+        ("replay --from STORE -g a|b* --dry-run", "is not a tag"),
         ("replay --from STORE -s price> --dry-run", "price>"),
     ],
 )
@@ -146,19 +146,19 @@ def test_a_job_without_work_does_not_start_spark(
 
 @pytest.mark.parametrize("master", ["", "local[", "locally", "spark://", "spark://host", "http://host:7077"])
 def test_an_invalid_master_is_refused(master: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no master of Spark; give local\[4\], spark://host:7077"):
+    with pytest.raises(ConfigError, match=r"is not a Spark master; give local\[4\], spark://host:7077"):
         local_session(master=master)
 
 
 def test_an_unreachable_master_is_an_error() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
-    with pytest.raises(ConfigError, match=f"no master of Spark answers at {masters}: .*refused"):
+    with pytest.raises(ConfigError, match=f"no Spark master answers at {masters}: .*refused"):
         LazySession("tests", masters).get()
 
 
 def test_spark_submit_excludes_the_master_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(ConfigError, match="spark-submit has said which master to use"):
+    with pytest.raises(ConfigError, match="spark-submit has already selected the master"):
         LazySession("tests", "local[1]").get()
 
 

@@ -242,7 +242,7 @@ def test_skipped_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
             ],
         )
     assert "batch 7: 3 invalid rows left out; the first: row 3 has no body" in caplog.text
-    assert "batch 7: 5 to T sent by 2 tasks that ended well" in caplog.text
+    assert "batch 7: 5 to T sent by 2 successful tasks" in caplog.text
 
 
 @pytest.mark.spark

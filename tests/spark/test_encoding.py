@@ -16,7 +16,7 @@ from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.spark.jobs.resend import COLUMNS
 from rucola.spark.source import columns
 from rucola.spark.source.encoding import encode_rows
-from rucola.spark.source.sink import message_of
+from rucola.spark.source.row_messages import message_of
 
 NAMES = st.one_of(
     st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "DELAY", "WAIT", "TIMER_DELIVER_MS"]), st.text(max_size=3)

@@ -181,7 +181,7 @@ def test_a_directory_without_a_lake_is_refused(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         assert read_snapshot(tmp_path / "lake").number == 0
     (tmp_path / "lake" / "_rucola" / "snapshot.json").write_text('{"number": "seven"}')
-    with pytest.raises(StoreCorrupt, match=r"snapshot\.json at byte 0: this cannot be read: Expected `int`"):
+    with pytest.raises(StoreCorrupt, match=r"snapshot\.json at byte 0: the file cannot be read: Expected `int`"):
         read_snapshot(tmp_path / "lake")
 
 
@@ -252,6 +252,6 @@ def test_a_lake_without_its_snapshot_is_an_error(tmp_path: Path, left: str) -> N
     assert said.startswith(
         f"{tmp_path}/_rucola/snapshot.json at byte 0: the file is missing, but the lake holds {left}"
     )
-    assert said.endswith(f"or see what `rucola pipeline repair --lake {tmp_path} --dry-run` says")
+    assert said.endswith(f"or run `rucola pipeline repair --lake {tmp_path} --dry-run` to see what is lost")
     with pytest.raises(StoreCorrupt, match="the file is missing, but the lake holds"), open_lake(tmp_path):
         pass

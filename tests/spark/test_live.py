@@ -71,9 +71,9 @@ async def test_topics_are_selected_by_pattern_without_system_topics(tmp_path: Pa
         assert await reading(subscribePattern="None") == []
         with pytest.raises(TopicNotFound):
             await reading(subscribe="Nope")
-        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no broker"):
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is on no readable broker"):
             await reading(assign='{"Orders":[9]}')
-        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or may not be read there"):
+        with pytest.raises(ConfigError, match="queue 9 of topic 'Orders' is not on broker-a, or not readable there"):
             await reading(assign='{"Orders":{"broker-a":[0,9]}}')
         with pytest.raises(ConfigError, match="offsets name broker 'x'; this read has broker-a"):
             await reading(subscribe="Orders", startingOffsets='{"Orders":{"x":{"0":0}}}')
@@ -112,7 +112,7 @@ async def test_offsets_need_no_broker_name_for_a_topic_with_one_broker(tmp_path:
         assert len(await asyncio.to_thread(query.run)) == 3
         times = json.dumps({"T": {"0": 1}})
         assert len(await reading(subscribe="T", startingOffsetsByTimestamp=times)) == 20
-        with pytest.raises(ConfigError, match="offsets name queue 0 of topic 'U', which this read has not"):
+        with pytest.raises(ConfigError, match="offsets name queue 0 of topic 'U', which this read does not include"):
             await reading(subscribe="T", startingOffsets='{"U":{"0":1}}')
         await running.create_topic(await running.start_broker("broker-b"), "T")
         says = r'since broker-a and broker-b have the topic: \{"T":\{"broker-a":\{"1":2\}\}\}'
@@ -156,7 +156,7 @@ async def test_a_stream_can_commit_offsets_of_a_group(tmp_path: Path, caplog: py
             await send(running, "T", 4)
             assert await asyncio.to_thread(again.trigger)
             assert not await asyncio.to_thread(again.trigger)
-        assert caplog.text.count("progress of group spark-job was not committed") == 1
+        assert caplog.text.count("offsets of group spark-job were not committed") == 1
         assert not await asyncio.to_thread(again.trigger)
         assert await behind() == {0: 0, 1: 0, 2: 0, 3: 0}
 

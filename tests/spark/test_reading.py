@@ -214,7 +214,7 @@ def test_queues_are_read_between_times(small_store: SmallStore) -> None:
     assert both == places[24:56:4]
     late = found(startingOffsetsByTimestamp={"0": 2_000_000_000_000, "1": 0})
     assert late == [place for n, place in enumerate(places) if n % 4]
-    with pytest.raises(ConfigError, match="times name queue 7 of topic 'T' on b, which this read has not"):
+    with pytest.raises(ConfigError, match="times name queue 7 of topic 'T' on b, which this read does not include"):
         found(startingOffsetsByTimestamp={"7": 0})
 
 
@@ -281,7 +281,7 @@ def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Pa
         ({"subscribe": "Nowhere"}, "topic 'Nowhere' is not in"),
         ({"assign": '{"T":[7]}'}, "queue 7 of topic 'T' is not in"),
         ({"subscribe": "T", "startingOffsets": '{"T":{"x":{"0":0}}}'}, "offsets name broker 'x'"),
-        ({"subscribe": "T", "startingOffsets": '{"U":{"b":{"0":0}}}'}, "which this read has not"),
+        ({"subscribe": "T", "startingOffsets": '{"U":{"b":{"0":0}}}'}, "which this read does not include"),
         ({"subscribe": "T", "startingOffsets": '{"T":{"b":{"0":9}}}'}, "it holds 0 to 1"),
         ({"startingCommitLogOffset": "9999"}, "holds 0 to "),
     ],
@@ -358,7 +358,7 @@ def test_units_that_point_at_messages_of_other_queues_are_damage(small_store: Sm
     small_store.put_unit("T", 0, 1, second, size)
     with pytest.raises(StoreCorrupt, match="two units"):
         read(small_store.path, subscribe="T")
-    with pytest.raises(StoreCorrupt, match="another queue or place"):
+    with pytest.raises(StoreCorrupt, match="another queue or queue offset"):
         read(small_store.path, assign='{"T":[0]}')
     assert third not in offsets(read(small_store.path, assign='{"T":[0]}', corruptRecords="skip"))
 
@@ -430,5 +430,5 @@ def test_queues_only_speed_up_reading_the_log(tmp_path_factory: pytest.TempPathF
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", data.draw(st.sampled_from([3, 16 * 1024])))
         with_queues = rows()
-        patch.setattr("rucola.spark.source.log_reader._MOST_QUEUES", -1)
+        patch.setattr("rucola.spark.source.log_reader.MAX_HINT_QUEUES", -1)
         assert rows() == with_queues

@@ -150,7 +150,7 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
     if is_message and damage == "overwritten":
         with pytest.raises(StoreError) as raised:
             search.run(spark, filled.path, Selection())
-        assert str(raised.value).startswith(f"{path} cannot be read: the file is damaged; put it back from a copy")
+        assert str(raised.value).startswith(f"{path} cannot be read: the file is damaged; restore it from a backup")
         assert "\n" not in str(raised.value)
 
     # A dry run changes nothing, and tells.
@@ -336,7 +336,7 @@ def test_an_interrupted_commit_is_completed_or_dropped(spark: SparkSession, fill
             archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     elif lost == "pending.json":
         truncate(filled.path / "_rucola" / lost)
-        with pytest.raises(StoreCorrupt, match=r"pending\.json at byte 0: this cannot be read: .*repair"):
+        with pytest.raises(StoreCorrupt, match=r"pending\.json at byte 0: the file cannot be read: .*repair"):
             archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     else:
         (filled.path / "_rucola" / lost).unlink()

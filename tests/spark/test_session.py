@@ -58,7 +58,7 @@ def test_a_missing_runtime_error_names_the_remedy(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError) as raised:
         session.java_home()
     text = str(raised.value)
-    assert f"there is Java 11 in {old}" in text
+    assert f"found Java 11 in {old}" in text
     assert "apt-get install openjdk-17-jre-headless" in text
     assert "\n" not in text
 

@@ -25,9 +25,9 @@ HEADER = "body binary, topic string"
         ({"topic": "T"}, HEADER, "option nameServer is missing"),
         ({"nameServer": "h:1", "subscribe": "T"}, HEADER, "no option 'subscribe' for a write; it has nameServer"),
         ({"nameServer": "h:1", "topic": "a b"}, HEADER, "option topic is 'a b'"),
-        ({"nameServer": "h:1"}, "body binary", "neither option topic nor a column"),
+        ({"nameServer": "h:1"}, "body binary", "no topic: give the option topic"),
         ({"nameServer": "h:1"}, "topic string", "without a column body"),
-        ({"nameServer": "h:1"}, f"{HEADER}, tag string", "column tag is none that a message has; it may have topic"),
+        ({"nameServer": "h:1"}, f"{HEADER}, tag string", "messages have no column tag; they may have topic"),
         ({"nameServer": "h:1"}, f"{HEADER}, flag string", "column flag is string; it must be int"),
     ],
 )

@@ -82,7 +82,7 @@ def test_columns_are_chosen_by_option_and_by_schema(spark: SparkSession, small_s
     assert given.schema("queueId int, body binary").load().collect() == [Row(queueId=0, body=bytearray(b"b"))]
     with pytest.raises(PySparkException, match="the schema must be queueId int"):
         given.schema("queueId bigint").load().collect()
-    with pytest.raises(PySparkException, match="the schema names nope"):
+    with pytest.raises(PySparkException, match="unknown columns in the schema: nope"):
         given.schema("nope int").load().collect()
 
 
@@ -109,7 +109,7 @@ def test_system_topics_are_left_out(spark: SparkSession, golden: Path) -> None:
     [
         ({"subscribe": "A", "assign": "{}"}, "subscribe and assign contradict"),
         ({"subcribe": "A"}, "has no option 'subcribe' for a read; it has storePath"),
-        ({"storePath": "/nowhere"}, "/nowhere is no store directory"),
+        ({"storePath": "/nowhere"}, "/nowhere is not a store directory"),
         ({"subscribe": "Nope"}, "topic 'Nope' is not in"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_stream_starts_at_offsets(small_store: SmallStore) -> None:
     assert LogQuery(**given, startingCommitLogOffset=str(places[5])).run() == places[5:]
     with pytest.raises(ConfigError, match="offset 9 of queue 0 of topic 'T' on b is not there"):
         LogQuery(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"0": 9}}}))
-    with pytest.raises(ConfigError, match="which this read has not"):
+    with pytest.raises(ConfigError, match="which this read does not include"):
         LogQuery(**given, subscribe="T", startingOffsets=json.dumps({"T": {"b": {"7": 0}}}))
 
 

@@ -70,7 +70,7 @@ def test_a_path_is_a_store(spark: SparkSession, small_store: SmallStore, tmp_pat
     assert reader.load(str(small_store.path)).count() == 6
     assert reader.load(f"file://{small_store.path}").count() == 6
     assert reader.load([str(small_store.path), str(other.path)]).count() == 12
-    with pytest.raises(PySparkException, match="option path is 's3a://bucket/store': it is no path of this machine"):
+    with pytest.raises(PySparkException, match="option path is 's3a://bucket/store': it is not a local path"):
         reader.load("s3a://bucket/store")
     with pytest.raises(PySparkException, match="options storePath and path contradict each other"):
         reader.option("storePath", str(small_store.path)).load(str(other.path))
@@ -192,7 +192,9 @@ def test_invalid_table_definitions_are_refused(spark: SparkSession, small_store:
     assert "a table needs a column" in said(
         spark, f"CREATE TABLE messages USING rocketmq OPTIONS (path '{path}', columns '')"
     )
-    assert "/nowhere is no store directory" in said(spark, "CREATE TABLE messages USING rocketmq LOCATION '/nowhere'")
+    assert "/nowhere is not a store directory" in said(
+        spark, "CREATE TABLE messages USING rocketmq LOCATION '/nowhere'"
+    )
     # With columns, or by a query, Spark keeps the options to itself.
     spark.sql(f"CREATE TABLE messages (body binary) USING rocketmq OPTIONS (path '{path}')")
     advice = "Create it by CREATE TABLE ... USING rocketmq OPTIONS (...) without columns"

@@ -172,7 +172,7 @@ def test_many_rows_are_split_into_several_files(
     """What is buffered is bounded; keys are cut by their hash."""
     from rucola.spark.lake import parquet_files
 
-    monkeypatch.setattr(parquet_files, "_MOST_BUFFERED", 1)
+    monkeypatch.setattr(parquet_files, "_MAX_BUFFERED", 1)
     monkeypatch.setattr(parquet_files, "ENTRIES_PER_FILE", 100)
     monkeypatch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", 40)
     fill(small_store, 200)

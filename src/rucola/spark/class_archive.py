@@ -1,18 +1,18 @@
-"""Class data archive: the classes of Spark, parsed and verified, in a cache file that Java runtimes map at their start.
+"""Class data archive: Spark's classes, parsed and verified, in a cache file that the Java runtime maps at start.
 
-A session loads some 15,000 classes. Parsing and verifying them is a third to a half of the CPU time of a short job.
-AppCDS (JEP 350) keeps the result:
+A session loads some 15,000 classes. Parsing and verifying them takes a third to a half of the CPU time of a short job.
+AppCDS (JEP 350) stores the result:
 
     $XDG_CACHE_HOME/rucola/spark-<key>.jsa     the archive, some 170 MB; by default below ~/.cache
     $XDG_CACHE_HOME/rucola/spark-<key>.part    claimed by a session without an archive, written when its runtime exits
 
-The key is made of the runtime's release and of the Spark installation, so another version gets another archive. The
-runtime writes the header of an archive last: a `.part` with a header is complete, and the next session renames it. One
-session at a time has the claim; a claim that led to nothing for an hour is taken over. Archives not used for 30 days
-are removed.
+The key is a hash of the Java release and the Spark installation, so another version has another archive. The runtime
+writes an archive's header last: a `.part` with a header is complete, and the next session renames it. Creating the
+`.part` is the claim, which one session at a time holds; a claim without a result for an hour is taken over. Archives
+not used for 30 days are removed.
 
-An archive is never needed: without a writable cache directory, with a class path of the user's own, or if the runtime
-rejects the file, sessions only start more slowly.
+An archive is optional. Without a writable cache directory, with a user's class path, or if the runtime rejects the
+file, sessions only start more slowly.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ _CLAIM_S: Final = 60 * 60
 _UNUSED_S: Final = 30 * 24 * 60 * 60
 _CONFIGURATION_DIRECTORIES: Final = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _QUIET: Final = "-Xlog:cds*=off"
-"""Runtimes print warnings about archives to stdout, where a command prints its result."""
+"""Silences warnings about archives, which runtimes print to stdout, between the results of a command."""
 
 
 def java_options(java_home: Path) -> list[str]:
-    """Return the options for a runtime to use the archive or, if there is none yet, to write it when it exits."""
+    """Return runtime options that use the archive or, if there is none yet, write it at exit.
+
+    The list is empty if no archive can be used, or if another session is writing it.
+    """
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     if not _can_archive(java_home, home):
         return []
@@ -45,7 +48,7 @@ def java_options(java_home: Path) -> list[str]:
             part.replace(archive)
         if archive.exists():
             with suppress(OSError):
-                os.utime(archive)  # read-only caches are fine, too
+                os.utime(archive)  # marks the archive as used; fails harmlessly in a read-only cache
             return [_QUIET, f"-XX:SharedArchiveFile={archive}"]
         if _claim(part):
             return [_QUIET, f"-XX:ArchiveClassesAtExit={part}"]
@@ -55,9 +58,9 @@ def java_options(java_home: Path) -> list[str]:
 
 
 def _can_archive(java_home: Path, spark_home: Path) -> bool:
-    """Tell whether this runtime can archive the classes of this installation.
+    """Tell whether this runtime can archive the classes of this Spark installation.
 
-    An archive extends the runtime's own, and none can be made if a directory on the class path has files in it.
+    An archive extends the runtime's default archive, and cannot be made if the class path has a non-empty directory.
     """
     directories = [os.environ[name] for name in _CONFIGURATION_DIRECTORIES if name in os.environ]
     return (
@@ -68,17 +71,20 @@ def _can_archive(java_home: Path, spark_home: Path) -> bool:
 
 
 def _directory() -> Path:
+    """Return the cache directory. Raises RuntimeError if the user has no home directory."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "rucola"
 
 
 def _key(java_home: Path, spark_home: Path) -> str:
+    """Return a hash of the Java release and of path and time of the Spark installation."""
     jars = spark_home / "jars"
     parts = (java_home / "release").read_bytes(), os.fsencode(jars), str(jars.stat().st_mtime_ns).encode()
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _is_complete(part: Path) -> bool:
+    """Tell whether an archive has its header, whose magic number is not zero."""
     try:
         with part.open("rb") as file:
             return any(file.read(4))
@@ -87,7 +93,7 @@ def _is_complete(part: Path) -> bool:
 
 
 def _claim(part: Path) -> bool:
-    """Tell whether this session is to write the archive; remove what no session has used for long."""
+    """Claim the writing of the archive, and tell whether that succeeded. Also removes unused archives."""
     part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = time.time()
     for path in part.parent.glob("spark-*"):

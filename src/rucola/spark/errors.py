@@ -1,13 +1,13 @@
-"""Errors on their way from Spark's Python processes to the user: one sentence, without a traceback around it.
+"""Error translation between Spark's Python processes and the user: one sentence, without a traceback.
 
-Spark plans, reads and writes in Python processes of its own. An error there travels as text, the formatted traceback,
-and comes home as the message of one of Spark's errors. Two places make a sentence of that again:
+Spark plans, reads and writes in Python processes of its own. An error there is sent as text, the formatted traceback,
+and becomes the message of one of Spark's exceptions in the user's process. Two functions restore the sentence:
 
-    sentences   in such a process: an error of ours sends home its sentence only, so that it is in the first lines of
-                what Spark raises, in any session
-    translate_spark_errors     around a job: what Spark raises becomes the error of ours that is inside
+    without_tracebacks      in a Python process of Spark: a Rucola error is formatted without a traceback, so that its
+                            sentence is in the first lines of Spark's exception, in any session
+    translate_spark_errors  around a job: raises the Rucola error that Spark's exception contains
 
-Errors that are not ours keep their traceback, since they are faults to be found.
+Other errors are programming errors and keep their traceback.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ from pyspark.errors import PySparkException
 
 from rucola import errors
 
-_OURS: Final = re.compile(r"rucola\.errors\.(\w+): (.*)")
-_SPARKS: Final = re.compile(r"SparkException: (?!Job aborted)(.*)")
+_RUCOLA_ERROR: Final = re.compile(r"rucola\.errors\.(\w+): (.*)")
+_SPARK_ERROR: Final = re.compile(r"SparkException: (?!Job aborted)(.*)")
 _UNREADABLE: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+\.parquet)")
-"""Spark's error for a Parquet file. The only Parquet files that jobs read are those of lakes."""
+"""Spark's error for a damaged Parquet file. Jobs read only Parquet files of lakes."""
 
 _WORKER: Final = "PYTHON_WORKER_FACTORY_"
-"""How variables begin that Spark sets in the environment of each of its Python processes."""
+"""Prefix of environment variables that Spark sets in each of its Python processes."""
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""The variable by which `pyspark.util.handle_worker_exception` formats an error without its traceback."""
+"""The variable that makes `pyspark.util.handle_worker_exception` format errors without a traceback."""
 
 T = TypeVar("T")
 
 
 def without_tracebacks(kind: type[T]) -> type[T]:
-    """Let errors of ours leave the public methods of a class that Spark calls as their sentence alone."""
+    """Decorate a class that Spark calls: Rucola's errors leave its public methods without a traceback."""
     for name, method in list(vars(kind).items()):
         if isfunction(method) and not name.startswith("_"):
-            setattr(kind, name, _wrapped(method))
+            setattr(kind, name, _wrap(method))
     return kind
 
 
-def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def called(*arguments: Any, **named: Any) -> Any:
-        with _as_sentence():
+        with _hiding_traceback():
             result = method(*arguments, **named)
-        return _each(result) if isinstance(result, Generator) else result
+        return _iterate(result) if isinstance(result, Generator) else result
 
     return called
 
 
-def _each(items: Iterable[T]) -> Iterator[T]:
-    with _as_sentence():
+def _iterate(items: Iterable[T]) -> Iterator[T]:
+    with _hiding_traceback():
         yield from items
 
 
 @contextmanager
-def _as_sentence() -> Iterator[None]:
-    """Have an error of ours, or of the system, formatted without a traceback.
+def _hiding_traceback() -> Iterator[None]:
+    """Let PySpark format an MQError or OSError without a traceback.
 
-    A process of Spark's ends after an error, so the variable concerns this error only. In any other process, such as
-    the user's, it would reach all processes that are started later, and is not set.
+    A Python process of Spark ends after an error, so the environment variable affects this error only. It is not set in
+    any other process, such as the user's, whose child processes would inherit it.
     """
     try:
         yield
@@ -79,38 +79,39 @@ def _as_sentence() -> Iterator[None]:
 
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Around work of Spark: raise the error of ours that is inside one of Spark's, else a StoreError.
+    """Translate Spark's errors: raise the Rucola error inside one of them, or a StoreError if there is none.
 
-    Also a decorator.
+    A context manager and decorator for jobs.
     """
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        ours = _ours(str(error))
-        if ours is not None:
-            raise ours from None  # Spark's error would be printed before ours, with its traceback
+        original = _parse_error(str(error))
+        if original is not None:
+            raise original from None  # as a cause, Spark's error would be printed first, with its traceback
         raise errors.StoreError(_first_sentence(str(error))) from error
 
 
-def _ours(text: str) -> errors.MQError | None:
-    found = _OURS.search(text)
+def _parse_error(text: str) -> errors.MQError | None:
+    """Return the Rucola error in the text of a Spark error, None if there is none."""
+    found = _RUCOLA_ERROR.search(text)
     if found is None:
         return None
     kind = getattr(errors, found[1], errors.MQError)
-    # Some are made of more than a sentence; the nearest class that is not will do.
-    takes_sentence = next(each for each in kind.__mro__ if "__init__" not in vars(each) or each is errors.MQError)
-    raised: errors.MQError = takes_sentence(found[2].strip())
+    # Some classes need more arguments than a message; use the nearest base class that does not.
+    with_message = next(each for each in kind.__mro__ if "__init__" not in vars(each) or each is errors.MQError)
+    raised: errors.MQError = with_message(found[2].strip())
     return raised
 
 
 def _first_sentence(text: str) -> str:
-    """Return the sentence in the text of an error that is Spark's own."""
+    """Return the sentence in the text of an error of Spark itself."""
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
         return (
-            f"{unquote(unreadable[1])} cannot be read: the file is damaged; put it back from a copy, or see what "
-            f"`rucola pipeline repair --lake DIR --dry-run` says of its lake"
+            f"{unquote(unreadable[1])} cannot be read: the file is damaged; restore it from a backup, or run "
+            f"`rucola pipeline repair --lake DIR --dry-run` for its lake"
         )
-    sparks = _SPARKS.search(text)
+    sparks = _SPARK_ERROR.search(text)
     lines = text.splitlines()
     return sparks[1].strip() if sparks else lines[lines[0].startswith("An error occurred while calling")].lstrip(": ")

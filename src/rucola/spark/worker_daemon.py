@@ -1,17 +1,18 @@
 """Daemon of the Python workers: PySpark's own, with three changes.
 
-PySpark is imported from the directory in which it is installed. Spark puts `pyspark.zip` first on the module path of
-every worker. Python caches no bytecode for modules in a zip file, so each daemon and each worker compiles PySpark
-again: 0.5 s of CPU for a daemon, against 0.1 s from compiled files.
+1. PySpark is imported from its installation directory. Spark puts `pyspark.zip` first on the module path of every
+worker,
+   and Python caches no bytecode for modules in a zip file, so each daemon and worker would compile PySpark again: 0.5 s
+   of CPU per daemon, against 0.1 s from cached bytecode.
 
-A worker whose rows are no longer needed ends silently. Once `limit()` or `show()` has enough rows, Spark closes the
-connection to the workers that still send some. In `pyspark.daemon` such a worker ends with a traceback on stderr
-(BrokenPipeError), though nothing is wrong. Every other error is reported as before.
+2. A worker whose rows are no longer needed ends silently. Once `limit()` or `show()` has enough rows, Spark closes the
+   connections of the workers that still send some. In `pyspark.daemon` such a worker ends with a traceback on stderr
+   (BrokenPipeError), although nothing is wrong. All other errors are reported as before.
 
-The modules that a worker's first task has imported are exempt from garbage collection.
+3. The modules imported by a worker's first task are exempt from garbage collection.
 
-A session names this module in the setting spark.python.daemon.module if its executors run the driver's interpreter, in
-which the installed PySpark is the one of the zip file, and have this package.
+`local_session` sets spark.python.daemon.module to this module if the executors run on this machine: there they have
+this package, and the installed PySpark equals the one in the zip file.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from socket import socket
 
 
 def directories_first(path: Sequence[str]) -> list[str]:
-    """Return a module path with its zip files at the end."""
+    """Return a module path with the zip files at its end."""
     return sorted(path, key=lambda entry: entry.endswith(".zip"))
 
 
 def _freezing(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
-    """Return a worker that exempts from collection what its first task has imported.
+    """Return a worker that exempts the modules imported by its first task from garbage collection.
 
-    PySpark collects garbage after every task, which takes 25 ms if it looks at all modules.
+    PySpark collects garbage after every task, which takes 25 ms if all modules are examined.
     """
 
     def run(connection: socket, authenticated: bool) -> int:

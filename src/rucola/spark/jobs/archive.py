@@ -41,7 +41,7 @@ from rucola.spark.lake.writer import LakeWriter, open_lake
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader as reader
 from rucola.spark.source.arrays import ints
-from rucola.spark.source.log_splits import log_end
+from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
@@ -150,7 +150,7 @@ def check_store(store: str | Path) -> None:
     """Raise StoreError unless this is a store directory."""
     directory = Path(store).absolute()
     if not is_store(directory):
-        raise StoreError(f"{directory} is no store directory: it holds no commitlog/")
+        raise StoreError(f"{directory} is not a store directory: it holds no commitlog/")
 
 
 @translate_spark_errors()

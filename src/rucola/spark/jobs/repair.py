@@ -148,7 +148,7 @@ def _find_losses(spark: AnySession, found: Inventory, plan: RepairPlan) -> tuple
         return tuple(_first_few(plan.missing))
     session = resolve_session(spark)
     rows = _read_rows(session, found, [file.path for file in plan.rows]).select(*_ADDRESS, "queueId", "queueOffset")
-    keys = [file for path, file in found.keys.items() if path not in found.places]
+    keys = [file for path, file in found.keys.items() if path not in found.staged_paths]
     lost = _missing_messages(rows, read_keys(session, found.root, keys)) if keys else []
     lost += _missing_tails(rows, plan)
     is_whole = bool(keys) and not any(path.startswith(f"{METADATA_DIRECTORY}/keys/") for path in found.damages)
@@ -193,7 +193,7 @@ def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> D
     placed: list[str] = []
     staged: list[str] = []
     for path in paths:
-        (staged if path in found.places else placed).append(str(found.place(path)))
+        (staged if path in found.staged_paths else placed).append(str(found.current_path(path)))
     rows = read_rows(spark, found.root, placed)
     if staged:
         # <staging>/<run>/rows/topic=.../date=.../<file>

@@ -41,7 +41,7 @@ from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, Sourc
 from rucola.spark.source.arrays import Array, arrow, ints
 from rucola.spark.source.encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
-from rucola.spark.source.sink import message_of
+from rucola.spark.source.row_messages import message_of
 
 T = TypeVar("T")
 SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"

@@ -39,7 +39,7 @@ from rucola.spark.lake.lookup import (
 )
 from rucola.spark.lake.snapshot import RowFile, read_snapshot
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
-from rucola.spark.source.options import parse_tags, sql92_matcher
+from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
 _MAX_PUSHED_OFFSETS: Final = 1000
 """Limit of physical offsets in a pushed filter; a longer list would cost more than the pages it skips."""

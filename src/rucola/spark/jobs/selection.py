@@ -27,7 +27,7 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.spark.lake.snapshot import RowFile
 from rucola.spark.source.arrays import Array, bools, ints, mask, strings, values_of
-from rucola.spark.source.options import parse_tags, sql92_matcher
+from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
 
 @dataclass(frozen=True)

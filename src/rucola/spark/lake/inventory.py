@@ -1,9 +1,9 @@
-"""Inventory of a lake: every file, whether it can be read, and its entry for a snapshot.
+"""Inventory of a lake: every file, whether it is readable, and its snapshot entry.
 
-Each file is read by itself, Parquet files by their footers; no file is trusted for the content of another. The
-inventory therefore shows the damage of any lake, and the material for a new snapshot if that file is lost.
+Each file is read by itself, Parquet files by their footers; no file is trusted for the content of another. So the
+inventory shows the damage of any lake, and has the material for a new snapshot if that file is lost.
 
-Nothing here needs Spark, and nothing is written.
+This module needs no Spark and writes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rucola.spark.lake.snapshot import (
     PendingCommit,
     RowFile,
     Snapshot,
-    data_files,
+    list_data_files,
     pending_path,
     progress_path,
     read_json,
@@ -41,12 +41,12 @@ _COMMIT: Final = re.compile(r"(\d{10})-\d{5,}\.parquet")
 
 @dataclass(frozen=True)
 class Inventory:
-    """The files of a lake. Paths are counted from the lake.
+    """The files of a lake, readable or not. Paths are relative to the lake.
 
-    `snapshot`, `pending` and `progress` are the files of that name, `older_snapshot` and `older_progress` the copies
-    of their previous content; None if there is no such file, or it cannot be read. `rows` and `keys` are the files of
-    messages and of the key index whose footers can be read, `places` the paths of those of a pending commit that are
-    still staged. `damages` has the reason why a file cannot be read, `strangers` are files that no commit wrote.
+    `snapshot`, `pending` and `progress` are the metadata files, `older_snapshot` and `older_progress` the copies of
+    their previous contents; None if a file does not exist or cannot be read. `rows` and `keys` are the data files with
+    readable footers, `staged_paths` the current paths of those that a pending commit has not moved yet. `damages` has
+    the reason why a file cannot be read; `foreign_files` were not written by any commit.
     """
 
     root: Path
@@ -57,76 +57,76 @@ class Inventory:
     older_progress: Mapping[str, ArchiveProgress] | None
     rows: Mapping[str, RowFile]
     keys: Mapping[str, KeyFile]
-    places: Mapping[str, Path]
+    staged_paths: Mapping[str, Path]
     damages: Mapping[str, str]
-    strangers: tuple[str, ...]
+    foreign_files: tuple[str, ...]
 
     @property
     def last_number(self) -> int:
-        """The greatest commit number that anything of the lake names."""
+        """The greatest commit number in the lake's metadata and file names."""
         numbers = [each.number for each in (self.snapshot, self.older_snapshot, self.pending) if each is not None]
         return max([*numbers, *(commit_of(path) for path in (*self.rows, *self.keys, *self.damages)), 0])
 
-    def place(self, path: str) -> Path:
-        """Return where a file is now."""
-        return self.places.get(path, self.root / path)
+    def current_path(self, path: str) -> Path:
+        """Return the current path of a file, which may still be staged."""
+        return self.staged_paths.get(path, self.root / path)
 
 
 def take_inventory(root: Path) -> Inventory:
-    """Return the inventory of the lake in a directory."""
+    """Read all files of a lake."""
     damages: dict[str, str] = {}
 
-    def own(path: Path, kind: type[T]) -> T | None:
+    def metadata(path: Path, kind: type[T]) -> T | None:
         try:
             return read_json(path, kind)
         except StoreCorrupt as error:
             damages[str(path.relative_to(root))] = error.why.partition(";")[0]
             return None
 
-    pending = own(pending_path(root), PendingCommit)
-    places = {}
-    for source, place in {} if pending is None else dict(pending.moves).items():
-        if not (root / place).exists():
-            places[place] = root / METADATA_DIRECTORY / "staging" / source
-    found = sorted({*data_files(root), *places})
-    strangers = tuple(path for path in found if not _COMMIT.fullmatch(Path(path).name))
+    pending = metadata(pending_path(root), PendingCommit)
+    staged_paths = {}
+    for staged, target in {} if pending is None else dict(pending.moves).items():
+        if not (root / target).exists():
+            staged_paths[target] = root / METADATA_DIRECTORY / "staging" / staged
+    found = sorted({*list_data_files(root), *staged_paths})
+    foreign_files = tuple(path for path in found if not _COMMIT.fullmatch(Path(path).name))
     rows: dict[str, RowFile] = {}
     keys: dict[str, KeyFile] = {}
     for path in found:
-        if path in strangers:
+        if path in foreign_files:
             continue
-        where = places.get(path, root / path)
+        current = staged_paths.get(path, root / path)
         if path.startswith(METADATA_DIRECTORY):
-            _read(where, path, lambda where, path: key_file_entry(where, path, commit_of(path)), keys, damages)
+            _read(current, path, lambda file, path: key_file_entry(file, path, commit_of(path)), keys, damages)
         else:
-            _read(where, path, row_file_entry, rows, damages)
+            _read(current, path, row_file_entry, rows, damages)
     return Inventory(
         root,
-        own(snapshot_path(root), Snapshot),
-        own(_copy(snapshot_path(root)), Snapshot),
+        metadata(snapshot_path(root), Snapshot),
+        metadata(_copy(snapshot_path(root)), Snapshot),
         pending,
-        own(progress_path(root), dict[str, ArchiveProgress]),
-        own(_copy(progress_path(root)), dict[str, ArchiveProgress]),
+        metadata(progress_path(root), dict[str, ArchiveProgress]),
+        metadata(_copy(progress_path(root)), dict[str, ArchiveProgress]),
         rows,
         keys,
-        places,
+        staged_paths,
         damages,
-        strangers,
+        foreign_files,
     )
 
 
 def commit_of(path: str) -> int:
-    """Return the number of the commit that wrote a file of messages or keys; 0 for any other file."""
+    """Return the number of the commit that wrote a data file, 0 for a foreign file."""
     match = _COMMIT.fullmatch(Path(path).name)
     return int(match[1]) if match else 0
 
 
 def _read(
-    where: Path, path: str, entry: Callable[[Path, str], T], entries: dict[str, T], damages: dict[str, str]
+    file: Path, path: str, entry: Callable[[Path, str], T], entries: dict[str, T], damages: dict[str, str]
 ) -> None:
-    """Put the entry of a file among the entries or, if its footer cannot be read, the reason among the damages."""
+    """Add the entry of a file to `entries` or, if its footer cannot be read, the reason to `damages`."""
     try:
-        entries[path] = entry(where, path)
+        entries[path] = entry(file, path)
     except FileNotFoundError:
         damages[path] = "the file is missing"
     except (pa.ArrowException, OSError, AttributeError, StopIteration, ValueError) as error:
@@ -138,8 +138,8 @@ def _copy(path: Path) -> Path:
 
 
 def brokers_of(found: Inventory, file: RowFile) -> frozenset[str] | None:
-    """Return from which brokers the messages of a file are, if its footer tells; None if that takes reading it."""
-    footer = pq.read_metadata(found.place(file.path))
+    """Return the brokers of a file's messages by the footer's statistics, None if these do not tell."""
+    footer = pq.read_metadata(found.current_path(file.path))
     names: set[str] = set()
     for least, most in row_group_bounds(footer, "brokerName"):
         if least != most:
@@ -149,9 +149,9 @@ def brokers_of(found: Inventory, file: RowFile) -> frozenset[str] | None:
 
 
 def addresses(found: Inventory, file: RowFile) -> dict[str, pa.Table]:
-    """Return the addresses and ids of a file's messages by broker name, without the message itself."""
+    """Read the addresses and ids of a file's messages, by broker name."""
     names = ["brokerName", "queueId", "queueOffset", "commitLogOffset", "storeSize", "msgId"]
-    with pq.ParquetFile(found.place(file.path)) as opened:
+    with pq.ParquetFile(found.current_path(file.path)) as opened:
         table = opened.read(names)
     brokers = pc.unique(table["brokerName"]).to_pylist()
     return {name: table.filter(pc.equal(table["brokerName"], name)) for name in sorted(brokers)}

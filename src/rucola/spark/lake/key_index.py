@@ -1,22 +1,22 @@
-"""The key index: where in the lake the messages with a key are. What IndexFiles are to a store, at the lake's scale.
+"""The key index of a lake: from message key to the location of the message. The lake's counterpart of IndexFiles.
 
     <lake>/_rucola/keys/<commit>-<number>.parquet
         hash             bigint    CRC-32 of the key's UTF-8
-        topic            string    where the message is: its partition,
+        topic            string    the partition of the message,
         date             date
         brokerName       string    and its address
         commitLogOffset  bigint
 
-An entry stands here for each of a message's keys and for its msgId, which is its unique key if it has one. As in an
-IndexFile there is only the hash of the key, so whoever finds an entry compares the keys of the message itself. The
-hash is one that Spark and Python compute alike; the topic is not part of it, so that a key can be looked for in all.
+A message has one entry for each key, and one for its msgId, which is the unique key if it has one. As in an IndexFile,
+only the hash of a key is stored, so a search must compare the keys of the messages it finds. Spark and Python compute
+the hash alike. It does not include the topic, so that a key can be searched in all topics.
 
-Every commit of messages brings the entries of exactly these, as one run: entries sorted by hash and cut into files,
-each of which has a range of hashes to itself. So a search opens one file of each run, and of that reads the row groups
-whose statistics say that they may hold the hash. Sorted hashes take two bytes, an entry some eight.
+**Runs.** A commit adds the entries of its messages as one run: sorted by hash and cut into files with disjoint ranges
+of hashes. A search opens one file per run, and reads the row groups whose statistics include the hash. Delta-encoded
+sorted hashes take two bytes, an entry about eight.
 
-Compaction merges runs of like size, as log-structured merge trees do: eight of a size become one of the next, and with
-a thousand million entries there are some twenty runs.
+**Compaction** merges runs by size tiers, like a log-structured merge tree: eight runs of a tier become one of the next.
+A thousand million entries are in some twenty runs.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ ENTRIES_PER_FILE: Final = 4_000_000
 HASH_BITS: Final = 32
 KEY_OPTIONS: Final = {
     "parquet.block.size": str(1 << 20),
-    "parquet.writer.version": "v2",  # whose delta encoding makes sorted hashes small
+    "parquet.writer.version": "v2",  # with delta encoding, for the sorted hashes
 }
-"""How Spark writes the index: small row groups, since a search reads one of each run."""
+"""Options with which Spark writes the index. Row groups are small, because a search reads one of each run."""
 
 _DDL: Final = "hash bigint, topic string, date date, brokerName string, commitLogOffset bigint"
 
 _LEAST_TIER: Final = 100_000
-"""Runs with at most so many entries are of one size."""
+"""Runs of up to this many entries are in the first tier."""
 TIER: Final = 8
-"""How many times larger the runs of the next size are, and how many runs of a size are merged."""
+"""The growth factor between tiers, and the number of runs of a tier that are merged."""
 
 
 def key_hash(key: str) -> int:
-    """Return the hash under which a key stands in the index."""
+    """Return the hash of a key in the index."""
     return zlib.crc32(key.encode())
 
 
 def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
-    """Write entries, about `count` of them, as one run: sorted, and cut by hash into files of `ENTRIES_PER_FILE`."""
-    from pyspark.sql import functions as F  # noqa: N812 - here, since looking up a key needs no Spark
+    """Write about `count` entries as one run: sorted, and cut by hash into files of `ENTRIES_PER_FILE`."""
+    from pyspark.sql import functions as F  # noqa: N812 - imported here, because lookups need no Spark
 
     files = max(1, -(-count // ENTRIES_PER_FILE))
     number = F.shiftright(F.col("hash") * files, HASH_BITS).cast("int")
@@ -64,14 +64,14 @@ def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
 
 
 def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -> DataFrame:
-    """Return the entries in files of the index, at least one. Raises StoreCorrupt if one is missing or truncated."""
+    """Return the entries of at least one key file. Raises StoreCorrupt if a file is missing or truncated."""
     root, chosen = Path(root).absolute(), list(files)
     check_files(root, chosen)
     return spark.read.schema(_DDL).parquet(*(str(root / file.path) for file in chosen))
 
 
 def key_entries(rows: DataFrame) -> DataFrame:
-    """Return the entries of the index for rows of the lake."""
+    """Return the index entries of lake rows: one for each key and for the msgId."""
     from pyspark.sql import functions as F  # noqa: N812 - as above
 
     keys = F.array_distinct(F.concat(F.array("msgId"), F.coalesce("keys", F.array().cast("array<string>"))))
@@ -82,9 +82,10 @@ def key_entries(rows: DataFrame) -> DataFrame:
 
 
 def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[int]:
-    """Return the runs that compaction makes into one; none while no size has `least_runs` of them.
+    """Return the runs that compaction merges into one; none if no tier has `least_runs` of them.
 
-    Where merging a size makes enough runs of the next, these are merged with them at once.
+    If the merged run completes the next tier, the runs of that tier are merged as well. Example with `TIER` 8: eight
+    runs in tier 0 and seven in tier 1 become one run of tier 2.
     """
     entries: dict[int, int] = {}
     for file in files:
@@ -93,7 +94,7 @@ def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset
     total = 0
     for tier in sorted({_tier(count) for count in entries.values()}):
         members = {run for run, count in entries.items() if _tier(count) == tier}
-        grown = bool(merged) and _tier(total) >= tier  # what is merged so far, now a run of this size or a greater one
+        grown = bool(merged) and _tier(total) >= tier  # the run merged so far belongs to this tier or a higher one
         if len(members) + grown >= least_runs or (grown and _tier(total) > tier):
             merged |= members
             total += sum(entries[run] for run in members)
@@ -101,4 +102,5 @@ def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset
 
 
 def _tier(entries: int) -> int:
+    """Return the tier of a run: the rounded-up logarithm of its size."""
     return 0 if entries <= _LEAST_TIER else math.ceil(math.log(entries / _LEAST_TIER, TIER))

@@ -1,14 +1,15 @@
 """Lookup of messages in a lake without Spark, whose runtime takes seconds to start.
 
-    key          the key index says in which topics and days, and at which physical offsets, messages with its hash are
-    offsetMsgId  the physical offset is part of it, and the snapshot knows which files have such offsets
-    conditions   the columns they are about are read of all files of the topics and days asked for (`newest`)
+    by key          the key index tells in which topics and dates, and at which physical offsets, messages with the hash
+                    of the key are
+    by offsetMsgId  the id contains the physical offset, and the snapshot tells which files have such offsets
+    by conditions   the columns of the conditions are read from all files of the chosen topics and dates (`newest`)
 
-By key or offset the row groups are read whose statistics agree, first offsets and times alone. What stands there is
-compared with what was asked for, for a hash is only a hash. Days are read from the newest back, and of a day the newest
-messages, until there are enough.
+By key or id, only row groups whose statistics match are read, offsets and times first. Hashes collide, so the messages
+found are compared with the key itself. Dates are searched from the newest back, and stop as soon as there are enough
+messages.
 
-The job `rucola.spark.jobs.search` asks the same through Spark if much is to be read.
+The job `rucola.spark.jobs.search` gives the same answers through Spark if much is to be read.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
 from rucola.spark.source.arrays import Array, arrow, ints, repeated
 
 CandidateOffsets = Mapping[tuple[str, str], Array]
-"""Physical offsets, ascending, by topic and day."""
+"""Physical offsets at which a message may be, ascending, by (topic, date)."""
 
 
 DEFAULT_LIMIT = 64
-"""So many messages are looked for when nobody says how many, as brokers do."""
+"""The maximum number of messages if a search gives none; the same as that of brokers."""
 
 
 class ArchivedMessage(NamedTuple):
-    """A message of the lake, and the broker or store that it was archived from."""
+    """A message of the lake, and the broker or store from which it was archived."""
 
     message: MessageExt
     broker_name: str
@@ -50,7 +51,7 @@ class ArchivedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found, newest first. `is_cut` says that there are more messages than these."""
+    """The messages that a search found, newest first. `is_cut` tells that there are more."""
 
     messages: list[ArchivedMessage]
     is_cut: bool = False
@@ -66,39 +67,38 @@ def by_key(
     days: tuple[str, str] = ("", "9999"),
     matches: Callable[[MessageExt], bool] = lambda _: True,
 ) -> SearchResult:
-    """Return the newest `most` messages with one of these keys or unique keys; `unique` says of which of both alone.
+    """Return the newest `most` messages that have one of the keys as key or unique key.
 
-    They must be of one of the `topics`, if these are given, stored between two `days` (ISO, UTC, both included) and
-    such that `matches` says yes. Raises StoreError if there is no lake, StoreCorrupt if a file of it is damaged.
+    `unique` restricts the comparison: True to unique keys, False to keys. Messages must also be of one of the `topics`,
+    stored from the first to the second of `days` (ISO dates, UTC, inclusive), and satisfy `matches`. Raises StoreError
+    if there is no lake, StoreCorrupt if one of its files is damaged.
     """
-    asked = frozenset(keys)
+    wanted = frozenset(keys)
     root, snapshot = Path(lake).absolute(), read_snapshot(lake)
-    found = candidate_offsets(root, snapshot, asked)
     chosen = {
         (topic, day): offsets
-        for (topic, day), offsets in found.items()
+        for (topic, day), offsets in candidate_offsets(root, snapshot, wanted).items()
         if (topics is None or topic in topics) and days[0] <= day <= days[1]
     }
-    return _at(root, snapshot, chosen, lambda each: has_key(each, asked, unique) and matches(each), most)
+    return _at_offsets(root, snapshot, chosen, lambda each: has_key(each, wanted, unique) and matches(each), most)
 
 
 def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | None:
-    """Return the message to which a broker gave this id, None where the lake has none.
+    """Return the message with this offsetMsgId, None if the lake does not have it.
 
-    Raises InvalidMessage for what is no offsetMsgId, StoreError if there is no lake, StoreCorrupt if a file of it is
-    damaged.
+    Raises InvalidMessage for an invalid id, StoreError if there is no lake, StoreCorrupt if a file is damaged.
     """
     _, physical_offset = parse_offset_msg_id(offset_msg_id)
     root, snapshot = Path(lake).absolute(), read_snapshot(lake)
     offsets = np.array([physical_offset])
     everywhere = {(file.topic, file.date): offsets for file in snapshot.rows}
-    asked = offset_msg_id.upper()
-    found = _at(root, snapshot, everywhere, lambda message: message.offset_msg_id == asked, 1)
+    wanted = offset_msg_id.upper()
+    found = _at_offsets(root, snapshot, everywhere, lambda message: message.offset_msg_id == wanted, 1)
     return found.messages[0] if found.messages else None
 
 
 def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None) -> bool:
-    """Tell whether a message has one of these as a key or as its unique key; `unique` says as which of both alone."""
+    """Tell whether a message has one of the keys, as key or unique key. See `by_key` for `unique`."""
     words = set() if unique is False else {message.unique_key}
     if not unique:
         words.update((message.keys or "").split(KEY_SEPARATOR))
@@ -106,50 +106,56 @@ def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None
 
 
 def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> CandidateOffsets:
-    """Return where messages with one of these keys may be; a message with another key may be among them."""
+    """Return where the index has the hash of one of the keys. Messages with other keys may be among them."""
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
     for file in snapshot.keys:
         wanted = [value for value in hashes if file.least <= value <= file.most]
         if wanted:
             names = ["topic", "date", "commitLogOffset"]
-            for _, _, entries in _groups_with(root, file, "hash", np.array(wanted), names):
+            for _, _, entries in _matching_groups(root, file, "hash", np.array(wanted), names):
                 for entry in entries.to_pylist():
                     found.setdefault((entry["topic"], entry["date"].isoformat()), []).append(entry["commitLogOffset"])
-    return {place: np.unique(offsets) for place, offsets in found.items()}
+    return {partition: np.unique(offsets) for partition, offsets in found.items()}
 
 
-def files_with_offsets(files: Iterable[RowFile], places: CandidateOffsets) -> list[RowFile]:
-    """Return the files that may hold what is at these places, newest day first."""
-    nowhere = np.empty(0, np.int64)
-    kept = [file for file in files if _holds_one(places.get((file.topic, file.date), nowhere), file.least, file.most)]
-    return _from_the_last_day(kept)
+def files_with_offsets(files: Iterable[RowFile], candidates: CandidateOffsets) -> list[RowFile]:
+    """Return the files whose range includes a candidate, newest date first."""
+    none = np.empty(0, np.int64)
+    kept = [
+        file for file in files if _has_between(candidates.get((file.topic, file.date), none), file.least, file.most)
+    ]
+    return _newest_date_first(kept)
 
 
-def _from_the_last_day(files: Iterable[RowFile]) -> list[RowFile]:
+def _newest_date_first(files: Iterable[RowFile]) -> list[RowFile]:
     return sorted(files, key=lambda file: (file.date, file.topic, file.path), reverse=True)
 
 
 def messages_of(rows: pa.Table) -> list[ArchivedMessage]:
     """Return rows of the lake as messages.
 
-    The lake has bodies as they were before they were compressed; `stored_size` and `body_crc` are of that.
+    The lake has decompressed bodies, so `stored_size` and `body_crc` are those of the decompressed body.
     """
     for name in ("bornTimestamp", "storeTimestamp"):
-        at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, name, _in_microseconds(rows[name]))
-    return [_archived(row) for row in rows.to_pylist(maps_as_pydicts="lossy")]
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, name, _in_microseconds(rows[name]))
+    return [_archived_message(row) for row in rows.to_pylist(maps_as_pydicts="lossy")]
 
 
-def _at(
-    root: Path, snapshot: Snapshot, places: CandidateOffsets, matches: Callable[[MessageExt], bool], most: int
+def _at_offsets(
+    root: Path,
+    snapshot: Snapshot,
+    candidates: CandidateOffsets,
+    matches: Callable[[MessageExt], bool],
+    most: int,
 ) -> SearchResult:
-    """Return the newest messages at these places that match."""
+    """Return the newest messages at the candidate offsets that match."""
 
-    def spots(file: RowFile) -> Iterator[_MatchingRows]:
-        return _spots(root, file, places[file.topic, file.date])
+    def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
+        return _rows_at(root, file, candidates[file.topic, file.date])
 
-    return _newest(files_with_offsets(snapshot.rows, places), spots, matches, most)
+    return _newest(files_with_offsets(snapshot.rows, candidates), rows_in, matches, most)
 
 
 def newest(
@@ -159,42 +165,44 @@ def newest(
     matches: Callable[[pa.RecordBatch], Array],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages of some files whose rows match, by these columns of theirs."""
+    """Return the newest messages of these files whose rows match. `matches` gets batches of the columns `names`."""
 
-    def spots(file: RowFile) -> Iterator[_MatchingRows]:
-        asked = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
-        for group, batch in enumerate(parquet_files.read_file(root, file, asked)):
+    def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
+        needed = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
+        for group, batch in enumerate(parquet_files.read_file(root, file, needed)):
             rows = np.flatnonzero(matches(batch))
             if len(rows):
                 stored = ints(batch["storeTimestamp"].view(pa.int64()))
                 yield _MatchingRows(root, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
 
-    return _newest(_from_the_last_day(files), spots, lambda _: True, most)
+    return _newest(_newest_date_first(files), rows_in, lambda _: True, most)
 
 
 def _newest(
     files: Iterable[RowFile],
-    spots_in: Callable[[RowFile], Iterable[_MatchingRows]],
+    rows_in: Callable[[RowFile], Iterable[_MatchingRows]],
     matches: Callable[[MessageExt], bool],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages at the spots in these files that match. The files come from the last day back."""
+    """Return the newest messages in the rows that `rows_in` finds, if they match. `files` are newest date first."""
     found: list[ArchivedMessage] = []
-    for _, of_day in groupby(files, key=lambda file: file.date):
-        spots = [spot for file in of_day for spot in spots_in(file)]
-        if not spots:
+    for _, of_date in groupby(files, key=lambda file: file.date):
+        # 1. Order the rows of a date, over all of its files, newest first.
+        parts = [part for file in of_date for part in rows_in(file)]
+        if not parts:
             continue
         stored, offsets, row_of = (
-            np.concatenate(each) for each in zip(*((s.stored, s.offsets, s.rows) for s in spots), strict=True)
+            np.concatenate(each) for each in zip(*((p.stored, p.offsets, p.rows) for p in parts), strict=True)
         )
-        spot_of = np.repeat(np.arange(len(spots)), [len(spot.rows) for spot in spots])
+        part_of = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
         newest_first = np.lexsort((-offsets, -stored))
+        # 2. Read whole messages until there is one more than wanted. Rounds double, because candidates may not match.
         begin, count = 0, most + 1
         while begin < len(newest_first) and len(found) <= most:
             chosen = newest_first[begin : begin + count]
-            for number in np.unique(spot_of[chosen]).tolist():
-                rows = np.sort(row_of[chosen[spot_of[chosen] == number]])
-                found += [each for each in messages_of(spots[number].read(rows)) if matches(each.message)]
+            for number in np.unique(part_of[chosen]).tolist():
+                rows = np.sort(row_of[chosen[part_of[chosen] == number]])
+                found += [each for each in messages_of(parts[number].read(rows)) if matches(each.message)]
             begin, count = begin + count, count * 2
         if len(found) > most:
             break
@@ -204,7 +212,7 @@ def _newest(
 
 @dataclass(frozen=True)
 class _MatchingRows:
-    """Rows of one row group of a file, when their messages were stored, in microseconds, and their physical offsets."""
+    """Rows of one row group that may match, with their store times in microseconds and their physical offsets."""
 
     root: Path
     file: RowFile
@@ -214,47 +222,47 @@ class _MatchingRows:
     offsets: Array
 
     def read(self, rows: Array) -> pa.Table:
-        """Return some of them, with the topic that the path of the file says."""
+        """Read some of the rows completely, with the topic from the file's path."""
         with open_parquet(self.root, self.file) as opened:
             table = opened.read_row_group(self.group).take(arrow(rows))
         return table.append_column("topic", repeated(self.file.topic, len(table)))
 
 
-def _spots(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:
-    """Find the rows of a file that have one of these physical offsets."""
+def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:
+    """Yield the rows of a file that have one of these physical offsets."""
     names = ["storeTimestamp", "commitLogOffset"]
-    for group, rows, table in _groups_with(root, file, "commitLogOffset", offsets, names):
+    for group, rows, table in _matching_groups(root, file, "commitLogOffset", offsets, names):
         stored = ints(_in_microseconds(table["storeTimestamp"]))
         yield _MatchingRows(root, file, group, rows, stored, ints(table["commitLogOffset"]))
 
 
-def _groups_with(
+def _matching_groups(
     root: Path, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
 ) -> Iterator[tuple[int, Array, pa.Table]]:
-    """Yield the row groups of a file that have one of some numbers, ascending, in a column.
+    """Yield the row groups of a file that have one of the numbers `wanted`, ascending, in a column.
 
-    Each comes with its number, its rows that have one, and other columns of these rows.
+    Each comes as its number, the matching rows, and the columns `names` of these rows.
     """
     with open_parquet(root, file) as opened:
         for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):
-            if _holds_one(wanted, least, most):
+            if _has_between(wanted, least, most):
                 numbers = ints(opened.read_row_group(group, [column])[column])
                 rows = np.flatnonzero(np.isin(numbers, wanted))
                 if len(rows):
                     yield group, rows, opened.read_row_group(group, list(names)).take(arrow(rows))
 
 
-def _holds_one(wanted: Array, least: int, most: int) -> bool:
-    """Tell whether one of some numbers, ascending, lies from `least` to `most`."""
-    at = int(np.searchsorted(wanted, least))
-    return at < len(wanted) and int(wanted[at]) <= most
+def _has_between(wanted: Array, least: int, most: int) -> bool:
+    """Tell whether one of some ascending numbers is between `least` and `most`, inclusive."""
+    index = int(np.searchsorted(wanted, least))
+    return index < len(wanted) and int(wanted[index]) <= most
 
 
 def _in_microseconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
 
 
-def _archived(row: Mapping[str, Any]) -> ArchivedMessage:
+def _archived_message(row: Mapping[str, Any]) -> ArchivedMessage:
     message = MessageExt(
         topic=row["topic"],
         queue_id=row["queueId"],

@@ -1,11 +1,10 @@
-"""Rows of a lake as Arrow: read from its files, and written to staging, in this process.
+"""Parquet files of a lake read and written by Arrow, in this process and without Spark.
 
-What is written is what the archive job has Spark write (see `lake` and `key_index`): the same columns, partitions and
-order of entries. Files differ in what readers do not notice: timestamps are INT64 microseconds, where Spark writes
-INT96.
+The output equals that of the archive job in Spark (see `data_files` and `key_index`): the same columns, partitions and
+order of entries. Timestamps are INT64 microseconds here, and INT96 in files written by Spark; readers accept both.
 
-Memory: writing keeps up to `_MOST_BUFFERED` bytes of rows, which then become one file for each topic and day. Entries
-of the key index are sorted in memory; a message takes some 200 bytes there.
+Memory: `write_rows` buffers up to `_MAX_BUFFERED` bytes of rows, which become one file per topic and date. Entries of
+the key index are sorted in memory, at some 200 bytes per message.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
 from rucola.spark.source.arrays import arrow, ints, mask, repeated
 
-_MICROSECONDS_A_DAY: Final = 86_400_000_000
-_MOST_BUFFERED: Final = 64 * 1024 * 1024
-_MOST_FILES: Final = 1000
-"""So many files are opened to find out how much is in them; more of them are taken for much."""
+_MICROSECONDS_PER_DAY: Final = 86_400_000_000
+_MAX_BUFFERED: Final = 64 * 1024 * 1024
+_MAX_OPENED_FILES: Final = 1000
+"""The number of files that are opened to measure their contents. More files count as large."""
 
 _ROW_COLUMNS: Final = tuple(name for name in columns.SCHEMA.names if name not in PARTITION_COLUMNS)
 _UNIQUE: Final = ("body", "msgId", "offsetMsgId", "queueOffset", "commitLogOffset")
-"""Columns without repeated values, for which a dictionary is in vain."""
+"""Columns without repeated values, for which a dictionary would be useless."""
 
 _ENTRY: Final = pa.schema(
     [
@@ -48,53 +47,54 @@ _ENTRY: Final = pa.schema(
         ("commitLogOffset", pa.int64()),
     ]
 )
-_ENTRIES_A_ROW_GROUP: Final = 128 * 1024
-"""Entries in about 1 MiB of a key file (`key_index.KEY_OPTIONS`)."""
+_ENTRIES_PER_ROW_GROUP: Final = 128 * 1024
+"""Entries in about 1 MiB of a key file, the row group size of `key_index.KEY_OPTIONS`."""
 
 
 def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the rows in some files of a lake, file by file, a batch for each row group."""
+    """Yield the columns `names` of lake files, file by file, one batch per row group."""
     wanted = tuple(names)
     for file in files:
         yield from read_file(root, file, wanted)
 
 
 def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the rows in one file of a lake. Raises StoreCorrupt if it is damaged."""
+    """Yield the columns `names` of one lake file, one batch per row group. Raises StoreCorrupt if it is damaged."""
     with open_parquet(root, file) as opened:
         yield from _row_groups(opened, file.topic, names)
 
 
 def read_staged_rows(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the rows in one staged file; its path says the topic."""
+    """Yield the columns `names` of one staged file. The topic is taken from its path."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:
         yield from _row_groups(opened, topic_and_date(path)[0], names)
 
 
 def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the row groups of a file, with the topic, which the file does not contain."""
     schema = columns.schema_of(tuple(names))
     stored = [name for name in schema.names if name != "topic"]
     for group in range(opened.num_row_groups):
         table = opened.read_row_group(group, stored or ["queueId"])
-        arrays = {name: _as(table[name], schema.field(name).type) for name in stored}
+        arrays = {name: _cast(table[name], schema.field(name).type) for name in stored}
         if "topic" in schema.names:
             arrays["topic"] = repeated(topic, len(table))
         yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
-def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind) and column.type.tz is None:  # as Spark writes them; they are UTC
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind) and column.type.tz is None:  # Spark writes UTC without a time zone
         column = column.cast(pa.int64())
     return column.cast(kind).combine_chunks()
 
 
 def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
-    """Return about how many bytes of records, or of columns if these are more, are in some files of a lake.
+    """Estimate the bytes of records, or of columns if these are larger, in lake files.
 
-    Of many or large files it is at least `SMALL_SIZE`; they are not opened.
+    Many or large files are not opened; the result is at least `SMALL_SIZE` for them.
     """
     least = max(sum(file.size for file in files), sum(file.rows for file in files) * MIN_RECORD_SIZE)
-    if least >= SMALL_SIZE or len(files) > _MOST_FILES:
+    if least >= SMALL_SIZE or len(files) > _MAX_OPENED_FILES:
         return max(least, SMALL_SIZE)
     stored = plain = 0
     for file in files:
@@ -106,28 +106,28 @@ def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
-    """Write messages, of all columns, below a directory by topic and day, as Spark does."""
+    """Write messages, with all columns, to `topic=.../date=...` below a directory."""
     buffered: dict[tuple[str, date], list[pa.RecordBatch]] = {}
     size = number = 0
 
     def flush() -> None:
         for (topic, day), parts in buffered.items():
-            place = directory / f"topic={_escaped(topic)}" / f"date={day.isoformat()}"
-            write_row_file(pa.Table.from_batches(parts), place / f"part-{number:05d}.parquet")
+            target = directory / f"topic={_escaped(topic)}" / f"date={day.isoformat()}"
+            write_row_file(pa.Table.from_batches(parts), target / f"part-{number:05d}.parquet")
         buffered.clear()
 
     for batch in batches:
-        for topic, day, rows in _by_place(batch):
+        for topic, day, rows in _by_partition(batch):
             buffered.setdefault((topic, day), []).append(rows)
             size += rows.nbytes
-        if size >= _MOST_BUFFERED:
+        if size >= _MAX_BUFFERED:
             flush()
             size, number = 0, number + 1
     flush()
 
 
 def write_row_file(rows: pa.Table, path: Path) -> None:
-    """Write rows of one topic and day, without these two columns."""
+    """Write rows of one topic and date, without these two columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
         rows,
@@ -141,7 +141,7 @@ def write_row_file(rows: pa.Table, path: Path) -> None:
 
 
 def _leaves(names: Iterable[str]) -> list[str]:
-    """Return the columns of a Parquet file that these columns become."""
+    """Return the leaf columns of a Parquet file for these columns."""
     nested = {
         "properties": ["properties.key_value.key", "properties.key_value.value"],
         "keys": ["keys.list.element"],
@@ -149,23 +149,24 @@ def _leaves(names: Iterable[str]) -> list[str]:
     return [leaf for name in names for leaf in nested.get(name, [name])]
 
 
-def _by_place(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordBatch]]:
-    """Yield the rows of each topic and day, in their order, as files hold them."""
+def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordBatch]]:
+    """Yield the rows of each topic and date, in their order, with the columns of row files."""
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
-    days = ints(batch["storeTimestamp"].view(pa.int64())) // _MICROSECONDS_A_DAY
-    places = days * len(names) + ints(topics.indices)
+    days = ints(batch["storeTimestamp"].view(pa.int64())) // _MICROSECONDS_PER_DAY
+    # One integer per row stands for the pair of day and topic: day * number of topics + topic code.
+    partitions = days * len(names) + ints(topics.indices)
     rows = batch.select(list(_ROW_COLUMNS))
-    for place in np.unique(places).tolist():
-        day = date.fromordinal(_EPOCH + place // len(names))
-        yield names[place % len(names)], day, rows.filter(mask(places == place))
+    for partition in np.unique(partitions).tolist():
+        day = date.fromordinal(_EPOCH + partition // len(names))
+        yield names[partition % len(names)], day, rows.filter(mask(partitions == partition))
 
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _ESCAPED: Final = {
     ord(character): f"%{ord(character):02X}" for character in [*map(chr, range(1, 0x20)), "\x7f", *"\"#%'*/:=?\\{[]^"]
 }
-"""The characters that Hive, and so Spark, escapes in the name of a partition's directory."""
+"""Characters that Hive, and so Spark, escapes in names of partition directories, with their escapes."""
 
 
 def _escaped(topic: str) -> str:
@@ -173,30 +174,33 @@ def _escaped(topic: str) -> str:
 
 
 def merge_rows(root: Path, files: Iterable[RowFile], directory: Path) -> None:
-    """Write the rows of each topic and day as one file below a directory, in the order of brokers and logs."""
-    places: dict[Path, list[RowFile]] = {}
+    """Merge row files: write one file per topic and date below a directory, ordered by broker and physical offset."""
+    partitions: dict[Path, list[RowFile]] = {}
     for file in files:
-        places.setdefault(Path(file.path).parent, []).append(file)
-    for place, group in places.items():
+        partitions.setdefault(Path(file.path).parent, []).append(file)
+    for partition, group in partitions.items():
         rows = pa.Table.from_batches(list(read_rows(root, group, _ROW_COLUMNS)))
         order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
-        write_row_file(rows.take(order), directory / place / "part-00000.parquet")
+        write_row_file(rows.take(order), directory / partition / "part-00000.parquet")
 
 
 def staged_key_entries(paths: Iterable[Path]) -> pa.Table:
-    """Return the entries of the key index for the rows in staged files, in any order."""
+    """Return key index entries for the rows in staged files, unsorted."""
     names = ("brokerName", "commitLogOffset", "msgId", "keys")
     found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_staged_rows(path, names)]
     return pa.concat_tables([pa.Table.from_batches([], _ENTRY), *found])
 
 
 def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
-    """Return an entry for each of a message's keys and for its msgId, one for keys that it has twice."""
+    """Return one entry for each distinct key of a message, its msgId included."""
+    # 1. Number the distinct words, and hash only these.
     keys = batch["keys"]
     words = pa.concat_arrays([batch["msgId"], keys.flatten()]).dictionary_encode()
     hashes = np.array([zlib.crc32(word.encode()) for word in words.dictionary.to_pylist()], np.int64)
+    # 2. Pair each row with its msgId and its keys. A pair is one integer, so that `unique` removes repeated keys.
     row = np.concatenate([np.arange(len(batch)), ints(pc.list_parent_indices(keys))])
     row, word = np.divmod(np.unique(row * len(hashes) + ints(words.indices)), max(len(hashes), 1))
+    # 3. Make the entries.
     count, taken = len(row), arrow(row)
     arrays = [
         arrow(hashes[word]),
@@ -209,7 +213,7 @@ def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
 
 
 def read_key_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
-    """Return the entries in some files of the key index. Raises StoreCorrupt if one is damaged."""
+    """Return the entries of key files. Raises StoreCorrupt if one is damaged."""
     found = [pa.Table.from_batches([], _ENTRY)]
     for file in files:
         with open_parquet(root, file) as opened:
@@ -218,13 +222,14 @@ def read_key_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
 
 
 def write_key_entries(found: pa.Table, directory: Path) -> None:
-    """Write entries as one run: sorted, and cut by hash into files of about `ENTRIES_PER_FILE`."""
+    """Write entries as one run: sorted, and cut by hash into files of about `ENTRIES_PER_FILE` entries."""
     if not len(found):
         return
     directory.mkdir(parents=True)
     order = pc.sort_indices(found, [(name, "ascending") for name in ("hash", "date", "commitLogOffset")])
     found = found.take(order)
     hashes = ints(found["hash"])
+    # File k gets the hashes whose product with the number of files has k in its upper bits: equal ranges of hashes.
     files = -(-len(found) // ENTRIES_PER_FILE)
     edges = np.searchsorted((hashes * files) >> HASH_BITS, np.arange(files + 1)).tolist()
     for number, (begin, end) in enumerate(pairwise(edges)):
@@ -232,7 +237,7 @@ def write_key_entries(found: pa.Table, directory: Path) -> None:
             pq.write_table(
                 found.slice(begin, end - begin),
                 directory / f"part-{number:05d}.parquet",
-                row_group_size=_ENTRIES_A_ROW_GROUP,
+                row_group_size=_ENTRIES_PER_ROW_GROUP,
                 compression="snappy",
                 data_page_version="2.0",
                 use_dictionary=["topic", "date", "brokerName"],

@@ -1,21 +1,21 @@
-"""RepairPlan of a repair: the lake that can be restored from its own files, and the losses.
+"""Plan of a repair: the lake that can be restored from its own files, and the losses.
 
-Built from an inventory, in this order:
+Made from an inventory in these steps:
 
-1. The base is the snapshot or, if it is lost, the copy of the one before; without either it is an empty lake.
-2. A pending commit whose files are all there is part of it. Any other pending commit is dropped: its run never counted
-   for the store, so the next run archives the same messages again.
-3. Files of later commits than the base's are added. A commit is published (progress.json) after its files are in
-   place, so a file of which nothing is published belongs to a run that did not count; it is set aside.
+1. The base is the snapshot or, if that is lost, the copy of the previous one, or else an empty lake.
+2. A pending commit with all of its files is added. Any other pending commit is dropped: it was never published, so the
+   next run archives the same messages again.
+3. Files of commits after the base are added. Progress is published after the files are in place, so a file without any
+   published message belongs to a run that was not committed; it is set aside.
 4. Files whose messages are all in other files were replaced by a compaction; the older ones are set aside.
-5. ArchiveProgress is the furthest that any copy of it says. If the published progress is lost, it follows from the rows: their
+5. The progress is the maximum over all copies. If the published progress is lost, it is derived from the rows: their
    last physical offset and queue offsets.
 6. The key index is kept if the base is the snapshot itself, except for runs that lack a file. Otherwise it is built
-   again from the rows, after the old entries were used to look for lost ones (see `rucola.spark.jobs.repair`).
+   again from the rows, after the old entries were used to find lost messages (see `rucola.spark.jobs.repair`).
 
-No file is deleted: whatever the plan cannot use is moved to `_rucola/aside/<commit>/`.
+No file is deleted: files that the plan cannot use are moved to `_rucola/aside/<commit>/`.
 
-Nothing here needs Spark, and nothing is written.
+This module needs no Spark and writes nothing.
 """
 
 from __future__ import annotations
@@ -50,29 +50,35 @@ _FILES_IN_MEMORY: Final = 4
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """The content of the repaired lake, and what happens to all other files.
-
-    `moves` are those of a pending commit that is completed. `keys` are kept; if `unindexed` is not None, entries for
-    these rows are added to them: for all rows, or for those that have none. `asides` are set aside; `replaced` stay for
-    a while for queries that read them. `findings` name the damage, `missing` the messages of files that are in the
-    snapshot and are gone or damaged.
-    """
+    """The content of the repaired lake, and the treatment of all other files."""
 
     number: int
+    """The number of the repair's commit."""
     rows: tuple[RowFile, ...]
     keys: tuple[KeyFile, ...]
+    """Key files that are kept."""
     progress: Mapping[str, ArchiveProgress]
     moves: Mapping[str, str]
+    """Moves of a pending commit that is completed."""
     asides: tuple[str, ...]
+    """Files that are moved aside."""
     replaced: frozenset[str]
+    """Files that are kept for a while for running queries."""
     rebuilds_index: bool
+    """Whether the key index is built again from all rows."""
     completes_index: bool
+    """Whether index entries are made for the rows that have none."""
     findings: tuple[str, ...]
+    """The damage, one sentence each."""
     missing: tuple[str, ...]
+    """Messages that were in missing or damaged files, and are in no other."""
 
 
 class RepairPlanner:
-    """RepairPlanner for one lake. `kinds` has for a broker whether it was archived live, in case that no file shows it."""
+    """Planner of one repair.
+
+    `kinds` tells for a broker whether it was archived live, for the case that no file does.
+    """
 
     def __init__(self, found: Inventory, kinds: Mapping[str, bool]) -> None:
         self._found = found
@@ -85,12 +91,13 @@ class RepairPlanner:
         self._findings: list[str] = []
         self._missing: list[str] = []
         self._asides: list[str] = []
-        # Files are read one after the other, so that a lake of any size can be repaired; few are needed twice.
+        # Bounded, so that a lake of any size can be repaired. Files are compared with their neighbours, so few are read
+        # twice.
         self._addresses = lru_cache(_FILES_IN_MEMORY)(lambda path: addresses(found, found.rows[path]))
         self._brokers = cache(lambda path: brokers_of(found, found.rows[path]))
 
     def plan(self) -> RepairPlan:
-        """Return the plan. Raises ConfigError if nothing says how a broker was archived."""
+        """Make the plan. Raises ConfigError if it is unknown whether a broker was archived live."""
         self._name_damage()
         rows, added = self._rows()
         keys, replaced, rebuilds, completes = self._keys(rows, added)
@@ -115,7 +122,7 @@ class RepairPlanner:
         )
 
     def _name_damage(self) -> None:
-        """Add the damage of the lake's own files to the findings."""
+        """Add the damage of the metadata files to the findings."""
         found = self._found
         for path in (_SNAPSHOT, f"{_SNAPSHOT}.bak", _PROGRESS, f"{_PROGRESS}.bak"):
             if path in found.damages:
@@ -131,17 +138,17 @@ class RepairPlanner:
             self._findings.append(f"{_PROGRESS}: the file is missing")
         is_committed = found.snapshot is not None and self._pending is None
         if found.progress is not None and is_committed and dict(found.progress) != dict(self._known.progress):
-            self._findings.append(f"{_PROGRESS}: it is not the progress of the snapshot")
+            self._findings.append(f"{_PROGRESS}: it differs from the progress in the snapshot")
         if self._pending is not None:
             self._findings.append(f"{_PENDING}: commit {self._pending.number} was interrupted; it is completed")
         if self._is_dropped:
             self._findings.append(f"{_PENDING}: the commit does not follow the snapshot, or lacks files; it is dropped")
-        self._findings += [f"{path}: no run of Rucola has written this; it stays" for path in found.strangers]
+        self._findings += [f"{path}: not written by Rucola; it is left alone" for path in found.foreign_files]
 
     # Rows
 
     def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
-        """Return the files of messages of the repaired lake, and which of them the base does not have."""
+        """Return the row files of the repaired lake, and those among them that the base does not have."""
         found, known = self._found, self._known
         whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
         rows = [file for file in known.rows if file.path in whole]
@@ -159,18 +166,18 @@ class RepairPlanner:
         if missing:
             self._name_missing(missing, rows, added)
         unused = {*unnamed, *redundant}.difference(added, spare)
-        damaged = {path for path in found.damages if path.startswith("topic=") and found.place(path).exists()}
+        damaged = {path for path in found.damages if path.startswith("topic=") and found.current_path(path).exists()}
         self._set_aside(damaged.union(file.path for file in unused), "messages")
         return rows, added
 
     def _replaced_by(self, missing: Sequence[RowFile]) -> list[RowFile]:
-        """Return the files that compactions replaced by files that are missing; they stay for a while."""
+        """Return replaced files, still there, whose replacements by a compaction are missing."""
         places = {(file.topic, file.date) for file in missing}
         entries = [self._found.rows.get(each.path) for each in self._known.replaced]
         return [file for file in entries if file is not None and (file.topic, file.date) in places]
 
     def _name_missing(self, missing: Sequence[RowFile], rows: Sequence[RowFile], added: Sequence[RowFile]) -> None:
-        """Note which messages of missing files are in no file that takes their place."""
+        """Tell by row counts which messages of missing files are in no file that takes their place."""
 
         def count(files: Iterable[RowFile], place: tuple[str, str]) -> int:
             return sum(file.rows for file in files if (file.topic, file.date) == place)
@@ -184,27 +191,30 @@ class RepairPlanner:
                 self._findings.append(f"messages of {', '.join(paths)} are in other files, which take its place")
 
     def _is_whole(self, file: RowFile | KeyFile, entries: Mapping[str, RowFile] | Mapping[str, KeyFile]) -> bool:
-        """Tell whether a file is there and is the one that the snapshot names; if not, note that."""
+        """Tell whether a file exists and equals its entry in the snapshot; if not, add a finding."""
         entry = entries.get(file.path)
         if entry == file:
             return True
         why = self._found.damages.get(file.path, "the file is missing")
         if entry is not None:
-            why = f"the file is another than the snapshot names, with {entry.size} bytes instead of {file.size}"
+            why = f"the file differs from its entry in the snapshot: {entry.size} bytes instead of {file.size}"
             self._asides.append(file.path)
         self._findings.append(f"{file.path}: {why}")
         return False
 
     def _unnamed(self, paths: Iterable[str]) -> list[str]:
-        """Return those of these files that neither the snapshot nor the pending commit has a use for."""
+        """Return the paths that neither the snapshot nor the pending commit names."""
         known = self._known
         named: set[str] = {*(file.path for file in known.rows), *(file.path for file in known.keys)}
         named |= {each.path for each in known.replaced}
-        named |= self._found.places.keys() | set(self._asides)
+        named |= self._found.staged_paths.keys() | set(self._asides)
         return [path for path in paths if path not in named]
 
     def _counts(self, file: RowFile) -> bool:
-        """Tell whether a file belongs to a commit that counts: some of its messages, or no progress, is published."""
+        """Tell whether a file belongs to a published commit.
+
+        That is the case if the published progress includes a message of the file, or if all progress is lost.
+        """
         if self._is_dropped and self._found.pending is not None and file in self._found.pending.rows:
             return False
         published = self._found.progress
@@ -229,7 +239,8 @@ class RepairPlanner:
         return False
 
     def _redundant(self, files: Iterable[RowFile]) -> set[RowFile]:
-        """Return the files whose messages are all in others that stay: what compactions replaced, oldest first."""
+        """Return the files whose messages are all in other files that are kept, oldest first: replaced by
+        compactions."""
         by_place: dict[tuple[str, str], list[RowFile]] = {}
         for file in files:
             by_place.setdefault((file.topic, file.date), []).append(file)
@@ -250,12 +261,12 @@ class RepairPlanner:
         return redundant
 
     def _may_share(self, file: RowFile, other: RowFile) -> bool:
-        """Tell whether two files may have messages of one broker."""
+        """Tell whether two files can have messages of the same broker."""
         one, another = self._brokers(file.path), self._brokers(other.path)
         return one is None or another is None or bool(one & another)
 
     def _are_in(self, file: RowFile, others: Sequence[RowFile]) -> bool:
-        """Tell whether every message of a file is in others, too."""
+        """Tell whether every message of a file is also in one of the others."""
         for name, table in self._addresses(file.path).items():
             tables = [self._addresses(other.path).get(name) for other in others]
             elsewhere = [_ints_of(each["commitLogOffset"]) for each in tables if each is not None]
@@ -266,18 +277,18 @@ class RepairPlanner:
     # Keys
 
     def _keys(self, rows: Sequence[RowFile], added: Collection[RowFile]) -> tuple[list[KeyFile], set[str], bool, bool]:
-        """Return the files of the index that stay, those that are replaced, and whether it is rebuilt or completed."""
+        """Return the kept key files, the replaced files, and whether the index is rebuilt, and whether completed."""
         found = self._found
         in_use = {file.path for file in rows}
         replaced = {each.path for each in self._known.replaced if (found.root / each.path).exists()} - in_use
         damaged = [
             path
             for path in found.damages
-            if path.startswith(f"{METADATA_DIRECTORY}/keys/") and found.place(path).exists()
+            if path.startswith(f"{METADATA_DIRECTORY}/keys/") and found.current_path(path).exists()
         ]
         if found.snapshot is None or added:
             self._set_aside(damaged, "keys")
-            old = {path for path in found.keys if path not in found.places}
+            old = {path for path in found.keys if path not in found.staged_paths}
             return [], (replaced | old) - set(self._asides), bool(rows), False
         lost = {file.run for file in self._known.keys if not self._is_whole(file, found.keys)}
         self._set_aside([*damaged, *self._unnamed(found.keys)], "keys")
@@ -294,9 +305,9 @@ class RepairPlanner:
             for copy in (self._found.progress, self._found.older_progress):
                 for name, progress in (copy or {}).items():
                     known[name] = furthest_progress(known.get(name, progress), progress)
-        said = dict(known)
+        stated = dict(known)
         for file in added:
-            if self._is_covered(file, said):
+            if self._is_covered(file, stated):
                 continue
             for name, table in self._addresses(file.path).items():
                 before = known.get(name) or ArchiveProgress(0, is_live=self._is_live(name))
@@ -304,7 +315,7 @@ class RepairPlanner:
         return known
 
     def _is_covered(self, file: RowFile, progress: Mapping[str, ArchiveProgress]) -> bool:
-        """Tell by a file's footer that its messages are all before the progress of their stores."""
+        """Tell by a file's footer whether all of its messages are before the progress of their stores."""
         ends = [
             progress[name].physical_offset if name in progress and not progress[name].is_live else 0
             for name in self._brokers(file.path) or ()
@@ -312,23 +323,23 @@ class RepairPlanner:
         return bool(ends) and file.most < min(ends)
 
     def _is_live(self, name: str) -> bool:
-        """Tell whether a broker was archived live. The default name of a store is its path, which no broker has."""
+        """Tell whether a broker was archived live. A name that is a path is the default name of a store."""
         if name in self._kinds or name.startswith("/"):
             return self._kinds.get(name, False)
         raise ConfigError(
-            f"no file says any more how {name} was archived; say --store {name} if it was from its store directory, "
-            f"or --live {name}"
+            f"it is unknown how {name} was archived; give --store {name} if it was from its store directory, else "
+            f"--live {name}"
         )
 
     def _set_aside(self, paths: Collection[str], what: str) -> None:
         if paths:
             self._asides += paths
             few = ", ".join(sorted(paths)[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-            self._findings.append(f"files of {what} that no commit accounts for, {len(paths)} in all: {few}")
+            self._findings.append(f"{len(paths)} files of {what} that no commit accounts for: {few}")
 
 
 def completable(found: Inventory, base: Snapshot) -> PendingCommit | None:
-    """Return the pending commit if it does not count yet and all of its files are there."""
+    """Return the pending commit if it is not in the base and all of its files are there."""
     pending = found.pending
     if pending is None or pending.number <= base.number:
         return None
@@ -338,7 +349,7 @@ def completable(found: Inventory, base: Snapshot) -> PendingCommit | None:
 
 
 def advanced(progress: ArchiveProgress, topic: str, rows: pa.Table) -> ArchiveProgress:
-    """Return the progress of a broker after these messages of a topic were archived."""
+    """Return the progress of a broker advanced by archived messages of a topic."""
     queues = {topic: dict(offsets) for topic, offsets in progress.queues.items()}
     of_topic = queues.setdefault(topic, {})
     queue_ids, offsets = _ints_of(rows["queueId"]), _ints_of(rows["queueOffset"])

@@ -1,19 +1,19 @@
-"""The snapshot of a lake: which files it holds, and how far each store and broker is archived.
+"""The snapshot of a lake: its files, and the archive progress of each store and broker.
 
     <lake>/_rucola/snapshot.json    {"number": 7, "rows": [...], "keys": [...], "progress": {...}, "replaced": [...]}
-    <lake>/_rucola/pending.json     a commit that is being carried out
+    <lake>/_rucola/pending.json     the commit in progress (see `writer`)
 
-Every commit replaces the snapshot as a whole, so a reader sees all of a commit or nothing. Files never change; a commit
-adds some and takes others out. Each entry has what lets a reader skip the file: topic, date, the range of physical
-offsets, the range of hashes; and its size, by which a missing or truncated file is detected without opening it.
+Every commit replaces the snapshot as a whole, so a reader sees all of a commit or nothing. Data files are immutable; a
+commit adds some and removes others. The entry of a file has what readers need to skip it (topic, date, range of
+physical offsets or hashes), and its size, by which a missing or truncated file is detected without opening it.
 
-A new lake has no snapshot until its first commit. A lake without one in which anything else was ever committed is
-damaged: reading it as empty would lose its messages, so `read_snapshot` refuses it.
+A new lake has no snapshot until its first commit. If a lake without one contains any committed file, it is damaged:
+reading it as empty would hide its messages, so `read_snapshot` raises.
 
-Each commit rewrites about 250 bytes per file, so a lake of 100,000 files costs 25 MB each time. Compaction keeps the
+A commit rewrites about 250 bytes per file, so a lake of 100,000 files costs 25 MB per commit. Compaction keeps the
 number of files near that of topics times days.
 
-Nothing here needs Spark.
+This module does not need Spark.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ import msgspec
 from rucola.errors import StoreCorrupt, StoreError
 
 METADATA_DIRECTORY: Final = "_rucola"
-"""The directory in a lake that is not rows. Spark and similar tools skip names that begin with an underscore."""
+"""The directory of everything but rows. Spark and similar tools ignore names that begin with an underscore."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ArchiveProgress:
-    """How far one store, or one live broker, is archived.
+    """The archive progress of one store or live broker.
 
-    `queues` has the next queue offset of each queue, {topic: {queue id as text: offset}}. Of a store, every record
-    before `physical_offset` is archived, and the last archived record is known by its address and msgId, so that
-    another store in the same place is noticed. A live broker is archived by its queues alone (`is_live`): nothing can
-    be said of its log then, and `physical_offset` is 0.
+    `queues` has the next queue offset by queue, {topic: {queue id as text: offset}}. All records of a store before
+    `physical_offset` are archived. Address and msgId of the last archived record identify the store, so that another
+    store in the same directory is noticed. A live broker (`is_live`) is archived by queues only, and its
+    `physical_offset` is 0.
     """
 
     physical_offset: int
@@ -52,9 +52,9 @@ class ArchiveProgress:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of messages, all of one topic and one UTC date, `path` counted from the lake.
+    """A file of messages of one topic and one UTC date. `path` is relative to the lake.
 
-    Its messages have physical offsets from `least` to `most`, both included; they may be of several brokers.
+    `least` and `most` are the minimum and maximum physical offset, inclusive; messages may be from several brokers.
     """
 
     path: str
@@ -68,9 +68,9 @@ class RowFile:
 
 @dataclass(frozen=True)
 class KeyFile:
-    """A file of the key index, with hashes from `least` to `most`, both included.
+    """A file of the key index, with hashes from `least` to `most`, inclusive.
 
-    Files with the same `run` were written by one commit and have hashes of their own.
+    Files with the same `run` were written by one commit and have disjoint ranges of hashes.
     """
 
     path: str
@@ -83,7 +83,7 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class ReplacedFile:
-    """A file that was taken out at a time, in milliseconds, and stays a while for those who are reading it."""
+    """A file that was replaced at a time (ms), and is kept for a while for running queries."""
 
     path: str
     at_ms: int
@@ -91,7 +91,7 @@ class ReplacedFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All of a lake after commit `number`; 0 is a lake without any."""
+    """The whole lake after commit `number`; 0 is a lake without commits."""
 
     number: int = 0
     rows: tuple[RowFile, ...] = ()
@@ -102,10 +102,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PendingCommit:
-    """A commit: staged files and their places, the entries of the new files, the files replaced and removed.
+    """A commit in progress: everything that is needed to complete it after a crash.
 
-    The commit of a repair (`is_repair`) follows no snapshot: its rows, keys and progress are all there is. Only such a
-    commit sets files aside: `asides` has their new places.
+    `moves` has the lake paths of staged files, `rows` and `keys` their entries. The files `replaces` leave the
+    snapshot; the files `removes` were replaced earlier and are deleted. The commit of a repair (`is_repair`) does not
+    build on a snapshot: its rows, keys and progress are the whole lake. Only such a commit has `asides`, new paths of
+    rejected files.
     """
 
     number: int
@@ -120,21 +122,22 @@ class PendingCommit:
     asides: Mapping[str, str] = field(default_factory=dict)
 
     def after(self, before: Snapshot) -> Snapshot:
-        """Return the snapshot that this commit makes of the one before."""
+        """Return the snapshot after this commit, given the one before."""
         if self.is_repair:
             before = Snapshot()
-        taken_out = tuple(ReplacedFile(path, self.at_ms) for path in sorted(self.replaces))
+        replaced = tuple(ReplacedFile(path, self.at_ms) for path in sorted(self.replaces))
         return Snapshot(
             self.number,
             tuple(file for file in before.rows if file.path not in self.replaces) + self.rows,
             tuple(file for file in before.keys if file.path not in self.replaces) + self.keys,
             {**before.progress, **self.progress},
-            tuple(each for each in before.replaced if each.path not in self.removes) + taken_out,
+            tuple(each for each in before.replaced if each.path not in self.removes) + replaced,
         )
 
 
 def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchiveProgress:
-    """Return the progress of a broker that is further, with the furthest offset of each queue."""
+    """Merge two progresses of a broker: the one with the larger physical offset, and the maximum offset of each
+    queue."""
     ahead, behind = (one, other) if one.physical_offset >= other.physical_offset else (other, one)
     queues = {topic: dict(offsets) for topic, offsets in ahead.queues.items()}
     for topic, offsets in behind.queues.items():
@@ -145,29 +148,29 @@ def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchivePr
 
 
 def is_lake(directory: Path) -> bool:
-    """Tell whether messages were archived into this directory."""
+    """Tell whether a directory is a lake."""
     return (directory / METADATA_DIRECTORY).is_dir()
 
 
 def snapshot_path(root: Path) -> Path:
-    """Return the path of the snapshot of the lake in a directory."""
+    """Return the path of a lake's snapshot."""
     return root / METADATA_DIRECTORY / "snapshot.json"
 
 
 def pending_path(root: Path) -> Path:
-    """Return the path of the commit that is being carried out in the lake in a directory."""
+    """Return the path of a lake's pending commit."""
     return root / METADATA_DIRECTORY / "pending.json"
 
 
 def progress_path(root: Path) -> Path:
-    """Return the path of the progress that brokers read from the lake in a directory."""
+    """Return the path of the archive progress that brokers read."""
     return root / METADATA_DIRECTORY / "progress.json"
 
 
 def read_snapshot(root: str | Path) -> Snapshot:
-    """Return what the lake in a directory holds now.
+    """Read the current snapshot of a lake.
 
-    Raises StoreError if there is no lake, StoreCorrupt if its snapshot is missing or cannot be read.
+    Raises StoreError if there is no lake, StoreCorrupt if the snapshot is missing or cannot be read.
     """
     root = Path(root)
     if not is_lake(root):
@@ -175,7 +178,7 @@ def read_snapshot(root: str | Path) -> Snapshot:
     path = snapshot_path(root)
     found = read_json(path, Snapshot)
     if found is None and (traces := committed_files(root)):
-        found = read_json(path, Snapshot)  # the first commit may have been completed meanwhile
+        found = read_json(path, Snapshot)  # the first commit may just have been completed
         if found is None:
             named = ", ".join(traces[:3]) + (f" and {len(traces) - 3} more" if len(traces) > 3 else "")
             raise lake_damage(root, path, 0, f"the file is missing, but the lake holds {named}")
@@ -183,14 +186,14 @@ def read_snapshot(root: str | Path) -> Snapshot:
 
 
 def committed_files(root: Path) -> list[str]:
-    """Return what only a lake with a commit has: files of messages and keys, progress, a copy of an older snapshot.
+    """Return the files that only a lake with a commit has: data files, progress, copies of an older snapshot.
 
-    The first commit of a lake may be under way; its files do not count.
+    Files of a first commit that is in progress do not count.
     """
     own = ("snapshot.json.bak", "progress.json", "progress.json.bak")
     small = [f"{METADATA_DIRECTORY}/{name}" for name in own if (root / METADATA_DIRECTORY / name).exists()]
-    files = data_files(root)
-    # Read after the files were listed: a commit that has moved one was pending before that.
+    files = list_data_files(root)
+    # Read pending.json after listing the files: a commit that has moved one of them is still pending, or is complete.
     pending = read_json(pending_path(root), PendingCommit)
     if pending is None:
         return small + files
@@ -199,20 +202,20 @@ def committed_files(root: Path) -> list[str]:
     return small + [path for path in files if path not in pending.moves.values()]
 
 
-def data_files(root: Path) -> list[str]:
-    """Return the files of messages and of the key index that are in their places, counted from the lake, in order."""
+def list_data_files(root: Path) -> list[str]:
+    """Return the paths of all row and key files, relative to the lake, sorted."""
     found = [*root.glob("topic=*/date=*/*.parquet"), *root.glob(f"{METADATA_DIRECTORY}/keys/*.parquet")]
     return sorted(str(path.relative_to(root)) for path in found)
 
 
 def check_files(root: Path, files: Iterable[RowFile | KeyFile]) -> None:
-    """Raise StoreCorrupt for the first of these files that is missing, or has not the size that the snapshot says."""
+    """Raise StoreCorrupt for the first file that is missing or has another size than its entry."""
     for file in files:
         check_file(root, root / file.path, file.size)
 
 
 def check_file(root: Path, path: Path, size: int) -> None:
-    """Raise StoreCorrupt if a file of the lake is missing or is not of this size."""
+    """Raise StoreCorrupt if a file of the lake is missing or has another size."""
     try:
         found = path.stat().st_size
     except FileNotFoundError:
@@ -222,16 +225,18 @@ def check_file(root: Path, path: Path, size: int) -> None:
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """Return the content of a JSON file of the lake; None if there is no such file. Raises StoreCorrupt."""
+    """Decode a JSON file of the lake. Return None if it does not exist; raise StoreCorrupt if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        raise lake_damage(path.parent.parent, path, 0, f"this cannot be read: {error}") from error
+        raise lake_damage(path.parent.parent, path, 0, f"the file cannot be read: {error}") from error
 
 
 def lake_damage(root: Path, path: Path, position: int, why: str) -> StoreCorrupt:
-    """Return the error for a damaged file of a lake, which says what to do."""
-    advice = f"put the file back from a copy, or see what `rucola pipeline repair --lake {root} --dry-run` says"
+    """Return the error for a damaged file of a lake, with advice."""
+    advice = (
+        f"restore the file from a backup, or run `rucola pipeline repair --lake {root} --dry-run` to see what is lost"
+    )
     return StoreCorrupt(path, position, f"{why}; {advice}")

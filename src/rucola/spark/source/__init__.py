@@ -1,1 +1,1 @@
-"""The data source `rocketmq`: batch reads, streams and writes."""
+"""The Spark data source `rocketmq`: batch reads, streams and writes."""

@@ -1,7 +1,7 @@
-"""Arrays between numpy, Arrow and Python, where Arrow's own ways are too dear.
+"""Conversions between numpy, Arrow and Python without pandas.
 
-Arrow converts all of these as well, but looks for pandas at the first of its conversions, be it of a single string, and
-loading that takes every process a fifth of a second or more. Here only buffers are handed over.
+Arrow converts all of these as well, but its first conversion, even of one string, looks for pandas, whose import takes
+0.2 s or more in every Python process. These functions only pass buffers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def arrow(numbers: Array, valid: Array | None = None) -> pa.Array:
-    """Return numbers, in this machine's order of bytes, as an Arrow array that borrows them; null where not valid."""
+    """Return native-endian numbers as an Arrow array without copying. Elements that are not `valid` are null."""
     buffers = [None if valid is None else _bits(valid), pa.py_buffer(np.ascontiguousarray(numbers))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
 
 
 def mask(kept: Array) -> pa.BooleanArray:
-    """Return truth values as an Arrow array."""
+    """Return booleans as an Arrow array."""
     return pa.Array.from_buffers(pa.bool_(), len(kept), [None, _bits(kept)])
 
 
 def _bits(values: Array) -> pa.Buffer:
+    # Arrow stores booleans and validity as bits, the first element in the lowest bit.
     return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
 def strings(values: Sequence[bytes], kind: pa.DataType | None = None) -> pa.Array:
-    """Return strings, which are UTF-8 unless `kind` is another, as an Arrow array."""
+    """Return strings as an Arrow array of type `kind`, by default UTF-8 strings."""
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum([len(value) for value in values], out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
@@ -40,22 +41,22 @@ def strings(values: Sequence[bytes], kind: pa.DataType | None = None) -> pa.Arra
 
 
 def scalar(value: str) -> pa.StringScalar:
-    """Return a string as a function of Arrow takes it."""
+    """Return a string as an Arrow scalar, as arguments of Arrow functions require."""
     return strings([value.encode()])[0]
 
 
 def repeated(value: str, count: int) -> pa.StringArray:
-    """Return an array of the same string `count` times."""
+    """Return an array with the same string `count` times."""
     return strings([value.encode()]).take(arrow(np.zeros(count, np.int32)))
 
 
 def values_of(maps: pa.MapArray, name: str) -> pa.StringArray:
-    """Return the value under a name in each map, null in maps without it."""
+    """Return the value of a name in each map, null for maps without it."""
     return pc.map_lookup(maps, scalar(name), "first")
 
 
 def ints(array: pa.Array | pa.ChunkedArray) -> Array:
-    """Return integers without nulls as numpy has them; they borrow the array's, unless that is of several chunks."""
+    """Return integers without nulls as a numpy array. Copies only if there are several chunks."""
     array = combined(array)
     _, data = array.buffers()
     kind = np.dtype(str(array.type))
@@ -63,14 +64,14 @@ def ints(array: pa.Array | pa.ChunkedArray) -> Array:
 
 
 def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column of a table as one array."""
+    """Return a column of a table as one array, copied if it has several chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)
 
 
 def bools(array: pa.BooleanArray | pa.ChunkedArray) -> Array:
-    """Return truth values as numpy has them; null counts as false."""
+    """Return booleans as a numpy array, null as false."""
     array = combined(array)
     valid, data = array.buffers()
     found = _truths(data, array)

@@ -1,4 +1,4 @@
-"""A batch read: from options to partitions on the driver, from partitions to record batches on the workers."""
+"""Batch reads: options become partitions on the driver, and partitions become record batches on the workers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from rucola.spark.errors import without_tracebacks
 from rucola.spark.source import log_reader
-from rucola.spark.source.log_splits import LogSplit, StoreSource
+from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.pushdown import apply_filters, filter_ranges
 from rucola.spark.source.source_offsets import MessageSource, batch_ranges, refuse_missing, resolve_offsets
+from rucola.spark.source.store_source import StoreSource
 
 _log = logging.getLogger(__name__)
 
 
 def source_of(options: ReadOptions) -> MessageSource:
-    """Return what these options read."""
+    """Return the stores or live brokers that the options read."""
     if options.name_server is None:
         return StoreSource(options)
     from rucola.spark.source.live_source import (
-        LiveSource,  # here, since a client takes every process of Spark a while to import
+        LiveSource,  # imported here, because importing a client slows the start of every Python process of Spark
     )
 
     return LiveSource(options)
 
 
 def plan(options: ReadOptions) -> Sequence[InputPartition]:
-    """Return the partitions of a batch. Asks every store or broker where it ends.
+    """Return the partitions of a batch, which ends where every store or broker ends now.
 
-    Raises RemotingError for brokers that are missing; with failOnMissingBroker=false it warns of them.
+    Raises RemotingError if brokers are missing; with failOnMissingBroker=false it logs a warning.
     """
     source = source_of(options)
     bounds = source.bounds()
@@ -46,10 +47,10 @@ def plan(options: ReadOptions) -> Sequence[InputPartition]:
 
 
 def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one partition as record batches of these columns."""
+    """Yield the messages of one partition as record batches of the columns `names`."""
     if isinstance(partition, LogSplit):
         yield from log_reader.read(partition, options, names)
-    elif type(partition) is not InputPartition:  # which Spark makes if nothing is to be read
+    elif type(partition) is not InputPartition:  # Spark makes one of the base class if there are no partitions
         from rucola.spark.source import pull_partitions
 
         assert isinstance(partition, pull_partitions.PullPartition)
@@ -58,7 +59,7 @@ def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) 
 
 @without_tracebacks
 class RocketMQReader(DataSourceReader):
-    """Plans a read on the driver and carries it out on the workers, which get a pickled copy."""
+    """Plans a batch on the driver and reads its partitions on the workers, which get a pickled copy."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -73,9 +74,9 @@ class RocketMQReader(DataSourceReader):
 
 @without_tracebacks
 class RocketMQPushdownReader(RocketMQReader):
-    """A reader that leaves out what the query does not ask for, as far as it can be told beforehand.
+    """A reader that evaluates pushed filters.
 
-    Spark refuses it where the setting spark.sql.python.filterPushdown.enabled is false.
+    Spark refuses it if the setting spark.sql.python.filterPushdown.enabled is false.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name

@@ -1,12 +1,12 @@
 """Tables of Spark's catalog over the data source: `CREATE TABLE messages USING rocketmq OPTIONS (...)`.
 
-Spark gives a Python data source the options of a table once, when it asks for the columns of a table that is created
-without any. Later reads and writes of the table get its columns back, but of options only those of the query itself
-(`SELECT ... FROM messages WITH (...)`). So the options are kept where the catalog keeps them for us: in the metadata
-of the first column.
+Spark passes a table's options to a Python data source only once: when it asks for the columns of a table that is
+created without any. Later reads and writes of the table pass its columns, but only the options of the query itself
+(`SELECT ... FROM messages WITH (...)`). Therefore the options are stored where the catalog keeps them: in the metadata
+of the first column, as JSON.
 
-A query that names another source by its own options (`storePath`, `nameServer`) is none of the table: columns, and
-their metadata with them, travel with a DataFrame into other reads and writes.
+Columns travel with a DataFrame into other reads and writes, and their metadata with them. So the stored options are
+ignored if a query names a source of its own (`storePath`, `nameServer`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rucola.spark.source.schema import TYPES
 _METADATA: Final = "rocketmq.options"
 _PREFIX: Final = "option."
 _SOURCES: Final = frozenset({"storepath", "nameserver", "path", "paths"})
-"""ReadOptions, in lower case, that name the source or target."""
+"""Options that name the source or target, in lower case."""
 
 _TYPES: Final[Mapping[str, DataType]] = {
     "string": StringType(),
@@ -49,9 +49,9 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 
 def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, str] | None:
-    """Return the options of a table that is being created; None if Spark asks on behalf of anything else.
+    """Return the options of a table that is being created, None if Spark's call has another purpose.
 
-    Besides them Spark gives the table's properties, which are none of ours. Raises ConfigError for unknown options.
+    Spark passes the table's own properties as well, which are ignored. Raises ConfigError for unknown options.
     """
     lower = {name.lower(): value for name, value in given.items()}
     if lower.get("provider", "").lower() != provider:
@@ -70,12 +70,12 @@ def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, s
 
 
 def readable(options: Mapping[str, str]) -> dict[str, str]:
-    """Return those of a table's options that a read knows."""
+    """Return the options of a table that a read accepts."""
     return _within(options, READ_OPTION_NAMES)
 
 
 def writable(options: Mapping[str, str]) -> dict[str, str]:
-    """Return those of a table's options that a write knows."""
+    """Return the options of a table that a write accepts."""
     return _within(options, SINK_OPTION_NAMES)
 
 
@@ -85,7 +85,8 @@ def _within(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> StructType:
-    """Return these columns with the options of a table in the metadata of the first one. Raises ConfigError."""
+    """Return these columns, with the table's options in the metadata of the first. Raises ConfigError without
+    columns."""
     if not columns:
         raise ConfigError("a table needs a column; leave out the option columns")
     fields: list[StructField] = []
@@ -96,15 +97,18 @@ def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> Struc
 
 
 def options_in(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the table with these columns, unless the options that are `given` name another source."""
+    """Return the options in the metadata of these columns, unless the options `given` name another source.
+
+    Raises ConfigError for a table without options if none are given.
+    """
     if _SOURCES & {name.lower() for name in given}:
         return {}
     kept = next((field.metadata[_METADATA] for field in schema.fields if _METADATA in field.metadata), None)
     if kept is None and not given:
         raise ConfigError(
-            "this table has no options: Spark hands on those of tables that are created without columns. Create it by "
-            "CREATE TABLE ... USING rocketmq OPTIONS (...) without columns and without a query, or give the options to "
-            "the query: SELECT ... FROM the_table WITH (storePath '...')"
+            "this table has no options: Spark passes only those of tables that are created without columns. Create it "
+            "by CREATE TABLE ... USING rocketmq OPTIONS (...) without columns and without a query, or give the options "
+            "to the query: SELECT ... FROM the_table WITH (storePath '...')"
         )
     options: dict[str, str] = {} if kept is None else json.loads(kept)
     return options

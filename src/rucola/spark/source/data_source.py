@@ -1,30 +1,30 @@
-"""The data source `rocketmq`: the messages of store directories or live brokers as a table, a stream and a sink.
+"""The data source `rocketmq`: messages of store directories or live brokers as a table, a stream and a sink.
 
     spark.read.format("rocketmq").option("storePath", "/var/rocketmq/store").option("subscribe", "Flights").load()
     spark.readStream.format("rocketmq").option("nameServer", "host:9876").option("subscribe", "Flights").load()
 
-`options` lists what can be said, `schema.COLUMNS` the columns. What a read sees:
+`options` documents the options, `schema.COLUMNS` the columns. The messages of a read are
 
-    topics or queues chosen   what the ConsumeQueues make visible, as a consumer would see it: no half messages, nothing
-    or live brokers           that a broker has not dispatched yet
-    otherwise                 the log itself, front to back, which is the fastest way through it: every whole record
-                              that takes a place in a queue, dispatched yet or not
+    with topics or queues,   those in the ConsumeQueues, as consumers see them: no half messages, and nothing that the
+    or from live brokers     broker has not dispatched yet
+    otherwise                all whole records of the log except half messages, dispatched or not, in the order of the
+                             log, which is the fastest way to read a store
 
-Half messages of transactions lie in a system topic of their own and come only with `includeSystemTopics` or by that
-topic's name. System topics are left out unless they are named or asked for.
+Half messages of transactions are in a system topic and are read only with `includeSystemTopics`, or if that topic is
+named. System topics are skipped unless they are named or included.
 
-A store may be in use. Where its log or its queues ended when the query, or the batch of a stream, was planned is where
-that ends; partitions carry addresses and queue offsets, never data. Each worker opens the directory again, read-only,
-or pulls from the broker, and decodes records in batches of `record_layout.BATCH_ROWS`.
+A store may be in use. The ends of its log and queues are determined when a query, or a batch of a stream, is planned.
+Partitions contain addresses and queue offsets, never data. Each worker opens the store again, read-only, or pulls from
+the broker, and decodes records in batches of `record_layout.BATCH_ROWS`.
 
 A record that contradicts the format ends the query with StoreCorrupt, which names file and position. With
-corruptRecords=skip it is left out and a warning tells how many were; with corruptRecords=column it is a row that says
-why, whatever else the options choose, since nothing can be known of it. Where the chain of the log itself is broken,
-reading goes on at the next record to which a ConsumeQueue points, or with the next file; what lies between cannot
-be counted.
+corruptRecords=skip it is skipped, with a warning that counts such records; with corruptRecords=column it becomes a row
+with the reason, whatever the other options select, because its fields are unknown. After a break in the chain of
+records, reading continues at the next record that a ConsumeQueue points at, or with the next file; records in between
+cannot be counted.
 
-Spark asks for this module in several short-lived processes that read nothing. What reads is therefore imported by the
-methods that make a reader.
+Spark imports this module in several short-lived processes that read nothing. Therefore the methods that make a reader
+or writer import what these need.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FORMAT = "rocketmq"
 
 @without_tracebacks
 class RocketMQSource(DataSource):
-    """The data source. Spark makes one from the options of each read."""
+    """The data source. Spark creates an instance from the options of each read, write or table."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -76,7 +76,7 @@ class RocketMQSource(DataSource):
         return ddl(columns) if columns else StructType()
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        from rucola.spark.source.batch_reader import (  # here, since it takes Arrow
+        from rucola.spark.source.batch_reader import (  # imports Arrow
             RocketMQPushdownReader,
             RocketMQReader,
         )
@@ -87,7 +87,7 @@ class RocketMQSource(DataSource):
         return kind(options, _columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from rucola.spark.source.stream_reader import (  # here, since it takes Arrow
+        from rucola.spark.source.stream_reader import (  # imports Arrow
             RefusedStreamReader,
             RocketMQStreamReader,
         )
@@ -100,13 +100,13 @@ class RocketMQSource(DataSource):
         return RocketMQStreamReader(options, _columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        from rucola.spark.source.sink import RocketMQWriter  # here, since it takes a client
+        from rucola.spark.source.sink import RocketMQWriter  # imports a client
 
         _refuse_overwriting(overwrite)
         return RocketMQWriter(self._for_writing(schema), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: N802 - Spark's name
-        from rucola.spark.source.sink import RocketMQStreamWriter  # here, since it takes a client
+        from rucola.spark.source.sink import RocketMQStreamWriter  # imports a client
 
         _refuse_overwriting(overwrite)
         return RocketMQStreamWriter(self._for_writing(schema), schema)
@@ -119,20 +119,22 @@ class RocketMQSource(DataSource):
 
 
 def register(session: SparkSession) -> None:
-    """Make the data source known to a session. Where `pyspark_rucola` is on Python's path, Spark does so by itself."""
+    """Register the data source with a session. If `pyspark_rucola` can be imported, Spark does so by itself."""
     session.dataSource.register(RocketMQSource)
 
 
 def _refuse_overwriting(overwrite: bool) -> None:
     if overwrite:
-        raise ConfigError("messages cannot be overwritten, nor a result that changes be sent; write in mode append")
+        raise ConfigError("messages cannot be overwritten or updated; write in mode append")
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:
-    """Return the columns that a schema names; it may have been given by the user."""
+    """Return the columns of a schema, which a user may have given. Raises ConfigError for other columns or types."""
     unknown = set(schema.names) - set(TYPES)
     if unknown:
-        raise ConfigError(f"the schema names {', '.join(sorted(unknown))}; columns are {', '.join(TYPES)}")
+        raise ConfigError(
+            f"unknown columns in the schema: {', '.join(sorted(unknown))}; the columns are {', '.join(TYPES)}"
+        )
     names = tuple(schema.names)
     if any(field.dataType.simpleString() != TYPES[field.name] for field in schema.fields):
         raise ConfigError(f"the schema must be {ddl(names)}")

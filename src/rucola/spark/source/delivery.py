@@ -1,10 +1,10 @@
-"""Delivery of messages from a task to brokers: which queue, in which requests, and how often.
+"""Delivery of a task's messages to brokers: queue selection, cutting into requests, and retries.
 
-A request that fails is tried again, with growing pauses, until `timeout_ms` have passed since it first failed: brokers
-are restarted, and masters replaced, within such times. A message may be stored twice then, under one unique key. An
-error that a later try cannot change, such as a message that is too large, fails at once.
+A failed request is retried, with exponentially growing pauses, until `timeout_ms` have passed since its first failure:
+long enough for a broker to be restarted or a master to be replaced. A message may be stored twice then, with the same
+unique key. Errors that a retry cannot change, such as a message that is too large, are raised at once.
 
-Messages for one queue are sent in requests one after the other, so that their order holds whatever fails.
+Requests for one queue are sent sequentially, so the order of messages holds whatever fails.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rucola.spark.source.options import DELIVERY_TIMEOUT_MS
 
 T = TypeVar("T")
 
-MESSAGES_A_REQUEST: Final = 128
+MESSAGES_PER_REQUEST: Final = 128
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5
 _SYSTEM_BUSY: Final = 2
-"""The response code by which brokers limit the flow; a producer leaves it to its caller."""
-_ALONE: Final = frozenset(
+"""The response code of flow control, which a producer does not retry itself."""
+_NOT_IN_BATCHES: Final = frozenset(
     {properties.DELAY, properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS}
 )
-"""Properties with which brokers take no message of a batch."""
+"""Properties that brokers do not accept in a batch."""
 
 
 async def with_retries(
@@ -44,7 +44,8 @@ async def with_retries(
 ) -> T:
     """Make a request until it succeeds. Raises the last RemotingError after `timeout_ms` of failures.
 
-    A topic that is not found fails at once unless it was found before (`is_known_topic`).
+    TopicNotFound is retried only with `is_known_topic`, when the topic was found before. `before_retry` is awaited
+    before every pause.
     """
     loop = asyncio.get_running_loop()
     deadline, pause_s = None, _FIRST_PAUSE_S
@@ -52,7 +53,7 @@ async def with_retries(
         try:
             return await request()
         except RemotingError as error:
-            if not _may_pass(error, is_known_topic=is_known_topic):
+            if not _may_succeed(error, is_known_topic=is_known_topic):
                 raise
             if deadline is None:
                 deadline = loop.time() + timeout_ms / 1000
@@ -65,38 +66,38 @@ async def with_retries(
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _may_pass(error: RemotingError, *, is_known_topic: bool) -> bool:
-    """Tell whether a later try may succeed."""
+def _may_succeed(error: RemotingError, *, is_known_topic: bool) -> bool:
+    """Tell whether a retry may succeed."""
     if isinstance(error, BrokerError):
         return error.code == _SYSTEM_BUSY or error.code in RETRY_CODES
     return is_known_topic or not isinstance(error, TopicNotFound)
 
 
 def matching_queue(queues: Sequence[MessageQueue], queue_id: int, broker_name: str | None) -> MessageQueue:
-    """Return the queue with this id, of this broker if there is such a queue, else the one to which the id leads.
+    """Return the queue with this id, preferably of this broker; without such an id, the queue at id modulo count.
 
-    It is the same for the same `queues` each time, so messages of one queue stay in one queue, in their order.
+    The result is deterministic for the same `queues`, so messages of one queue stay together and in order.
     """
-    of_id = [queue for queue in queues if queue.queue_id == queue_id]
-    of_broker = [queue for queue in of_id if queue.broker_name == broker_name]
-    return (of_broker or of_id or [queues[queue_id % len(queues)]])[0]
+    with_id = [queue for queue in queues if queue.queue_id == queue_id]
+    on_broker = [queue for queue in with_id if queue.broker_name == broker_name]
+    return (on_broker or with_id or [queues[queue_id % len(queues)]])[0]
 
 
-def split_requests(messages: Sequence[Message], most: int = MESSAGES_A_REQUEST) -> Iterator[tuple[int, int]]:
-    """Cut messages of one topic into requests of at most `most`, each from begin to end.
+def split_requests(messages: Sequence[Message], most: int = MESSAGES_PER_REQUEST) -> Iterator[tuple[int, int]]:
+    """Cut messages of one topic into requests of at most `most`, and yield their (begin, end).
 
-    A message that is large, and so worth compressing, or that no batch may contain, goes alone.
+    A large message, which is worth compressing, and one that brokers do not accept in a batch get their own request.
     """
     begin = 0
     while begin < len(messages):
         end = begin
-        while end < len(messages) and end - begin < most and _may_share(messages[end]):
+        while end < len(messages) and end - begin < most and _may_be_batched(messages[end]):
             end += 1
         yield begin, max(end, begin + 1)
         begin = max(end, begin + 1)
 
 
-def _may_share(message: Message) -> bool:
-    if message.topic.startswith(RETRY_PREFIX) or not _ALONE.isdisjoint(message.properties):
+def _may_be_batched(message: Message) -> bool:
+    if message.topic.startswith(RETRY_PREFIX) or not _NOT_IN_BATCHES.isdisjoint(message.properties):
         return False
     return len(message.body) < COMPRESS_THRESHOLD

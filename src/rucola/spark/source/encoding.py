@@ -1,11 +1,15 @@
-"""Encoding of rows as messages of a batch request, thousands at a time.
+"""Rows encoded as messages of batch requests, thousands at a time.
 
-A message of SEND_BATCH_MESSAGE is a head, the body, the size of its properties and these as one string (see
-`rucola.message.batch`). Here each part is an Arrow array of all rows, and joining the arrays row by row gives the
-messages side by side: a request is a slice of that. It takes a tenth of what a `Message` for each row takes.
+A message of SEND_BATCH_MESSAGE is a head, the body, the size of the properties and the property string (see
+`rucola.message.batch`):
 
-The result is what `message_of` (see `sink`) and `rucola.message.batch` make of a row. Rows that these would refuse, or
-that do not go in a batch, are left to them.
+    | size 4 | unused 8 | flag 4 | body size 4 | body | properties size 2 | properties |
+
+Each part is made as an Arrow array over all rows, and one element-wise join of the arrays yields the messages,
+contiguous in memory. A request is a slice of them. This takes a tenth of the time of a `Message` per row.
+
+The result equals that of `row_messages.message_of` and `rucola.message.batch` for each row. Rows that these refuse, or
+that cannot be in a batch, are left to them (`EncodedMessages.is_batched`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from rucola.client.producer.send_request import COMPRESS_THRESHOLD
 from rucola.message import properties
 from rucola.message.properties import MAX_PROPERTIES_SIZE, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rucola.spark.source.arrays import Array, arrow, bools, ints, mask, scalar, strings
-from rucola.spark.source.sink import TAKEN_OVER
+from rucola.spark.source.row_messages import COPIED_PROPERTIES
 
 _HEAD: Final = np.dtype([("size", ">i4"), ("unused", ">i8"), ("flag", ">i4"), ("body_size", ">i4")])
 _SIZE: Final = np.dtype(">u2")
@@ -29,15 +33,15 @@ _NOTHING: Final = strings([b""], pa.binary())[0]
 _UNIQ_KEY: Final = scalar(properties.UNIQ_KEY)
 _NAME_VALUE: Final = scalar(NAME_VALUE_SEPARATOR)
 _PAIR: Final = scalar(PROPERTY_SEPARATOR)
-_LEFT_OUT: Final = strings([name.encode() for name in sorted(properties.RESERVED - TAKEN_OVER)])
-"""Properties that the system set."""
+_LEFT_OUT: Final = strings([name.encode() for name in sorted(properties.RESERVED - COPIED_PROPERTIES)])
+"""System properties, which are not copied."""
 
 
 @dataclass(frozen=True)
 class EncodedMessages:
-    """Messages of rows: that of row k is data[offsets[k]:offsets[k+1]], if `is_batched[k]`.
+    """Encoded rows: row k is data[offsets[k]:offsets[k+1]] if `is_batched[k]`.
 
-    A row that is not batched must be sent by itself, or cannot be sent at all; its bytes are of no use.
+    Other rows must be sent as single messages or cannot be sent; their bytes are meaningless.
     """
 
     data: memoryview
@@ -47,18 +51,22 @@ class EncodedMessages:
 
 
 def encode_rows(rows: pa.RecordBatch) -> EncodedMessages:
-    """Return the messages of rows that have the columns body, properties, flag and msgId, none of which is null."""
+    """Encode rows that have the columns body, properties, flag and msgId, all without nulls."""
     bodies, unique_keys = rows["body"], rows["msgId"]
+    # 1. Empty bodies are invalid and large ones worth compressing: both are sent as single messages.
     body_sizes = _sizes(bodies)
     is_small = (body_sizes > 0) & (body_sizes < COMPRESS_THRESHOLD)
     if not is_small.all():
         bodies = pc.if_else(mask(is_small), bodies, _NOTHING)
+    # 2. Property strings, with the unique keys.
     joined, is_regular = _joined(rows["properties"], unique_keys)
     sizes = _sizes(joined)
+    # 3. Heads of fixed size.
     heads = np.zeros(len(rows), _HEAD)
     heads["size"] = _HEAD.itemsize + body_sizes + _SIZE.itemsize + sizes
     heads["flag"] = ints(rows["flag"])
     heads["body_size"] = body_sizes
+    # 4. Join the parts row by row; the result is one buffer with an offset for each row.
     parts = [_binary(heads), bodies, _binary(sizes.astype(_SIZE)), joined]
     messages = pc.binary_join_element_wise(*parts, _NOTHING)
     _, offsets, data = messages.buffers()
@@ -71,20 +79,24 @@ def encode_rows(rows: pa.RecordBatch) -> EncodedMessages:
 
 
 def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryArray, Array]:
-    """Return the property strings with unique keys, and which of them are regular: they come back as they are."""
+    """Return property strings that contain the unique keys, and which of them parse back to the same properties."""
+    # 1. Flatten the maps to pairs, each with its row; drop null values and system properties.
     offsets = np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4) if len(maps) else [0, 0]
     names, values = maps.keys[offsets[0] : offsets[-1]], maps.items[offsets[0] : offsets[-1]]
     row = np.repeat(np.arange(len(maps), dtype=np.int32), np.diff(offsets))
     taken = bools(values.is_valid()) & ~bools(pc.is_in(names, _LEFT_OUT))
+    # 2. Replace the unique keys of rows that already have one.
     is_key = bools(pc.equal(names, _UNIQ_KEY))
     values = pc.if_else(mask(is_key), unique_keys.take(arrow(row)), values)
     if not taken.all():
         names, values, row = names.filter(mask(taken)), values.filter(mask(taken)), row[taken]
         is_key = is_key[taken]
+    # 3. Join names and values to pairs, and pairs to strings.
     counts = np.bincount(row, minlength=len(maps))
     segments = pc.binary_join_element_wise(names, values, _NAME_VALUE)
     lists = pa.ListArray.from_arrays(arrow(np.append(0, np.cumsum(counts)).astype(np.int32)), segments)
     joined = pc.binary_join(lists, _PAIR)
+    # 4. Append the unique key in rows that have none.
     without = np.ones(len(maps), np.bool_)
     without[row[is_key]] = False
     if without.any():
@@ -96,7 +108,10 @@ def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryAr
 
 
 def _regular(joined: pa.StringArray, counts: Array, names: pa.Array, values: pa.Array, row: Array) -> Array:
-    """Tell which strings hold as many separators as `counts` pairs need, and no empty name or value."""
+    """Tell which strings have exactly the separators of `counts` pairs, and no empty name or value.
+
+    A name or value that contains a separator adds one, so counting them finds it.
+    """
     found = np.ones(len(counts), np.bool_)
     found[row[(_sizes(names) == 0) | (_sizes(values) == 0)]] = False
     for separator, expected in ((NAME_VALUE_SEPARATOR, counts), (PROPERTY_SEPARATOR, counts - 1)):
@@ -105,12 +120,12 @@ def _regular(joined: pa.StringArray, counts: Array, names: pa.Array, values: pa.
 
 
 def _sizes(strings: pa.Array) -> Array:
-    """Return the bytes of each string, of which none is null."""
+    """Return the size of each string in bytes. None may be null."""
     return ints(pc.binary_length(strings)).astype(np.int64)
 
 
 def _binary(elements: np.ndarray[Any, Any]) -> pa.BinaryArray:
-    """Return the bytes of each element of a packed array."""
+    """Return the bytes of each element of a packed array as a binary array."""
     offsets = np.arange(0, elements.nbytes + 1, elements.itemsize, dtype=np.int32)
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(elements), [None, pa.py_buffer(offsets), pa.py_buffer(elements)]

@@ -1,8 +1,8 @@
-"""The lag of a stream: how many messages waited when Spark reported a progress of its query.
+"""The lag of a stream: messages not read yet when Spark reported the progress of its query.
 
-Spark's Python data sources report offsets but no metrics, so the metrics that Spark's Kafka source has are computed
-here from the offsets: `endOffset`, where the batch ended, and `latestOffset`, where every queue ended when the batch
-was planned. Of a store that is read as one log, offsets and so the lag are bytes.
+Spark's Python data sources report offsets but no metrics. `lag_of` computes the metrics of Spark's Kafka source from
+two offsets: `endOffset`, at which the batch ended, and `latestOffset`, the end of every queue when the batch was
+planned. For a store that is read as one log, offsets are physical, so the lag is in bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Lag(NamedTuple):
-    """The offsets that the queues of a source are behind: all together, and those of a queue."""
+    """The lag of one source, in offsets: the sum over its queues, and the minimum, maximum and mean of a queue."""
 
     total: int
     least: int
@@ -22,18 +22,21 @@ class Lag(NamedTuple):
 
 
 def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
-    """Return the lag of each source that reports its latest offset, from `query.lastProgress` or a listener's event."""
+    """Return the lag of each source that reports a latest offset.
+
+    `progress` is `query.lastProgress`, or the progress of a StreamingQueryListener's event.
+    """
     found = []
     for source in progress["sources"]:
         end, latest = (dict(_leaves(json.loads(source[name] or "null"))) for name in ("endOffset", "latestOffset"))
-        behind = [latest[place] - offset for place, offset in end.items() if place in latest]
+        behind = [latest[path] - offset for path, offset in end.items() if path in latest]
         if behind:
             found.append(Lag(sum(behind), min(behind), max(behind), sum(behind) / len(behind)))
     return found
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the offsets in a nested map by their path; a list is a range, which ends with the offset."""
+    """Yield the offsets in nested maps with their paths. A list is a range [begin, offset]."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*path, name))

@@ -1,16 +1,17 @@
-"""Live brokers as a source: the bounds of their queues, and brokers that are missing.
+"""Live brokers as a message source: bounds of their queues, missing brokers, offsets at times, and partitions.
 
-The driver asks the name servers for the routes of the chosen topics and every master for the bounds of its queues,
-which freezes them. `pulls` reads the partitions.
+The driver asks the name servers for the routes of the chosen topics, and every master for the bounds of its queues. The
+answers freeze the end of a batch. `pull_partitions` packs and reads the partitions.
 
-**Missing brokers.** Name servers forget a broker as soon as its connection ends, so a route says nothing about the
-queues of a broker that stopped. They are known from elsewhere: the option requiredBrokers, queues that are assigned by
-broker, the offsets of a stream, the progress of an archive. A known queue that no route has is
+**Missing brokers.** A name server forgets a broker as soon as its connection closes, so a route contains no queues of a
+stopped broker. Such queues are known from elsewhere: the option requiredBrokers, queues assigned by broker, the offsets
+of a stream, the progress of an archive. A known queue that is in no route is
 
-    unavailable       if its master is not registered, or if the route still has the broker but does not let the queue be
-               read (perm, readQueueNums)
-    gone       if its master was registered before and after the route was asked for, and the route lacks the broker:
-               the topic was deleted there
+    unavailable  if its master is not registered, or if the route still has the broker but does not let the queue be
+    read
+                 (perm, readQueueNums)
+    deleted      if its master was registered before and after the route was requested, and the route does not have the
+                 broker: the topic was deleted there. Comparing both times excludes a broker that registered in between.
 
 Brokers in a route that have no master or do not answer are missing as well.
 """
@@ -44,15 +45,16 @@ _UNREADABLE: Final = "does not let these queues be read now (see perm and readQu
 
 
 class LiveSource:
-    """Queues of live brokers. Each question asks name servers and brokers afresh."""
+    """The queues of live brokers that the options choose. Every call opens a client, asks the servers, and closes
+    it."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
-        """Return the bounds of every chosen queue, and the brokers that are missing for others that are `known`.
+        """Return the bounds of every chosen queue, and the brokers missing for other queues that are `known`.
 
-        Raises TopicNotFound and ConfigError for topics and queues that are named and do not exist.
+        Raises TopicNotFound or ConfigError if the options name topics or queues that do not exist.
         """
         return asyncio.run(self._bounds({origin for origin in known if isinstance(origin, BrokerQueue)}))
 
@@ -62,21 +64,25 @@ class LiveSource:
             BrokerQueue(topic, name, queue_id) for topic, name, queue_id in options.assigned or () if name is not None
         }
         async with consumer_of(options) as consumer:
+            # 1. Ask the name servers: registered masters first, then routes.
             registered = await consumer.registered_masters()
             routes = await self._routes(consumer, known)
             listed = {_queue_key(queue) for route in routes.values() for queue in route.read_queues}
-            # The configuration of an ordered topic names its brokers, also those that are not registered.
+            # The configuration of an ordered topic names its brokers, including those that are not registered.
             ordered = {_queue_key(queue) for route in routes.values() for queue in route.write_queues}
             ordered = {queue for queue in ordered if queue.broker_name not in routes[queue.topic].brokers}
+            # 2. Ask the masters of the chosen queues for bounds.
             chosen = sorted(queue for queue in listed if is_chosen(options, queue))
-            ranges, missing = await _ask_ends(consumer, chosen)
-            lacking = {queue for queue in (known | assigned | ordered) - listed if is_chosen(options, queue)}
-            if lacking:
+            ranges, missing = await _queue_bounds(consumer, chosen)
+            # 3. Find expected queues that are in no route. Masters count as registered if they were before and after.
+            absent = {queue for queue in (known | assigned | ordered) - listed if is_chosen(options, queue)}
+            if absent:
                 registered &= await consumer.registered_masters()
+        # 4. Tell missing brokers from deleted queues.
         unavailable: set[Origin] = {queue for queue in chosen if queue not in ranges}
         for name in options.required_brokers - registered - {origin.broker_name for origin in ranges}:
             missing.setdefault(name, _UNREGISTERED)
-        for queue in lacking:
+        for queue in absent:
             route = routes.get(queue.topic)
             if queue.broker_name not in registered:
                 missing.setdefault(queue.broker_name, _UNREGISTERED)
@@ -89,7 +95,7 @@ class LiveSource:
         return SourceBounds(ranges, missing, frozenset(unavailable))
 
     async def _routes(self, consumer: PullConsumer, known: Iterable[BrokerQueue]) -> dict[str, TopicRoute]:
-        """Return the routes of all topics that are chosen or have a known queue, as far as they exist."""
+        """Return the existing routes of all topics that are chosen or have a known queue."""
         options = self._options
         topics = self._named_topics() or {topic for topic in await consumer.topics() if is_chosen_topic(options, topic)}
         topics |= {queue.topic for queue in known}
@@ -108,7 +114,7 @@ class LiveSource:
         return set(self._options.topics or ()) | {topic for topic, _, _ in self._options.assigned or ()}
 
     def _check_named(self, origins: Collection[Origin], routes: Mapping[str, TopicRoute]) -> None:
-        """Raise TopicNotFound or ConfigError for topics and queues that the options name and no broker has."""
+        """Raise TopicNotFound or ConfigError if the options name topics or queues that no broker has."""
         for topic in sorted(self._named_topics() - routes.keys()):
             raise TopicNotFound(
                 f"no name server knows a route for topic {topic}: start the brokers that have it, "
@@ -119,10 +125,11 @@ class LiveSource:
             assert isinstance(origin, BrokerQueue)
             found |= {(*origin,), (origin.topic, None, origin.queue_id)}
         for topic, name, queue_id in sorted((self._options.assigned or set()) - found, key=str):
-            why = "on no broker that may be read" if name is None else f"not on {name}, or may not be read there"
+            why = "on no readable broker" if name is None else f"not on {name}, or not readable there"
             raise ConfigError(f"queue {queue_id} of topic {topic!r} is {why}")
 
     def plan(self, ranges: OffsetRanges) -> list[PullPartition]:
+        """Return partitions of nearly equal size, each of one broker."""
         return asyncio.run(self._plan(ranges)) if ranges else []
 
     async def _plan(self, ranges: OffsetRanges) -> list[PullPartition]:
@@ -136,31 +143,37 @@ class LiveSource:
             return pack(ranges, await record_sizes(consumer, ranges), options.min_partitions)
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
+        """Return by queue the offset of the first message stored at a time or later."""
         return asyncio.run(self._at_times(times, bounds))
 
     async def _at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        """Look at messages themselves, since what a broker says is the nearest, which may be the one before."""
+        """Find offsets by a binary search over messages.
+
+        A broker's own search by time returns the nearest message, which can be the one before.
+        """
         async with consumer_of(self._options) as consumer:
             for topic in sorted({queue.topic for queue in times}):
                 await consumer.queues(topic)
 
-            async def first(queue: BrokerQueue) -> int:
+            async def first_stored(queue: BrokerQueue) -> int:
                 begin, end = bounds[queue]
                 while begin < end:
                     middle = (begin + end) // 2
-                    if await _stored(consumer, queue, middle) < times[queue]:
+                    if await _store_time(consumer, queue, middle) < times[queue]:
                         begin = middle + 1
                     else:
                         end = middle
                 return begin
 
-            found = await asyncio.gather(*map(first, times))
+            found = await asyncio.gather(*map(first_stored, times))
         return dict(zip(times, found, strict=True))
 
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
+        """Return the first `count` messages of the ranges."""
         return limit_ranges(ranges, count)
 
     def count(self, ranges: OffsetRanges, most: int) -> int:
+        """Return the number of messages in the ranges."""
         return sum(end - begin for begin, end in ranges.values())
 
 
@@ -168,10 +181,10 @@ def _queue_key(queue: MessageQueue) -> BrokerQueue:
     return BrokerQueue(queue.topic, queue.broker_name, queue.queue_id)
 
 
-async def _ask_ends(
+async def _queue_bounds(
     consumer: PullConsumer, queues: Collection[BrokerQueue]
 ) -> tuple[dict[Origin, tuple[int, int]], dict[str, str]]:
-    """Return the bounds of queues, and of brokers that do not answer the reason by name."""
+    """Return the bounds of queues, and by broker name the reason why a broker did not answer."""
     missing: dict[str, str] = {}
 
     async def ends(queue: BrokerQueue) -> tuple[int, int] | None:
@@ -182,7 +195,7 @@ async def _ask_ends(
             return None
 
     found = await asyncio.gather(*map(ends, queues))
-    # A broker that went while it was asked has answered for some queues; a batch with these could not be read.
+    # A broker that stopped in between has answered for some queues; a batch with these could not be read.
     answered: dict[Origin, tuple[int, int]] = {
         queue: each
         for queue, each in zip(queues, found, strict=True)
@@ -192,7 +205,7 @@ async def _ask_ends(
 
 
 async def _from_time(consumer: PullConsumer, ranges: OffsetRanges, timestamp_ms: int) -> OffsetRanges:
-    """Return the ranges without what brokers say was stored before a time."""
+    """Return the ranges without messages that, by the brokers' search, were stored before a time."""
 
     async def later(origin: Origin, begin: int, end: int) -> tuple[Origin, tuple[int, int]]:
         assert isinstance(origin, BrokerQueue)
@@ -203,16 +216,16 @@ async def _from_time(consumer: PullConsumer, ranges: OffsetRanges, timestamp_ms:
     return {origin: (begin, end) for origin, (begin, end) in found if begin < end}
 
 
-async def _stored(consumer: PullConsumer, queue: BrokerQueue, queue_offset: int) -> int:
-    """Return when a message was stored. Raises StoreError if it is gone."""
+async def _store_time(consumer: PullConsumer, queue: BrokerQueue, queue_offset: int) -> int:
+    """Return the storeTimestamp of a message. Raises StoreError if it was deleted."""
     result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
     if not result.records:
-        raise StoreError(f"offset {queue_offset} of {queue} was deleted while its time was looked for; ask again")
+        raise StoreError(f"offset {queue_offset} of {queue} was deleted while its store time was read; try again")
     return peek(result.records).store_timestamp
 
 
-def commit(options: ReadOptions, offsets: Offsets) -> None:
-    """Commit queue offsets as those of the consumer group. Raises RemotingError if a broker did not note them."""
+def commit_offsets(options: ReadOptions, offsets: Offsets) -> None:
+    """Commit queue offsets to brokers as those of the consumer group. Raises RemotingError if a broker fails."""
 
     async def run() -> None:
         async with consumer_of(options) as consumer:

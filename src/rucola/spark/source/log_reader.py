@@ -1,12 +1,16 @@
-"""Records of a split of a store's log as record batches: where they stand, whether they are wanted, what is damaged.
+"""Reader of a log split: finds its records, selects the wanted ones and decodes them into record batches.
 
-A split that names queues is read by their units, in the order of the addresses to which these point. Any other is
-followed from record to record; the units of ConsumeQueues, if there are few of these, say beforehand where records may
-begin, so that a batch of them is checked at once. Either way a batch's places are found first, then decoded together
-(see `columns`).
+A split with queues is read by the units of their ConsumeQueues, in the order of the addresses they point at; any other
+split is followed from record to record. Both ways yield `ExpectedRecords`, positions and sizes in one file, which are
+then validated and decoded in batches (see `record_layout` and `columns`).
 
-The store may have changed since the split was planned. What was deleted meanwhile ends the read, or with
-failOnDataLoss=false is left out with a warning.
+**Following the log quickly.** A record's position is known only from the size of the one before, which would make a
+Python step per record. The units of ConsumeQueues tell positions in advance: if a run of them is chained without gaps,
+one numpy comparison confirms all of it, for a tenth of the time of `_follow_chain`. The units are only a hint. Records
+that are not dispatched yet, or that no unit points at, are found by following the chain.
+
+A store may change between planning and reading. Messages deleted in between end the read or, with
+failOnDataLoss=false, are skipped with a warning.
 """
 
 from __future__ import annotations
@@ -27,11 +31,13 @@ from rucola.message import properties, sysflag
 from rucola.message.hashing import string_hashes
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.message.topics import DUE_TIME_TOPICS
-from rucola.spark.source import columns, log_splits, record_layout
+from rucola.spark.source import columns, record_layout
 from rucola.spark.source.arrays import Array
 from rucola.spark.source.byte_ranges import fields_at
+from rucola.spark.source.log_boundaries import next_record
 from rucola.spark.source.log_splits import LogSplit, QueueRange
-from rucola.spark.source.options import CorruptRecords, ReadOptions, sql92_matcher
+from rucola.spark.source.option_values import sql92_matcher
+from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import is_chosen_topic
 from rucola.store.reader import LogFile, StoreReader
@@ -39,15 +45,15 @@ from rucola.store.reader import LogFile, StoreReader
 _log = logging.getLogger(__name__)
 
 _FRAME: Final = np.dtype([("size", ">i4"), ("magic", ">u4")])
-_MOST_QUEUES: Final = 64
-"""Queues whose units are looked for in a split, at a quarter of a millisecond each."""
+MAX_HINT_QUEUES: Final = 64
+"""Up to so many queues, their units are used to find records in a split; each costs a quarter of a millisecond."""
 
 
 class ExpectedRecords(NamedTuple):
-    """Places in one file where records are expected, ascending.
+    """Positions and sizes of records expected in one file, ascending.
 
-    `ranges` and `queue_offsets` say which message each must be, as an index into the split's queues and its place
-    there; they are None where the log itself is followed.
+    `ranges` and `queue_offsets` tell which message each record must be: the index of a range of the split's queues, and
+    the queue offset. They are None if the log itself is followed.
     """
 
     file: LogFile
@@ -58,63 +64,75 @@ class ExpectedRecords(NamedTuple):
 
 
 class _DamageHandler:
-    """What to do about damage: end the read, count it, or make rows of it."""
+    """Applies the option corruptRecords: raises for damage, counts it, or collects it as rows."""
 
-    def __init__(self, what: CorruptRecords) -> None:
-        self._what = what
+    def __init__(self, policy: CorruptRecords) -> None:
+        self._policy = policy
         self._count = 0
-        self._first_offset = ""
+        self._first = ""
+        """The first counted error, for the warning."""
         self._rows: list[DamagedRecord] = []
 
-    def report(self, file: LogFile, damages: Sequence[DamagedRecord]) -> None:
-        for damage in damages:
-            error = StoreCorrupt(file.path, damage.physical_offset - file.begin, damage.why)
-            if self._what is CorruptRecords.FAIL:
+    def report(self, file: LogFile, damaged: Sequence[DamagedRecord]) -> None:
+        """Handle damaged records of a file. Raises StoreCorrupt if the policy is to fail."""
+        for each in damaged:
+            error = StoreCorrupt(file.path, each.physical_offset - file.begin, each.why)
+            if self._policy is CorruptRecords.FAIL:
                 raise error
-            if self._what is CorruptRecords.COLUMN:
-                self._rows.append(damage)
+            if self._policy is CorruptRecords.COLUMN:
+                self._rows.append(each)
                 continue
-            self._first_offset = self._first_offset or str(error)
+            self._first = self._first or str(error)
             self._count += 1
 
     def rows(self, names: Sequence[str], broker_name: str) -> Iterator[pa.RecordBatch]:
-        """Yield what was reported since the last time, where that are to be rows."""
+        """Yield the records collected since the last call as one batch, if there are any."""
         if self._rows:
             rows, self._rows = self._rows, []
             yield columns.corrupt_rows(rows, names, broker_name=broker_name)
 
     def close(self, split: LogSplit) -> None:
+        """Warn of the records that were skipped."""
         if self._count:
             place = f"{split.store} between physical offsets {split.begin} and {split.end}"
-            _log.warning("left out %d damaged records of %s; the first: %s", self._count, place, self._first_offset)
+            _log.warning("left out %d damaged records of %s; the first: %s", self._count, place, self._first)
 
 
 def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one split of a log as record batches of these columns, in the order of the log."""
-    damaged = _DamageHandler(chosen.corrupt_records)
+    """Yield the selected messages of a split as record batches of the columns `names`, in the order of the log.
+
+    Raises StoreCorrupt for damage and StoreError for deleted messages, unless the options allow them.
+    """
+    handler = _DamageHandler(chosen.corrupt_records)
     with StoreReader(split.store) as reader:
+        # 1. Drop what the store no longer has.
         split = _remaining_split(reader, split, chosen)
-        find = _along_the_log if split.queues is None else _by_units
-        for found in find(reader, split, chosen, damaged):
-            log = reader.buffer(found.file)
-            for cut in record_layout.batches(found.positions, found.sizes):
-                records, damages = record_layout.locate(log, found.file.begin, found.positions[cut], found.sizes[cut])
+        # 2. Find positions of records, file by file.
+        find = _follow_log if split.queues is None else _read_units
+        for expected in find(reader, split, chosen, handler):
+            log = reader.buffer(expected.file)
+            for cut in record_layout.batches(expected.positions, expected.sizes):
+                # 3. Validate a batch of records, and that they are the messages which the units promise.
+                positions, sizes = expected.positions[cut], expected.sizes[cut]
+                records, damaged = record_layout.locate(log, expected.file.begin, positions, sizes)
                 if split.queues is not None:
-                    records, strangers = _as_expected(records, found, split.queues)
-                    damages += strangers
-                damaged.report(found.file, damages)
+                    records, others = _verify_units(records, expected, split.queues)
+                    damaged += others
+                handler.report(expected.file, damaged)
+                # 4. Select by the options, before anything but the fixed part is decoded if possible.
                 records = records.where(selection_mask(records, chosen, whole_log=split.queues is None))
-                for batch, damages in columns.decode(records, names, broker_name=split.broker_name):
-                    damaged.report(found.file, damages)
+                # 5. Decode the columns.
+                for batch, damaged in columns.decode(records, names, broker_name=split.broker_name):
+                    handler.report(expected.file, damaged)
                     if batch.num_rows:
                         yield batch
-                yield from damaged.rows(names, split.broker_name)
-    yield from damaged.rows(names, split.broker_name)
-    damaged.close(split)
+                yield from handler.rows(names, split.broker_name)
+    yield from handler.rows(names, split.broker_name)
+    handler.close(split)
 
 
 def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) -> LogSplit:
-    """Return what the store still holds of a split. Raises StoreError if that is less, unless loss is allowed."""
+    """Return the part of a split that the store still has. Raises StoreError for a loss, unless it is allowed."""
     least = reader.min_physical_offset
     if split.queues is None:
         left = replace(split, begin=min(max(split.begin, least), split.end))
@@ -134,52 +152,57 @@ def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) 
     return left
 
 
-def _along_the_log(
-    reader: StoreReader, split: LogSplit, _: ReadOptions, damaged: _DamageHandler
+def _follow_log(
+    reader: StoreReader, split: LogSplit, _: ReadOptions, handler: _DamageHandler
 ) -> Iterator[ExpectedRecords]:
-    """Follow the log from record to record."""
+    """Yield the records of a split of the whole log, at most a batch at a time."""
     offset = split.begin
-    dispatched = _dispatched_offsets(reader, split)
+    hints = _dispatched_offsets(reader, split)
     while offset < split.end:
         file = _file_of(reader, offset)
         log = reader.buffer(file)
         end = min(split.end - file.begin, file.size)
-        first = int(np.searchsorted(dispatched, offset))
-        positions, position = _check_chained(
-            log, dispatched[first : first + record_layout.BATCH_ROWS] - file.begin, end
-        )
+
+        # 1. Confirm the positions that ConsumeQueues tell, if they begin where the last batch ended.
+        first = int(np.searchsorted(hints, offset))
+        positions, position = _confirm_chain(log, hints[first : first + record_layout.BATCH_ROWS] - file.begin, end)
         if len(positions) and positions[0] == offset - file.begin:
             yield ExpectedRecords(file, positions, np.diff(positions, append=position))
             offset = file.begin + position
             continue
+
+        # 2. Otherwise follow the chain.
         positions, position = _follow_chain(log, offset - file.begin, end)
         if len(positions):
             yield ExpectedRecords(file, positions, np.diff(positions, append=position))
         offset = file.begin + position
-        whole = position >= end or len(positions) == record_layout.BATCH_ROWS
-        size, magic = FRAME.unpack_from(log, position) if not whole and position + FRAME.size <= file.size else (0, 0)
-        if not whole and magic == BLANK_MAGIC and size == file.size - position:
+        if position >= end or len(positions) == record_layout.BATCH_ROWS:
+            continue
+
+        # 3. The chain ended early: at the blank that fills a file, or at damage.
+        size, magic = FRAME.unpack_from(log, position) if position + FRAME.size <= file.size else (0, 0)
+        if magic == BLANK_MAGIC and size == file.size - position:
             offset = file.begin + file.size
-        elif not whole:
-            damaged.report(file, [DamagedRecord(offset, "neither a record nor a blank begins here")])
-            offset = log_splits.next_record(reader, offset + 1) or split.end
+        else:
+            handler.report(file, [DamagedRecord(offset, "neither a record nor a blank begins here")])
+            offset = next_record(reader, offset + 1) or split.end
 
 
 def _dispatched_offsets(reader: StoreReader, split: LogSplit) -> Array:
-    """Return the addresses in a split to which the units of ConsumeQueues point, ascending.
+    """Return the addresses in a split that ConsumeQueue units point at, ascending.
 
-    They only spare steps from record to record, so there are none if there are many queues, or if one cannot be read.
+    They only save steps, so the result is empty if there are too many queues or if one of them cannot be read.
     """
     queues = reader.queues()
     found = [np.empty(0, np.int64)]
-    if len(queues) <= _MOST_QUEUES:
+    if len(queues) <= MAX_HINT_QUEUES:
         with suppress(StoreError, OSError, IndexError):
-            found += [_addresses(reader, *queue, *bounds, split) for queue, bounds in queues.items()]
+            found += [_queue_addresses(reader, *queue, *bounds, split) for queue, bounds in queues.items()]
     return np.sort(np.concatenate(found))
 
 
-def _addresses(reader: StoreReader, topic: str, queue_id: int, least: int, most: int, split: LogSplit) -> Array:
-    """Return the addresses in a split to which the units of a queue point."""
+def _queue_addresses(reader: StoreReader, topic: str, queue_id: int, least: int, most: int, split: LogSplit) -> Array:
+    """Return the addresses in a split that the units of one queue point at."""
 
     def address(queue_offset: int) -> int:
         return int(reader.units(topic, queue_id, queue_offset, queue_offset + 1)["physical_offset"][0])
@@ -188,32 +211,33 @@ def _addresses(reader: StoreReader, topic: str, queue_id: int, least: int, most:
     return reader.units(topic, queue_id, least + begin, least + end)["physical_offset"].astype(np.int64)
 
 
-def _check_chained(log: memoryview, positions: Array, end: int) -> tuple[Array, int]:
-    """Return those positions from the first on at which one record follows the other, and where the last one ends.
+def _confirm_chain(log: memoryview, positions: Array, end: int) -> tuple[Array, int]:
+    """Return the leading positions that are records without gaps between them, and the position after the last one.
 
-    Does for all of them at once what `_follow_chain` does for each, for a tenth of the time. There are none if less than half
-    of the positions are such, so that batches stay large.
+    For positions 0, 100, 250 with sizes 100, 150, 90, the ends are 100, 250, 340: each position but the first equals
+    the end before it, so all three are confirmed. Less than half of the positions confirmed counts as none, which
+    leaves the work to `_follow_chain` and keeps batches large.
     """
     positions = positions[(positions < end) & (positions <= len(log) - _FRAME.itemsize)]
     frames = fields_at(np.frombuffer(log, np.uint8), positions, _FRAME)
     sizes = frames["size"].astype(np.int64)
     ends = positions + sizes
-    sound = (frames["magic"] == MESSAGE_MAGIC) & (sizes >= MIN_RECORD_SIZE) & (ends <= len(log))
-    sound[1:] &= positions[1:] == ends[:-1]
-    count = len(positions) if sound.all() else int(np.argmin(sound))
+    chained = (frames["magic"] == MESSAGE_MAGIC) & (sizes >= MIN_RECORD_SIZE) & (ends <= len(log))
+    chained[1:] &= positions[1:] == ends[:-1]
+    count = len(positions) if chained.all() else int(np.argmin(chained))
     if not count or 2 * count < len(positions):
         return positions[:0], 0
     return positions[:count], int(ends[count - 1])
 
 
 def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]:
-    """Return where records of a file begin, from `position` to `end` at most a batch, and where the last one ends.
+    """Return the positions of records from `position` to `end`, at most a batch, and the position after the last one.
 
-    That is before `end` if no record begins there. This is the only step over single records: it is kept to what finds
-    the next.
+    That is before `end` if no record begins there. The loop is the only one over single records in a read of the whole
+    log, so it does only what finds the next record; `locate` validates.
     """
     positions: list[int] = []
-    found, unpack = positions.append, FRAME.unpack_from
+    append, unpack = positions.append, FRAME.unpack_from
     last = min(end, len(log) - FRAME.size + 1)
     for _ in range(record_layout.BATCH_ROWS):
         if position >= last:
@@ -221,73 +245,90 @@ def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]
         size, magic = unpack(log, position)
         if magic != MESSAGE_MAGIC or size < MIN_RECORD_SIZE:
             break
-        found(position)
+        append(position)
         position += size
     if position > len(log):
-        position = positions.pop()
+        position = positions.pop()  # the last record claims bytes after the end of the file
     return np.array(positions, np.int64), position
 
 
-def _by_units(
-    reader: StoreReader, split: LogSplit, chosen: ReadOptions, damaged: _DamageHandler
+def _read_units(
+    reader: StoreReader, split: LogSplit, chosen: ReadOptions, handler: _DamageHandler
 ) -> Iterator[ExpectedRecords]:
-    """Go to the records to which the units of the split's queues point, in the order of their addresses.
-
-    Units whose hash of tags says that the record has no wanted tag are passed over.
-    """
-    assert split.queues is not None
+    """Yield the records that the units of the split's queues point at, file by file in the order of their addresses."""
     if not split.queues:
         return
-    queues = LogFile(reader.path / "consumequeue", 0, 0)  # where the damage is when the log is not to blame
+    # 1. Read the units of all queues.
     units = [reader.units(each.topic, each.queue_id, each.begin, each.end) for each in split.queues]
     addresses = np.concatenate([each["physical_offset"] for each in units]).astype(np.int64)
     sizes = np.concatenate([each["size"] for each in units]).astype(np.int64)
     ranges = np.repeat(np.arange(len(units)), [len(each) for each in units])
     queue_offsets = np.concatenate([np.arange(each.begin, each.end) for each in split.queues])
+    # 2. Order them by address, without those whose tags code excludes the wanted tags.
     order = np.argsort(addresses, kind="stable")
     if chosen.tags is not None:
-        wanted_codes = string_hashes(sorted(chosen.tags)).astype(np.int64)
         codes = np.concatenate([each["tags_code"] for each in units]).astype(np.int64)
-        # The units of delayed messages hold the time at which they are due.
-        delayed = np.array([each.topic in DUE_TIME_TOPICS for each in split.queues])[ranges]
-        order = order[(np.isin(codes, wanted_codes) | delayed)[order]]
-    twice = np.flatnonzero(np.diff(addresses[order]) == 0)
-    why = "two units of ConsumeQueues point at this physical offset"
-    damaged.report(queues, [DamagedRecord(address, why) for address in addresses[order[twice]].tolist()])
-    order = np.delete(order, twice)
-    files = reader.commit_log_files
-    outside = (addresses[order] < files[0].begin) | (addresses[order] >= files[-1].begin + files[-1].size)
-    why = "a unit of a ConsumeQueue points at this physical offset, which the log does not hold"
-    damaged.report(queues, [DamagedRecord(address, why) for address in addresses[order[outside]].tolist()])
-    for file in files:
+        order = order[_may_have_tags(codes, chosen.tags, split.queues, ranges)[order]]
+    # 3. Report units that cannot be right.
+    order = _drop_damaged_units(reader, addresses, order, handler)
+    # 4. Cut by files.
+    for file in reader.commit_log_files:
         inside = order[(addresses[order] >= file.begin) & (addresses[order] < file.begin + file.size)]
         if len(inside):
             positions = addresses[inside] - file.begin
             yield ExpectedRecords(file, positions, sizes[inside], ranges[inside], queue_offsets[inside])
 
 
-def _as_expected(
-    records: Records, found: ExpectedRecords, queues: Sequence[QueueRange]
+def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRange], ranges: Array) -> Array:
+    """Tell which units can have one of the tags: the tags code is the hash of the tag.
+
+    Units of delayed messages hold their due time instead of a tags code.
+    """
+    wanted = string_hashes(sorted(tags)).astype(np.int64)
+    delayed = np.array([each.topic in DUE_TIME_TOPICS for each in queues])[ranges]
+    found: Array = np.isin(codes, wanted) | delayed
+    return found
+
+
+def _drop_damaged_units(reader: StoreReader, addresses: Array, order: Array, handler: _DamageHandler) -> Array:
+    """Report and drop units that point at the record of another unit, or outside the log."""
+    queues = LogFile(reader.path / "consumequeue", 0, 0)  # the damaged file is a ConsumeQueue, not the log
+    twice = np.flatnonzero(np.diff(addresses[order]) == 0)
+    why = "two units of ConsumeQueues point at this physical offset"
+    handler.report(queues, [DamagedRecord(address, why) for address in addresses[order[twice]].tolist()])
+    order = np.delete(order, twice)
+    files = reader.commit_log_files
+    outside = (addresses[order] < files[0].begin) | (addresses[order] >= files[-1].begin + files[-1].size)
+    why = "a unit of a ConsumeQueue points at this physical offset, which the log does not hold"
+    handler.report(queues, [DamagedRecord(address, why) for address in addresses[order[outside]].tolist()])
+    return order
+
+
+def _verify_units(
+    records: Records, expected: ExpectedRecords, queues: Sequence[QueueRange]
 ) -> tuple[Records, list[DamagedRecord]]:
-    """Return the records that are the messages which the units promised, and the damage of the others."""
-    assert found.ranges is not None
-    assert found.queue_offsets is not None
-    row = np.searchsorted(found.positions, records.layout["begin"])
+    """Return the records that are the messages their units promise, and the others as damage."""
+    assert expected.ranges is not None
+    assert expected.queue_offsets is not None
+    row = np.searchsorted(expected.positions, records.layout["begin"])
     code_of = {topic: code for code, topic in enumerate(records.topics.dictionary.to_pylist())}
     expected_codes = np.array([code_of.get(each.topic, -1) for each in queues])
     expected_ids = np.array([each.queue_id for each in queues])
-    ranges = found.ranges[row]
+    ranges = expected.ranges[row]
     kept = (
         (records.topic_codes == expected_codes[ranges])
         & (records.heads["queue_id"] == expected_ids[ranges])
-        & (records.heads["queue_offset"] == found.queue_offsets[row])
+        & (records.heads["queue_offset"] == expected.queue_offsets[row])
     )
-    why = "a unit of a ConsumeQueue points at this record, which is of another queue or place"
+    why = "a unit of a ConsumeQueue points at this record, which has another queue or queue offset"
     return records.where(kept), [DamagedRecord(address, why) for address in records.addresses(~kept).tolist()]
 
 
 def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) -> Array:
-    """Tell which records the read asks for; `whole_log` where they were not found through the queues they are in."""
+    """Tell which records the options select. With `whole_log` they were not found through their queues.
+
+    Cheap conditions come first: fields of the fixed part, then single properties, then SQL92 on what is left.
+    """
     stored = records.heads["store_timestamp"]
     found = np.ones(len(records), np.bool_)
     if chosen.starting_timestamp is not None:
@@ -295,36 +336,43 @@ def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) ->
     if chosen.ending_timestamp is not None:
         found &= stored < chosen.ending_timestamp
     if whole_log:
-        left = chosen.queue_filter
-        names = records.topics.dictionary.to_pylist()
-        is_left = [left.topics is None or name in left.topics for name in names]
-        topics = np.array([is_chosen_topic(chosen, name) for name in names], np.bool_) & np.array(is_left, np.bool_)
-        found &= topics[records.topic_codes]
-        offsets = records.heads["queue_offset"]
-        found &= (offsets >= left.begin_queue_offset) & (offsets < left.end_queue_offset)
-        if left.queue_ids is not None:
-            found &= np.isin(records.heads["queue_id"], list(left.queue_ids))
-        # What takes no place in a queue was never there for anyone to consume.
-        found &= (records.heads["sys_flag"] & sysflag.TRANSACTION_PREPARED) == 0
+        found &= _queue_mask(records, chosen)
     if chosen.tags is not None and len(records):
         tags = records.properties.values_of(properties.TAGS)
         found &= pc.is_in(tags, pa.array(sorted(chosen.tags), pa.string())).to_numpy(zero_copy_only=False)
     if chosen.keys is not None and len(records):
-        found &= _with_keys(records, chosen.keys)
+        found &= _key_mask(records, chosen.keys)
     if chosen.expression is not None and found.any():
-        is_wanted = sql92_matcher(chosen.expression)
+        matches = sql92_matcher(chosen.expression)
         maps = records.where(found).properties.as_map().to_pylist(maps_as_pydicts="strict")
-        found[found] = [is_wanted(each) for each in maps]
+        found[found] = [matches(each) for each in maps]
     return found
 
 
-def _with_keys(records: Records, keys: frozenset[str]) -> Array:
-    """Tell which records have one of these as a key or as their unique key."""
-    asked = pa.array(sorted(keys), pa.string())
+def _queue_mask(records: Records, chosen: ReadOptions) -> Array:
+    """Tell which records of the whole log are in chosen topics, queues and ranges, and visible to consumers."""
+    queues = chosen.queue_filter
+    # Topics are compared once per distinct topic.
+    names = records.topics.dictionary.to_pylist()
+    is_left = [queues.topics is None or name in queues.topics for name in names]
+    topics = np.array([is_chosen_topic(chosen, name) for name in names], np.bool_) & np.array(is_left, np.bool_)
+    found: Array = topics[records.topic_codes]
+    offsets = records.heads["queue_offset"]
+    found &= (offsets >= queues.begin_queue_offset) & (offsets < queues.end_queue_offset)
+    if queues.queue_ids is not None:
+        found &= np.isin(records.heads["queue_id"], list(queues.queue_ids))
+    # Half messages get no ConsumeQueue unit in their topic, so no consumer ever sees them.
+    found &= (records.heads["sys_flag"] & sysflag.TRANSACTION_PREPARED) == 0
+    return found
+
+
+def _key_mask(records: Records, keys: frozenset[str]) -> Array:
+    """Tell which records have one of `keys` as a key or unique key."""
+    wanted = pa.array(sorted(keys), pa.string())
     unique = records.properties.values_of(properties.UNIQ_KEY)
-    found: Array = pc.is_in(unique, asked).to_numpy(zero_copy_only=False).copy()
+    found: Array = pc.is_in(unique, wanted).to_numpy(zero_copy_only=False).copy()
     lists = records.keys()
-    hits = pc.is_in(lists.flatten(), asked).to_numpy(zero_copy_only=False)
+    hits = pc.is_in(lists.flatten(), wanted).to_numpy(zero_copy_only=False)
     found[pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)[hits]] = True
     return found
 

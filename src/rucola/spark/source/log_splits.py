@@ -1,29 +1,21 @@
-"""Which splits of which CommitLog a read has to touch.
+"""Splits of a CommitLog: the Spark partitions of a read from store directories.
 
-Whatever is asked for, Spark gets the same kind of partition: a split of one log, read in the order in which it
-lies on disk. The driver opens the store, freezes where it ends, and cuts it up:
+A split is a range of one log, read in physical order, whatever the options choose. There are two ways to plan splits:
 
-    whole log   from record to record. A split begins where a record begins: at the start of a file, or at an
-                address that a ConsumeQueue vouches for.
-    by queue    the units of the chosen queues say which records are wanted. The log is divided into equal slices,
-                the wanted bytes of each are counted, and slices are put together to splits of near-equal bytes;
-                a split carries the queue offsets between which its records lie.
+    whole log   follows records by their sizes. A split must begin at a record, so cuts are made at file beginnings and
+                at addresses that ConsumeQueue units point at.
+    by queue    reads the records that the units of the chosen queues point at. The log is divided into `_SLICES` equal
+                slices, the chosen bytes in each are counted, and consecutive slices are joined into splits of nearly
+                equal bytes. A split carries the queue offsets between which its records are.
 
-Where keys are wanted of queues, the index says which of their messages can have one (see `_with_keys`).
-
-Splits outside of the wanted time are dropped. The log is in order of storeTimestamp except where a clock was set
-back, therefore they are dropped only beyond `CLOCK_SLACK_MS`, and every row is compared as well.
-
-The end of the log is the end of the last whole record that can be reached from the last unit of the ConsumeQueues:
-what follows is unwritten, or half written by a broker that is running.
+With `keys`, the index tells which messages of the queues can have one of them (`restrict_to_keys`). Splits outside the
+chosen times are dropped (`drop_other_times`). Both only save reading: each row is compared again when it is read.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from math import log2
 from typing import Final, NamedTuple
@@ -31,40 +23,34 @@ from typing import Final, NamedTuple
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
-from rucola.errors import ConfigError, InvalidMessage, StoreError
+from rucola.errors import InvalidMessage, StoreError
 from rucola.message.record import peek
+from rucola.spark.source.log_boundaries import next_record, queue_log_end, search_queue
 from rucola.spark.source.options import ReadOptions
-from rucola.spark.source.source_offsets import (
-    BrokerLog,
-    BrokerQueue,
-    OffsetRanges,
-    Origin,
-    SourceBounds,
-    is_chosen,
-    limit_ranges,
-)
 from rucola.store.reader import StoreReader
-from rucola.store.scan import ScanEnd
 
 TARGET_SIZE: Final = 128 * 1024 * 1024
-"""Bytes in a partition, about, unless the log is huge. A task costs Spark some thirty milliseconds to start, which is
-little beside the time to read so many."""
+"""Approximate bytes of a split. A task costs Spark some 30 ms to start, little compared to reading 128 MiB."""
 
 SMALL_SIZE: Final = TARGET_SIZE // 4
+"""Bytes of a split if `FEW` of this size suffice, so that a small log keeps more than one core busy."""
 FEW: Final = 4
-"""Up to so many partitions are as small as this, so that more than one core is at work on a small log."""
 
 CLOCK_SLACK_MS: Final = 10 * 60 * 1000
-"""How far the broker's clock may have been set back before messages are missed by time."""
+"""How far a broker's clock may have been set back before a read by time misses messages."""
 
 _SLICES: Final = 4096
+"""Resolution of cuts by queue, and the maximum number of splits of one store."""
 _UNITS_AT_ONCE: Final = 300_000
-_QUEUES_TO_ASK: Final = 16
-_MOST_HITS: Final = 10_000
+"""ConsumeQueue units counted at once: 6 MB of a file, which bounds memory for large queues."""
+_QUEUES_TO_SEARCH: Final = 16
+"""Queues that are searched for a record near a cut of the whole log."""
+_MAX_HITS: Final = 10_000
+"""Index hits above which looking at each message costs more than reading the queues."""
 
 
 class QueueRange(NamedTuple):
-    """Messages of one queue, by queue offset, half-open."""
+    """Messages of one queue by queue offset, half-open."""
 
     topic: str
     queue_id: int
@@ -74,10 +60,10 @@ class QueueRange(NamedTuple):
 
 @dataclass
 class LogSplit(InputPartition):
-    """One partition: the log of one store from physical offset `begin` to `end`, half-open.
+    """One partition: a store's log from physical offset `begin` to `end`, half-open. Pickled to a worker.
 
-    With `queues` only the records of these ranges are read, all of which lie inside; without, all records are, and
-    one begins at `begin`.
+    With `queues`, only the records of these ranges are read; all of them are inside the split. Without, every record is
+    read, and one begins exactly at `begin`.
     """
 
     broker_name: str
@@ -87,248 +73,47 @@ class LogSplit(InputPartition):
     queues: tuple[QueueRange, ...] | None = None
 
 
-class StoreSource:
-    """What is chosen of store directories. Each question opens them anew and looks at their ends."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-
-    def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
-        """Return the bounds of every log or chosen queue; nothing of a store that can be opened is ever unavailable."""
-        bounds: dict[Origin, tuple[int, int]] = {}
-        present: set[tuple[str, int]] = set()
-        for broker_name, path in self._options.stores.items():
-            with StoreReader(path) as reader:
-                if not self._options.by_queue:
-                    bounds[BrokerLog(broker_name)] = reader.min_physical_offset, log_end(reader)
-                    continue
-                present |= reader.queues().keys()
-                for (topic, queue_id), (least, most) in reader.queues().items():
-                    if is_chosen(self._options, queue := BrokerQueue(topic, broker_name, queue_id)):
-                        bounds[queue] = least, most
-        _check_topics_exist(self._options, present)
-        return SourceBounds(bounds)
-
-    def plan(self, ranges: OffsetRanges) -> list[LogSplit]:
-        """The partitions are in the order of each store's log."""
-        splits: list[LogSplit] = []
-        for broker_name, path in self._options.stores.items():
-            with StoreReader(path) as reader:
-                found = list(self._cut(reader, broker_name, ranges))
-                splits += _in_time(reader, found, self._options)
-        return splits
-
-    def _cut(self, reader: StoreReader, broker_name: str, ranges: OffsetRanges) -> Iterator[LogSplit]:
-        if not self._options.by_queue:
-            begin, end = ranges.get(BrokerLog(broker_name), (0, 0))
-            return _whole_log(reader, broker_name, begin, end, self._options)
-        chosen = [
-            QueueRange(origin.topic, origin.queue_id, begin, end)
-            for origin, (begin, end) in sorted(ranges.items())
-            if isinstance(origin, BrokerQueue) and origin.broker_name == broker_name
-        ]
-        if self._options.keys is not None:
-            chosen = _with_keys(reader, chosen, self._options.keys)
-        return _by_queue(reader, broker_name, chosen, self._options)
-
-    def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        found: dict[BrokerQueue, int] = {}
-        for broker_name, path in self._options.stores.items():
-            named = [queue for queue in times if queue.broker_name == broker_name]
-            if named:
-                with StoreReader(path) as reader:
-                    for queue in named:
-                        begin, end = bounds[queue]
-                        stored = partial(_stored, reader, queue)
-                        found[queue] = begin + bisect_left(range(begin, end), times[queue], key=stored)
-        return found
-
-    def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
-        if self._options.by_queue:
-            return limit_ranges(ranges, count)
-        limited: dict[Origin, tuple[int, int]] = {}
-        logs = {origin: bounds for origin, bounds in ranges.items() if bounds[0] < bounds[1]}
-        for number, (origin, (begin, end)) in enumerate(logs.items()):
-            share = count * (number + 1) // len(logs) - count * number // len(logs)
-            with StoreReader(self._options.stores[origin.broker_name]) as reader:
-                limited[origin] = begin, _after_records(reader, begin, end, max(share, 1))[0]
-        return limited
-
-    def count(self, ranges: OffsetRanges, most: int) -> int:
-        if self._options.by_queue:
-            return sum(end - begin for begin, end in ranges.values())
-        found = 0
-        for origin, (begin, end) in ranges.items():
-            if found < most and begin < end:
-                with StoreReader(self._options.stores[origin.broker_name]) as reader:
-                    found += _after_records(reader, begin, end, most - found)[1]
-        return found
-
-
-def _stored(reader: StoreReader, queue: BrokerQueue, queue_offset: int) -> int:
-    """Return when a message of a queue was stored. Raises StoreError where that cannot be read."""
-    units = reader.units(queue.topic, queue.queue_id, queue_offset, queue_offset + 1)
-    return reader.record(int(units["physical_offset"][0]), decompress=False).store_timestamp
-
-
-def _after_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple[int, int]:
-    """Return the address behind `count` records from `begin` on, or `end` if there are fewer, and their number."""
-    left = count
-    for item in reader.runs(begin):
-        if isinstance(item, ScanEnd):
-            # What is damaged goes into the batch that meets it, up to where records begin again.
-            further = next_record(reader, item.physical_offset + 1)
-            return end if further is None else min(further, end), count - left
-        if len(item.positions) > left:
-            return min(item.file.begin + int(item.positions[left]), end), count
-        left -= len(item.positions)
-        if left == 0 or item.end >= end:
-            return min(item.end, end), count - left
-    raise AssertionError("a walk ends with a ScanEnd")
-
-
-def log_end(reader: StoreReader) -> int:
-    """Return the physical offset behind the last whole record."""
-    begin = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=0)
-    end = _end_of_run(reader, max(begin, reader.min_physical_offset))
-    # Damage that more records follow is no end; whoever reads that far will say what is wrong.
-    for file in reader.commit_log_files:
-        if file.begin > end and (further := _end_of_run(reader, file.begin)) > file.begin:
-            end = further
-    return end
-
-
-def _end_of_run(reader: StoreReader, begin: int) -> int:
-    """Return where the chain of whole records from `begin` ends."""
-    for item in reader.runs(begin):
-        if isinstance(item, ScanEnd):
-            return item.physical_offset
-    raise AssertionError("a walk ends with a ScanEnd")
-
-
-def next_record(reader: StoreReader, physical_offset: int, most_queues: int | None = None) -> int | None:
-    """Return where a record begins at `physical_offset` or behind it; None where nothing tells.
-
-    The ConsumeQueues tell, and the files, each of which begins with one. With `most_queues` only so many of the
-    largest queues are asked: the answer is near the next record then, not always the next.
-    """
-    queues = sorted(reader.queues().items(), key=lambda item: item[1][0] - item[1][1])[:most_queues]
-    found = [_first_at_or_after(reader, *name, *bounds, physical_offset) for name, bounds in queues]
-    found += [file.begin for file in reader.commit_log_files if file.begin >= physical_offset][:1]
-    return min((offset for offset in found if offset is not None), default=None)
-
-
-def _end_of_last(reader: StoreReader, topic: str, queue_id: int) -> int:
-    _, end = reader.queues()[topic, queue_id]
-    last = reader.units(topic, queue_id, end - 1, end)
-    return int(last["physical_offset"][0] + last["size"][0]) if len(last) else 0
-
-
-def _first_at_or_after(
-    reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int
-) -> int | None:
-    """Return the address of the queue's first record at `physical_offset` or behind it."""
-    found = _search(reader, topic, queue_id, begin, end, physical_offset)
-    return int(reader.units(topic, queue_id, found, found + 1)["physical_offset"][0]) if found < end else None
-
-
-def _search(reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int) -> int:
-    """Return the first queue offset from `begin` on whose record lies at `physical_offset` or behind it, else `end`."""
-    while begin < end:
-        middle = (begin + end) // 2
-        if int(reader.units(topic, queue_id, middle, middle + 1)["physical_offset"][0]) < physical_offset:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
-
-
-def _with_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozenset[str]) -> list[QueueRange]:
-    """Return the parts of these ranges that can hold messages with one of these keys.
-
-    The index knows the messages between its first and its last; others are left in. Where it is none, or not to be
-    relied on, or knows so many that looking at each would take longer, all are.
-    """
-    known = _indexed(reader, {each.topic for each in ranges}, keys)
-    if known is None:
-        return ranges
-    first, last, hits = known
-    left: list[QueueRange] = []
-    for each in ranges:
-        begin = _search(reader, *each, first)
-        end = _search(reader, each.topic, each.queue_id, begin, each.end, last)
-        found = sorted(offset for offset in hits.get((each.topic, each.queue_id), ()) if begin <= offset < end)
-        parts = [(each.begin, begin), *((offset, offset + 1) for offset in found), (end, each.end)]
-        left += [each._replace(begin=start, end=stop) for start, stop in parts if start < stop]
-    return left
-
-
-def _indexed(
-    reader: StoreReader, topics: Iterable[str], keys: frozenset[str]
-) -> tuple[int, int, dict[tuple[str, int], set[int]]] | None:
-    """Return the part of the log whose keys are all in the index, and of each queue the offsets that may have one.
-
-    Of its first and its last message some keys may lie in a file that is gone, or not there yet.
-    """
-    hits: dict[tuple[str, int], set[int]] = {}
-    try:
-        files = reader.index.files
-        if not files or not all(file.has_valid_end() for file in files):
-            return None
-        addresses = {
-            address for topic in topics for key in keys for address in reader.index.query(topic, key, _MOST_HITS)
-        }
-        if len(addresses) >= _MOST_HITS:
-            return None
-        for address in addresses:
-            if address >= reader.min_physical_offset:
-                message = reader.record(address, decompress=False)
-                hits.setdefault((message.topic, message.queue_id), set()).add(message.queue_offset)
-    except StoreError:
-        return None  # whatever is damaged is met when it is read, if that is asked for
-    return files[0].begin_physical_offset + 1, files[-1].end_physical_offset, hits
-
-
 def partition_count(size: int) -> int:
-    """Return into how many partitions `size` bytes of records should be cut."""
+    """Return the number of partitions for `size` bytes of records."""
     fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
-    # Cores mostly are a power of two; so many partitions of one size keep them all at work to the end.
+    # Core counts mostly are powers of two; as many partitions of one size keep all cores busy to the end.
     return 1 << round(log2(fitting))
 
 
-def _count(size: int, options: ReadOptions) -> int:
-    """Return into how many splits `size` bytes of one store should be cut."""
+def _split_count(size: int, options: ReadOptions) -> int:
+    """Return the number of splits for `size` bytes of one of the stores."""
     return max(-(-options.min_partitions // len(options.stores)), min(partition_count(size), _SLICES))
 
 
-def _whole_log(reader: StoreReader, broker_name: str, begin: int, end: int, options: ReadOptions) -> Iterator[LogSplit]:
-    count = _count(end - begin, options)
+def split_whole_log(
+    reader: StoreReader, broker_name: str, begin: int, end: int, options: ReadOptions
+) -> Iterator[LogSplit]:
+    """Yield splits of the log from `begin` to `end`, cut at records near equal distances."""
+    count = _split_count(end - begin, options)
     near = [begin + (end - begin) * k // count for k in range(1, count)]
-    cuts = {next_record(reader, offset, _QUEUES_TO_ASK) for offset in near}
+    cuts = {next_record(reader, offset, _QUEUES_TO_SEARCH) for offset in near}
     inside = [cut for cut in cuts if cut is not None and begin < cut < end]
     for first, last in pairwise(sorted({begin, *inside, end})):
         yield LogSplit(broker_name, str(reader.path), first, last)
 
 
-def _by_queue(
+def split_queues(
     reader: StoreReader, broker_name: str, ranges: list[QueueRange], options: ReadOptions
 ) -> Iterator[LogSplit]:
+    """Yield splits that hold the records of these queue ranges, with nearly equal bytes of chosen records."""
     log_begin = reader.min_physical_offset
-    log_size = max([_end_of_last(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
+    log_size = max([queue_log_end(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
     slice_size = max(1, -(-log_size // _SLICES))
-    sizes = np.zeros(_SLICES, np.int64)
-    counts = np.zeros((len(ranges), _SLICES), np.int64)
-    for number, (topic, queue_id, begin, end) in enumerate(ranges):
-        for first in range(begin, end, _UNITS_AT_ONCE):
-            units = reader.units(topic, queue_id, first, min(first + _UNITS_AT_ONCE, end))
-            slices = (units["physical_offset"].astype(np.int64) - log_begin) // slice_size
-            slices = np.clip(slices, 0, _SLICES - 1)  # for damaged units, which are met when they are read
-            sizes += np.bincount(slices, weights=np.maximum(units["size"], 0), minlength=_SLICES).astype(np.int64)
-            counts[number] += np.bincount(slices, minlength=_SLICES)
+    # 1. Count the chosen bytes of each slice, and the messages of each range in it.
+    sizes, counts = _count_slices(reader, ranges, log_begin, slice_size)
 
+    # 2. Number the slices by splits: a slice belongs to the split in which its first byte falls.
     before = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
-    split_of_slice = before * _count(total, options) // max(total, 1)
+    split_of_slice = before * _split_count(total, options) // max(total, 1)
+
+    # 3. Join the slices of each split. A queue's messages ascend in the log, so those in a split follow those before
+    # it.
     passed = np.array([each.begin for each in ranges], np.int64)
     for group in np.split(np.arange(_SLICES), np.flatnonzero(np.diff(split_of_slice)) + 1):
         upto = passed + counts[:, group].sum(axis=1)
@@ -343,27 +128,81 @@ def _by_queue(
         passed = upto
 
 
-def _check_topics_exist(options: ReadOptions, queues: set[tuple[str, int]]) -> None:
-    """Raise ConfigError for a topic or queue that is named and not among the queues of any store."""
-    wanted: set[tuple[str, int | None]] = {(topic, None) for topic in options.topics or ()}
-    wanted |= {(topic, queue_id) for topic, _, queue_id in options.assigned or ()}
-    present: set[tuple[str, int | None]] = queues | {(topic, None) for topic, _ in queues}
-    for topic, queue_id in sorted(wanted - present, key=str):
-        queue = "" if queue_id is None else f"queue {queue_id} of "
-        topics = ", ".join(sorted({topic for topic, _ in present})) or "no topic at all"
-        raise ConfigError(
-            f"{queue}topic {topic!r} is not in {', '.join(options.stores.values())}, which holds {topics}"
-        )
+def _count_slices(
+    reader: StoreReader, ranges: list[QueueRange], log_begin: int, slice_size: int
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
+    """Return the bytes of chosen records by slice, and the number of messages by range and slice."""
+    sizes = np.zeros(_SLICES, np.int64)
+    counts = np.zeros((len(ranges), _SLICES), np.int64)
+    for number, (topic, queue_id, begin, end) in enumerate(ranges):
+        for first in range(begin, end, _UNITS_AT_ONCE):
+            units = reader.units(topic, queue_id, first, min(first + _UNITS_AT_ONCE, end))
+            slices = (units["physical_offset"].astype(np.int64) - log_begin) // slice_size
+            slices = np.clip(slices, 0, _SLICES - 1)  # a damaged unit may point anywhere; the reader reports it
+            sizes += np.bincount(slices, weights=np.maximum(units["size"], 0), minlength=_SLICES).astype(np.int64)
+            counts[number] += np.bincount(slices, minlength=_SLICES)
+    return sizes, counts
 
 
-def _in_time(reader: StoreReader, splits: list[LogSplit], options: ReadOptions) -> list[LogSplit]:
-    """Return the splits that can hold messages of the wanted time."""
+def restrict_to_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozenset[str]) -> list[QueueRange]:
+    """Return the parts of these ranges that can hold messages with one of the keys.
+
+    The index covers the log from its first to its last entry; messages outside are kept. If there is no index, if it is
+    damaged, or if it has too many hits, all messages are kept.
+    """
+    indexed = _index_hits(reader, {each.topic for each in ranges}, keys)
+    if indexed is None:
+        return ranges
+    first, last, hits = indexed
+    left: list[QueueRange] = []
+    for each in ranges:
+        # begin .. end are the queue offsets that the index covers.
+        begin = search_queue(reader, *each, first)
+        end = search_queue(reader, each.topic, each.queue_id, begin, each.end, last)
+        found = sorted(offset for offset in hits.get((each.topic, each.queue_id), ()) if begin <= offset < end)
+        parts = [(each.begin, begin), *((offset, offset + 1) for offset in found), (end, each.end)]
+        left += [each._replace(begin=start, end=stop) for start, stop in parts if start < stop]
+    return left
+
+
+def _index_hits(
+    reader: StoreReader, topics: Iterable[str], keys: frozenset[str]
+) -> tuple[int, int, dict[tuple[str, int], set[int]]] | None:
+    """Return the part of the log that the index covers, as physical offsets, and its hits: queue offsets by queue.
+
+    The first and the last indexed message are not covered: some of their keys may be in a deleted or a future file.
+    """
+    hits: dict[tuple[str, int], set[int]] = {}
+    try:
+        files = reader.index.files
+        if not files or not all(file.has_valid_end() for file in files):
+            return None
+        addresses = {
+            address for topic in topics for key in keys for address in reader.index.query(topic, key, _MAX_HITS)
+        }
+        if len(addresses) >= _MAX_HITS:
+            return None
+        for address in addresses:
+            if address >= reader.min_physical_offset:
+                message = reader.record(address, decompress=False)
+                hits.setdefault((message.topic, message.queue_id), set()).add(message.queue_offset)
+    except StoreError:
+        return None  # damage that the read meets is reported there
+    return files[0].begin_physical_offset + 1, files[-1].end_physical_offset, hits
+
+
+def drop_other_times(reader: StoreReader, splits: list[LogSplit], options: ReadOptions) -> list[LogSplit]:
+    """Return the splits that can hold messages of the chosen times.
+
+    A log is ordered by storeTimestamp unless the broker's clock was set back, so the times between the beginnings of
+    two splits bound the first one, give or take `CLOCK_SLACK_MS`.
+    """
     begin, end = options.starting_timestamp, options.ending_timestamp
     if begin is None and end is None:
         return splits
-    stored = [_first_stored(reader, split) for split in splits]
+    times = [_first_store_time(reader, split) for split in splits]
     kept = []
-    for split, (first, following) in zip(splits, pairwise([*stored, None]), strict=True):
+    for split, (first, following) in zip(splits, pairwise([*times, None]), strict=True):
         too_early = begin is not None and following is not None and following < begin - CLOCK_SLACK_MS
         too_late = end is not None and first is not None and first >= end + CLOCK_SLACK_MS
         if not too_early and not too_late:
@@ -371,8 +210,8 @@ def _in_time(reader: StoreReader, splits: list[LogSplit], options: ReadOptions) 
     return kept
 
 
-def _first_stored(reader: StoreReader, split: LogSplit) -> int | None:
-    """Return when the first message of a split was stored; None where that cannot be read."""
+def _first_store_time(reader: StoreReader, split: LogSplit) -> int | None:
+    """Return the storeTimestamp of the first message of a split, None if it cannot be read."""
     address = split.begin
     if split.queues is not None:
         units = [reader.units(each.topic, each.queue_id, each.begin, each.begin + 1) for each in split.queues]

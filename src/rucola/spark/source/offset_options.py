@@ -1,9 +1,10 @@
-"""Queue offsets as options give them in JSON, and their stand-ins for both ends of a queue.
+"""JSON values of the options for queues and offsets.
 
-    assign                           {"topic":[0,1]} on every broker, or {"topic":{"broker":[0,1]}}
-    startingOffsets and the like     {"topic":{"broker":{"0":23}}}, or {"topic":{"0":23}} if one broker has the topic
+    assign                           {"topic":[0,1]} for every broker, or {"topic":{"broker":[0,1]}}
+    startingOffsets and similar      {"topic":{"broker":{"0":23}}}, or {"topic":{"0":23}} if one broker has the topic
 
-Functions raise ValueError, TypeError or AttributeError for text that they cannot parse.
+-2 and -1 stand for the earliest and the latest offset. Functions raise ValueError, TypeError or AttributeError for text
+that they cannot parse; `options` turns these into a ConfigError that names the option.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 QueueOffsets = Mapping[tuple[str, str | None, int], int]
-"""Queue offsets, or times, by (topic, broker name, queue id); None stands for the only broker of the topic."""
+"""Queue offsets or times by (topic, broker name, queue id). None stands for the topic's only broker."""
 
 
 def parse_queues(text: str) -> Iterator[tuple[str, str | None, int]]:
-    """Yield the queues of `assign`; None stands for every broker."""
+    """Yield the queues of the option `assign` as (topic, broker name, queue id). None stands for every broker."""
     for topic, brokers in json.loads(text).items():
         by_broker: dict[str | None, Any] = brokers if isinstance(brokers, dict) else {None: brokers}
         for broker, queue_ids in by_broker.items():
@@ -29,7 +30,7 @@ def parse_queues(text: str) -> Iterator[tuple[str, str | None, int]]:
 
 
 def parse_starting_offsets(text: str) -> QueueOffsets | int:
-    """Return EARLIEST or LATEST for these words, otherwise the offset of each queue that is named."""
+    """Return EARLIEST or LATEST for the words, otherwise offsets by queue."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return EARLIEST if word == "earliest" else LATEST
@@ -37,12 +38,12 @@ def parse_starting_offsets(text: str) -> QueueOffsets | int:
 
 
 def parse_ending_offsets(text: str) -> QueueOffsets | None:
-    """Return the offset of each queue that is named, or None for the word latest."""
+    """Return None for the word latest, otherwise offsets by queue."""
     return None if text.strip().lower() == "latest" else _offsets(text, "latest", (LATEST,))
 
 
 def parse_times(text: str) -> QueueOffsets:
-    """Return the time, in milliseconds, of each queue that is named."""
+    """Return times in milliseconds by queue."""
     if not text.strip().startswith("{"):
         raise ValueError('it must be JSON such as {"topic":{"broker":{"0":1700000000000}}}')
     return _numbers(text, "time in milliseconds")
@@ -51,7 +52,7 @@ def parse_times(text: str) -> QueueOffsets:
 def _offsets(text: str, words: str, stand_ins: tuple[int, ...]) -> QueueOffsets:
     if not text.strip().startswith("{"):
         raise ValueError(f'it must be {words} or JSON such as {{"topic":{{"broker":{{"0":23}}}}}}')
-    return _numbers(text, f"queue offset, nor {' or '.join(map(str, stand_ins))}", stand_ins)
+    return _numbers(text, f"queue offset or {' or '.join(map(str, stand_ins))}", stand_ins)
 
 
 def _numbers(text: str, what: str, stand_ins: tuple[int, ...] = ()) -> QueueOffsets:
@@ -64,12 +65,12 @@ def _numbers(text: str, what: str, stand_ins: tuple[int, ...] = ()) -> QueueOffs
         for broker, queues in by_broker.items():
             for queue_id, number in queues.items():
                 if not isinstance(number, int) or isinstance(number, bool) or (number < 0 and number not in stand_ins):
-                    raise ValueError(f"{number!r} is no {what}")
+                    raise ValueError(f"{number!r} is not a {what}")
                 numbers[topic, broker, _queue_id(queue_id)] = number
     return numbers
 
 
 def _queue_id(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str) or int(value) < 0:
-        raise ValueError(f"{value!r} is no queue id")
+        raise ValueError(f"{value!r} is not a queue id")
     return int(value)

@@ -1,16 +1,16 @@
 """Partitions of live brokers: which queues a task reads, and how a worker pulls and decodes them.
 
-A worker pulls without being a member of the group: it takes no queue from the group's consumers and commits nothing.
+Workers pull without joining the consumer group: they take no queue from the group's members and commit nothing.
 
-**Packing.** A task costs Spark some thirty milliseconds, and its client about as much, so a partition holds ranges of
-many queues, all of one broker. The queues of a broker in a row, each weighted by its messages times the size of a
-sample, are cut into parts of equal weight; a queue that crosses a cut is split. 256 queues of four messages each are
-one task instead of 256 (0.3 s of CPU instead of 12).
+**Packing.** A task costs Spark some 30 ms, and the client in it about as much, so a partition holds ranges of many
+queues, all of one broker. The queues of a broker are put in a row, each weighted by message count times sampled record
+size, and the row is cut into parts of equal weight; a queue that crosses a cut is divided. 256 queues of four messages
+each become one task instead of 256: 0.3 s of CPU instead of 12 s.
 
-**PullPartition** bring few records each. Of the queues to come, the first pulls are in flight while a queue is read; records
-are put side by side until they make a batch worth decoding. Within a queue they stay in order.
+**Pulling.** One pull brings few records. While a queue is read, the first pulls of the following queues are in flight.
+Records are collected until they make a batch worth decoding. The order within a queue is preserved.
 
-Brokers filter by the hash of tags; every row is compared as well.
+Brokers filter by tags code; the tags themselves are compared here.
 """
 
 from __future__ import annotations
@@ -35,37 +35,44 @@ from rucola.spark.source import columns, record_layout
 from rucola.spark.source.arrays import Array
 from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
-from rucola.spark.source.options import CorruptRecords, ReadOptions, parse_tags
+from rucola.spark.source.option_values import parse_tags
+from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 
 _log = logging.getLogger(__name__)
 
-_MESSAGES_A_PULL: Final = 1024
-"""Asked for at once; brokers give fewer, by limits of their own."""
+_MESSAGES_PER_PULL: Final = 1024
+"""Messages requested per pull. Brokers return fewer, by limits of their own."""
 
 _IN_FLIGHT: Final = 8
-"""PullPartition under way at once. Each brings at most what the broker allows, 256 KiB by default, or one message."""
+"""Pulls in flight. Each brings at most what the broker allows, 256 KiB by default, or one message."""
 
 _SAMPLES: Final = 8
+"""Topics whose record size is sampled while planning."""
 _USUAL_SIZE: Final = 1024
+"""Assumed record size if no sample could be pulled."""
 
 
 @dataclass
 class PullPartition(InputPartition):
-    """One partition: ranges of queues on one broker, read one behind the other."""
+    """One partition: ranges of queues of one broker, read in sequence. Pickled to a worker."""
 
     broker_name: str
     ranges: tuple[QueueRange, ...]
 
 
 def consumer_of(options: ReadOptions) -> PullConsumer:
-    """Return the client with which options read."""
+    """Return a new consumer for these options, not opened."""
     return PullConsumer(options.consumer_group, options.name_server)
 
 
 async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tuple[str, str], int]:
-    """Estimate the size of a record by topic and broker name, from one sample of each of the largest."""
+    """Estimate the record size by (topic, broker name).
+
+    Pulls one message from the middle of the largest queue, for each of the `_SAMPLES` largest topics; the others get
+    the mean of the samples.
+    """
     counts: dict[tuple[str, str], int] = {}
     largest: dict[tuple[str, str], tuple[int, BrokerQueue, int]] = {}
     for queue, (begin, end) in ranges.items():
@@ -79,7 +86,7 @@ async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tup
         try:
             return len((await consumer.pull_records(MessageQueue(*queue), offset, 1)).records)
         except RemotingError:
-            return 0  # met again when the partition is read, if it is still there then
+            return 0  # if the failure persists, the task that reads the queue reports it
 
     most = sorted(counts, key=lambda key: -counts[key])[:_SAMPLES]
     sizes = {key: size for key, size in zip(most, await asyncio.gather(*map(sample, most)), strict=True) if size}
@@ -88,32 +95,37 @@ async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tup
 
 
 def pack(ranges: OffsetRanges, sizes: Mapping[tuple[str, str], int], min_partitions: int) -> list[PullPartition]:
-    """Return partitions of near-equal size, at least `min_partitions` if there are as many messages.
+    """Pack ranges into partitions of nearly equal bytes, at least `min_partitions` if there are that many messages.
 
-    `sizes` are those of a record by topic and broker name. Queues are in the order of their names.
+    `sizes` has the record size by (topic, broker name). Queues are packed in the order of their names.
     """
     by_broker: dict[str, list[QueueRange]] = {}
     for queue, (begin, end) in sorted(ranges.items()):
         assert isinstance(queue, BrokerQueue)
         if begin < end:
             by_broker.setdefault(queue.broker_name, []).append(QueueRange(queue.topic, queue.queue_id, begin, end))
-    counts = {name: sum(each.end - each.begin for each in on_it) for name, on_it in by_broker.items()}
+    counts = {name: sum(each.end - each.begin for each in queues) for name, queues in by_broker.items()}
     totals = {
-        name: sum((each.end - each.begin) * sizes[each.topic, name] for each in on_it)
-        for name, on_it in by_broker.items()
+        name: sum((each.end - each.begin) * sizes[each.topic, name] for each in queues)
+        for name, queues in by_broker.items()
     }
     total = sum(totals.values())
     count = max(partition_count(total), min_partitions)
-    found = []
-    for name, on_it in sorted(by_broker.items()):
+    partitions = []
+    for name, queues in sorted(by_broker.items()):
+        # A broker's number of partitions follows its bytes, rounded up, but no partition is below one message.
         share = min(-(-count * totals[name] // total), counts[name])
-        parts = _cut(on_it, [sizes[each.topic, name] for each in on_it], share)
-        found += [PullPartition(name, tuple(part)) for part in parts if part]
-    return found
+        parts = _cut(queues, [sizes[each.topic, name] for each in queues], share)
+        partitions += [PullPartition(name, tuple(part)) for part in parts if part]
+    return partitions
 
 
 def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list[list[QueueRange]]:
-    """Cut a row of ranges into `count` parts of equal weight; few may be empty, since no message is cut."""
+    """Cut a row of ranges into `count` parts of equal weight. Parts can be empty, because no message is divided.
+
+    Ranges of 6 and 4 messages of size 1, cut into 2 parts: the cut is at weight 5, inside the first range, so the parts
+    are [0:5] and [5:6] plus [0:4].
+    """
     total = sum((each.end - each.begin) * size for each, size in zip(ranges, sizes, strict=True))
     parts: list[list[QueueRange]] = [[]]
     passed = 0
@@ -132,7 +144,10 @@ def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list
 
 
 class _PulledRecords(NamedTuple):
-    """Whole records end to end that one pull brought of a range, from queue offset `begin` to `end`."""
+    """Whole records, end to end, that one pull returned for queue offsets `begin` to `end` of a range.
+
+    The broker may have left out messages by tags code, so there can be fewer records than offsets.
+    """
 
     range: QueueRange
     records: bytes
@@ -141,7 +156,10 @@ class _PulledRecords(NamedTuple):
 
 
 def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a partition as record batches of these columns, in the order of each queue."""
+    """Yield the selected messages of a partition as record batches, in the order of each queue.
+
+    The event loop runs only while a batch is pulled; it is idle while Spark consumes the rows.
+    """
     with asyncio.Runner() as runner:
         consumer = consumer_of(chosen)
         batches = _batches(consumer, partition, chosen)
@@ -154,8 +172,8 @@ def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) ->
             await consumer.close()
 
         try:
-            while (chunks := runner.run(following())) is not None:
-                yield from _decode(chunks, partition.broker_name, chosen, names)
+            while (pulled := runner.run(following())) is not None:
+                yield from _decode(pulled, partition.broker_name, chosen, names)
         finally:
             runner.run(close())
 
@@ -163,24 +181,25 @@ def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) ->
 async def _batches(
     consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
 ) -> AsyncGenerator[list[_PulledRecords], None]:
-    """Yield the chunks of several partition, enough to be worth decoding together."""
+    """Yield the results of several pulls at a time, enough for a batch."""
     await consumer.open()
     await _check_routes(consumer, partition)
-    chunks: list[_PulledRecords] = []
+    pulled: list[_PulledRecords] = []
     size = rows = 0
-    async with aclosing(_chunks(consumer, partition, chosen)) as found:
-        async for chunk in found:
-            chunks.append(chunk)
-            size += len(chunk.records)
-            rows += chunk.end - chunk.begin
+    async with aclosing(_pull_ranges(consumer, partition, chosen)) as found:
+        async for each in found:
+            pulled.append(each)
+            size += len(each.records)
+            rows += each.end - each.begin
             if size >= record_layout.BATCH_SIZE or rows >= record_layout.BATCH_ROWS:
-                yield chunks
-                chunks, size, rows = [], 0, 0
-    if chunks:
-        yield chunks
+                yield pulled
+                pulled, size, rows = [], 0, 0
+    if pulled:
+        yield pulled
 
 
 async def _check_routes(consumer: PullConsumer, partition: PullPartition) -> None:
+    """Raise RemotingError if a queue of the partition is no longer in the topic's route."""
     topics = sorted({each.topic for each in partition.ranges})
     routes = dict(zip(topics, await asyncio.gather(*map(consumer.queues, topics)), strict=True))
     readable = {topic: set(queues) for topic, queues in routes.items()}
@@ -190,10 +209,10 @@ async def _check_routes(consumer: PullConsumer, partition: PullPartition) -> Non
             raise RemotingError(f"{queue} was readable when the query was planned, and is in no route now")
 
 
-async def _chunks(
+async def _pull_ranges(
     consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
 ) -> AsyncGenerator[_PulledRecords, None]:
-    """Pull every range from its beginning to its end, while first pulls of the next ranges are in flight."""
+    """Pull every range completely, in sequence, with the first pulls of the next ranges in flight."""
     ranges = iter(partition.ranges)
     ahead: deque[asyncio.Task[_PulledRecords]] = deque()
     try:
@@ -202,11 +221,11 @@ async def _chunks(
                 ahead.append(asyncio.create_task(_pull(consumer, partition.broker_name, each, each.begin, chosen)))
             if not ahead:
                 return
-            chunk = await ahead.popleft()
-            yield chunk
-            while chunk.end < chunk.range.end:
-                chunk = await _pull(consumer, partition.broker_name, chunk.range, chunk.end, chosen)
-                yield chunk
+            pulled = await ahead.popleft()
+            yield pulled
+            while pulled.end < pulled.range.end:
+                pulled = await _pull(consumer, partition.broker_name, pulled.range, pulled.end, chosen)
+                yield pulled
     finally:
         for task in ahead:
             task.cancel()
@@ -214,20 +233,20 @@ async def _chunks(
 
 
 async def _pull(
-    consumer: PullConsumer, broker_name: str, wanted_range: QueueRange, offset: int, chosen: ReadOptions
+    consumer: PullConsumer, broker_name: str, wanted: QueueRange, offset: int, chosen: ReadOptions
 ) -> _PulledRecords:
-    """Pull once from `offset` on. Raises StoreError if messages are gone, unless loss is allowed."""
-    queue = BrokerQueue(wanted_range.topic, broker_name, wanted_range.queue_id)
-    count = min(wanted_range.end - offset, _MESSAGES_A_PULL)
+    """Pull once from `offset` on. Raises StoreError if messages were deleted, unless loss is allowed."""
+    queue = BrokerQueue(wanted.topic, broker_name, wanted.queue_id)
+    count = min(wanted.end - offset, _MESSAGES_PER_PULL)
     try:
         result = await consumer.pull_records(MessageQueue(*queue), offset, count, _subscription(chosen))
     except (RemotingConnectError, RemotingTimeout) as error:
         raise RemotingConnectError(f"{queue} cannot be pulled: {error}") from error
     upto = result.next_begin_offset
     if result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MSG) and upto > offset:
-        return _PulledRecords(wanted_range, result.records, offset, upto)
-    # The broker has nothing here: what was promised was deleted from the queue's beginning, or its end was lost.
-    further = min(result.min_offset, wanted_range.end) if result.min_offset > offset else wanted_range.end
+        return _PulledRecords(wanted, result.records, offset, upto)
+    # The broker does not have the offset: the oldest messages were deleted, or the end of the queue was lost.
+    further = min(result.min_offset, wanted.end) if result.min_offset > offset else wanted.end
     what = (
         f"offsets {offset} to {further} of {queue} are gone from the broker, "
         f"which holds {result.min_offset} to {result.max_offset}"
@@ -235,11 +254,11 @@ async def _pull(
     if chosen.fail_on_data_loss:
         raise StoreError(f"{what}; failOnDataLoss=false reads what there is")
     _log.warning("%s", what)
-    return _PulledRecords(wanted_range, result.records, offset, further)
+    return _PulledRecords(wanted, result.records, offset, further)
 
 
 def _subscription(chosen: ReadOptions) -> str:
-    """Return the subscription that the broker filters by: the wanted tags, if a subscription can name them all."""
+    """Return the subscription by which the broker filters: the chosen tags if it can express them, else `*`."""
     if chosen.tags is None:
         return "*"
     subscription = " || ".join(sorted(chosen.tags))
@@ -250,55 +269,56 @@ def _subscription(chosen: ReadOptions) -> str:
 
 
 def _decode(
-    chunks: Sequence[_PulledRecords], broker_name: str, chosen: ReadOptions, names: Sequence[str]
+    pulled: Sequence[_PulledRecords], broker_name: str, chosen: ReadOptions, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    places, sizes, counts = _positions(chunks, broker_name)
-    begins = np.repeat([chunk.range.begin for chunk in chunks], counts)
-    ends = np.repeat([chunk.range.end for chunk in chunks], counts)
-    data = b"".join([chunk.records for chunk in chunks])
-    for cut in record_layout.batches(places, sizes):
-        records, damages = record_layout.locate(data, None, places[cut], sizes[cut])
-        yield from _report(damages, broker_name, chosen, names)
-        row = np.searchsorted(places, records.layout["begin"])
+    """Yield record batches of the selected messages among the pulled records."""
+    positions, sizes, counts = _positions(pulled, broker_name)
+    begins = np.repeat([each.range.begin for each in pulled], counts)
+    ends = np.repeat([each.range.end for each in pulled], counts)
+    data = b"".join([each.records for each in pulled])
+    for cut in record_layout.batches(positions, sizes):
+        records, damaged = record_layout.locate(data, None, positions[cut], sizes[cut])
+        yield from _report(damaged, broker_name, chosen, names)
+        row = np.searchsorted(positions, records.layout["begin"])
         offsets = records.heads["queue_offset"]
-        # A broker that filters may give messages from behind the range.
+        # A broker that filters may return messages from after the range.
         records = records.where((offsets >= begins[row]) & (offsets < ends[row]))
         records = records.where(selection_mask(records, chosen, whole_log=False))
-        for batch, damages in columns.decode(records, names, broker_name=broker_name):
-            yield from _report(damages, broker_name, chosen, names)
+        for batch, damaged in columns.decode(records, names, broker_name=broker_name):
+            yield from _report(damaged, broker_name, chosen, names)
             if batch.num_rows:
                 yield batch
 
 
-def _positions(chunks: Sequence[_PulledRecords], broker_name: str) -> tuple[Array, Array, list[int]]:
-    """Return the position and size of every record in all chunks end to end, and the number in each chunk."""
+def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Array, Array, list[int]]:
+    """Return position and size of every record in the concatenated pulls, and the number of records per pull."""
     positions: list[int] = []
     counts: list[int] = []
     before = 0
-    for chunk in chunks:
-        data, position, first = chunk.records, 0, len(positions)
+    for each in pulled:
+        data, position, first = each.records, 0, len(positions)
         while position < len(data):
             size = FRAME.unpack_from(data, position)[0] if position + FRAME.size <= len(data) else 0
             if not MIN_RECORD_SIZE <= size <= len(data) - position:
-                queue = BrokerQueue(chunk.range.topic, broker_name, chunk.range.queue_id)
-                raise RemoteProtocolError(f"a pull from {queue} brought no whole record at byte {position}")
+                queue = BrokerQueue(each.range.topic, broker_name, each.range.queue_id)
+                raise RemoteProtocolError(f"a pull from {queue} returned no whole record at byte {position}")
             positions.append(before + position)
             position += size
         before += len(data)
         counts.append(len(positions) - first)
-    places = np.array(positions, np.int64)
-    return places, np.diff(places, append=before), counts
+    found = np.array(positions, np.int64)
+    return found, np.diff(found, append=before), counts
 
 
 def _report(
-    damages: Sequence[DamagedRecord], broker_name: str, chosen: ReadOptions, names: Sequence[str]
+    damaged: Sequence[DamagedRecord], broker_name: str, chosen: ReadOptions, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """End the read, warn or yield rows for records that are damaged."""
-    if damages and chosen.corrupt_records is CorruptRecords.COLUMN:
-        yield columns.corrupt_rows(damages, names, broker_name=broker_name, with_offsets=False)
+    """Apply the option corruptRecords to damaged records: raise RemoteProtocolError, warn, or yield rows."""
+    if damaged and chosen.corrupt_records is CorruptRecords.COLUMN:
+        yield columns.corrupt_rows(damaged, names, broker_name=broker_name, with_offsets=False)
         return
-    for damage in damages:
-        what = f"a pull from {broker_name} brought a record that cannot be read: {damage.why}"
+    for each in damaged:
+        what = f"a pull from {broker_name} returned a record that cannot be read: {each.why}"
         if chosen.corrupt_records is CorruptRecords.FAIL:
             raise RemoteProtocolError(what)
         _log.warning("left out: %s", what)

@@ -1,19 +1,20 @@
-"""Filters of a query, as far as they spare reading.
+"""Filter pushdown: conditions of a query that the source evaluates, to read less.
 
-Spark hands a reader the conditions that a query asks of single columns. Of these a read makes use so:
+Spark offers a reader the conditions of a query on single columns. A read uses those on
 
-    topic, queueId, queueOffset     queues are left out and their ranges cut if queues are read; of a log the rows are
-                                    left out before anything but the fixed part of their records is decoded
-    storeTimestamp                  as startingTimestamp and endingTimestamp: splits of the log are left out
-    tags                            as subExpression: units whose hash of the tag says no are passed over
+    topic, queueId, queueOffset     reads by queue skip queues and cut ranges; reads of a whole log drop rows before
+    more
+                                    than the fixed part of their records is decoded
+    storeTimestamp                  like startingTimestamp and endingTimestamp: splits of the log are skipped
+    tags                            like subExpression: units with another tags code are skipped
 
-These are answered exactly, row by row where a range is not enough, so the source claims them: Spark does not evaluate
-them again, and `explain("formatted")` shows them as PushedFilters. Any other condition is left to Spark, and so are all
-with corruptRecords=column.
+The source evaluates these exactly, row by row where a range does not suffice, and claims them: Spark does not evaluate
+them again, and `explain("formatted")` shows them as PushedFilters. All other conditions are left to Spark, and with
+corruptRecords=column all conditions.
 
-Only reads with the option pushFilters take filters, and only for a DataFrame that is asked once. Up to 4.3 Spark keeps
-with a DataFrame what was planned for its last filters, and takes it for the next query that has none: a program that
-counts `df.where(...)` and then `df` gets the same number twice.
+Pushdown needs the option pushFilters, and is correct only for a DataFrame that is queried once. Up to 4.3 Spark caches
+a DataFrame's plan with its last filters, and reuses it for the next query without filters: a program that counts
+`df.where(...)` and then `df` gets the same number twice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[ReadOptions, list[Filter]]:
-    """Return the options of a read that brings only rows these filters let through, and the filters left to Spark."""
+    """Return options that select only rows matching the filters, and the filters that Spark must evaluate."""
     left: list[Filter] = []
     queue_filter = options.queue_filter
     for each in filters:
@@ -72,14 +73,14 @@ def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[Read
                 options = _with_time(options, None, _milliseconds(time) + 1)
             case _:
                 left.append(each)
-    # Rows of damaged records come whatever the filters are, so Spark has to take them out.
+    # Rows of damaged records are returned whatever the filters are, so Spark must evaluate all of them.
     if options.corrupt_records is CorruptRecords.COLUMN:
         left = list(filters)
     return replace(options, queue_filter=queue_filter), left
 
 
 def filter_ranges(queue_filter: QueueFilter, ranges: OffsetRanges) -> dict[Origin, tuple[int, int]]:
-    """Return what is left of the queues among these ranges; logs are left as they are."""
+    """Return the parts of the ranges that match a queue filter. Ranges of logs are not changed."""
     left: dict[Origin, tuple[int, int]] = {}
     for origin, (begin, end) in ranges.items():
         if isinstance(origin, BrokerQueue):
@@ -96,7 +97,7 @@ def _with_tags(options: ReadOptions, tags: Iterable[str]) -> ReadOptions:
 
 
 def _with_time(options: ReadOptions, begin: int | None, end: int | None) -> ReadOptions:
-    """Return the options with only the times from `begin` to `end`, half-open, in milliseconds."""
+    """Return the options restricted to store times from `begin` to `end`, half-open, in milliseconds."""
     if begin is not None and options.starting_timestamp is not None:
         begin = max(begin, options.starting_timestamp)
     if end is not None and options.ending_timestamp is not None:
@@ -109,6 +110,6 @@ def _with_time(options: ReadOptions, begin: int | None, end: int | None) -> Read
 
 
 def _milliseconds(time: datetime, *, up: bool = False) -> int:
-    """Return a time in milliseconds, rounded down unless `up`; storeTimestamp has no smaller unit."""
+    """Return a time in milliseconds, the resolution of storeTimestamp, rounded down or, with `up`, up."""
     since = time - _EPOCH
     return -(-since // _MILLISECOND) if up else since // _MILLISECOND

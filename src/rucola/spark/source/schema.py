@@ -1,7 +1,7 @@
-"""The columns of a message, in Spark's words.
+"""The columns of a message, as Spark SQL types.
 
-This much is known without Arrow, numpy or a session, so that the processes in which Spark only asks for a schema start
-quickly. `columns` makes them.
+This module imports neither Arrow nor numpy nor a session, so that Python processes in which Spark only asks for the
+schema start quickly. `columns` makes the columns.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ COLUMNS: Final[Mapping[str, str]] = {
 }
 """Name and type of every column, in order.
 
-`body` is decompressed; `tags` is null without a tag and `keys` null without keys; `msgId` is the unique key that the
-producer gave or, without one, the offsetMsgId; timestamps are UTC, in steps of a millisecond.
+`body` is decompressed. `tags` is null without a tag, `keys` without keys. `msgId` is the producer's unique key, or the
+offsetMsgId of a message without one. Timestamps are UTC with millisecond resolution.
 """
 
 
 CORRUPT: Final = "_corrupt"
-"""A further column, where it is asked for: NULL for a message, and of a damaged record what is wrong with it."""
+"""The additional column of corruptRecords=column: NULL for a message, the reason for a damaged record."""
 
 TYPES: Final[Mapping[str, str]] = {**COLUMNS, CORRUPT: "string"}
-"""Name and type of all columns there can be."""
+"""Name and type of all possible columns."""
 
 
 def ddl(names: Sequence[str]) -> str:
-    """Return the schema of these columns as Spark's SQL writes it."""
+    """Return the schema of these columns as DDL of Spark SQL."""
     return ", ".join(f"{name} {TYPES[name]}" for name in names)

@@ -1,34 +1,16 @@
-"""Rows sent as messages: the sink of batches and streams.
+"""Sink: rows of batches and streams sent as messages (see `row_messages` for the columns).
 
-Columns of a row, of which only `body` must be there:
+**At least once.** Every message is sent at least once. Spark repeats a task that failed and a batch that it does not
+know to be complete, including messages already sent; a failed request is retried for `deliveryTimeoutMs`. So that
+consumers can drop duplicates, a row without `msgId` gets a unique key that is the same at every attempt: the hash of
+the query, the batch, the partition and the number of the row in it. This requires that the rows of a partition are
+produced in the same order again, as those of files and of the source `rocketmq` are.
 
-    topic        string; the option `topic`, if given, applies to all rows instead
-    body         binary, or string, which is sent as UTF-8
-    tags         string
-    keys         array<string>, or string with the keys separated by blanks
-    properties   map<string,string>; names that are the system's are left out, but those that ask for a time, such as
-                 TIMER_DELIVER_MS
-    flag         int
-    delayLevel   int; the broker keeps the message back so long, see `rucola.message.delay`
-    msgId        string; the unique key of the message
-    shardingKey  string; rows with one key go to one queue, chosen as by `rucola.client.select_by_hash`
-    queueId      int or bigint; the queue, if there is no shardingKey (see `delivery.matching_queue`)
-    brokerName   string; of which broker that queue is, if several have the topic
+**Order** is preserved within a partition and queue: rows with the same shardingKey or queueId are stored in the order
+in which they come. Rows with neither are distributed over all queues.
 
-Other columns of `schema.COLUMNS` describe the place of a message and are ignored, so that rows can be written as they
-were read. Rows without shardingKey and queueId go to all queues in turn.
-
-Every message is sent at least once. Spark repeats a task that failed and a batch that it does not know to be complete,
-and with it the messages that were sent already; a request that fails is tried again for `deliveryTimeoutMs`. So that
-consumers can drop repeats a row without `msgId` gets a unique key that is the same each time: the hash of the query,
-the batch, the partition and the place of the row in it. That holds if the rows of a partition come in the same order
-again, as those of files and of the source `rocketmq` do.
-
-Order holds within a partition of the rows and a queue: those with one shardingKey, or one queueId, are stored in the
-order in which they come.
-
-A task that fails reports how many of its messages brokers have acknowledged. They stay sent, and up to `CHUNK_ROWS`
-more may have been stored.
+**Failure.** A task that fails reports how many of its messages brokers have acknowledged. These stay sent, and up to
+`CHUNK_ROWS` more may have been stored.
 """
 
 from __future__ import annotations
@@ -52,76 +34,60 @@ from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatu
 from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
 from rucola.client.sync import EventLoopThread
-from rucola.errors import ConfigError, InvalidMessage, MQError, RemotingError
-from rucola.message import properties
+from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.errors import without_tracebacks
-from rucola.spark.source.delivery import MESSAGES_A_REQUEST, matching_queue, split_requests, with_retries
+from rucola.spark.source.delivery import MESSAGES_PER_REQUEST, matching_queue, split_requests, with_retries
 from rucola.spark.source.options import SinkOptions
-from rucola.spark.source.schema import COLUMNS
+from rucola.spark.source.row_messages import check_schema, message_of, row_name
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "topic": ("string",),
-    "body": ("binary", "string"),
-    "tags": ("string",),
-    "keys": ("array<string>", "string"),
-    "properties": ("map<string,string>",),
-    "flag": ("int",),
-    "delayLevel": ("int",),
-    "msgId": ("string",),
-    "shardingKey": ("string",),
-    "queueId": ("int", "bigint"),
-    "brokerName": ("string",),
-}
-
 CHUNK_ROWS: Final = 2048
-"""How many rows of a task are sent together."""
-
-TAKEN_OVER: Final = frozenset({properties.KEYS, properties.TAGS, properties.UNIQ_KEY})
-"""Properties of the system that a row may bring along."""
+"""Rows of a task that are sent concurrently."""
 
 
 @dataclass
 class SinkTaskResult(WriterCommitMessage):
-    """Result of a task: messages by topic, and how many of them were not flushed or replicated in time.
-
-    `skipped` rows were invalid; `first_skip_reason` is the reason for one of them.
-    """
+    """The result of a task, which Spark passes to the driver."""
 
     topics: dict[str, int] = field(default_factory=dict)
+    """Acknowledged messages by topic."""
     unsafe: int = 0
+    """Acknowledged messages that were not flushed or replicated in time."""
     skipped: int = 0
+    """Invalid rows that were left out."""
     first_skip_reason: str = ""
+    """The reason for one of the skipped rows."""
 
     @property
     def count(self) -> int:
-        """Messages that the task sent."""
+        """All acknowledged messages."""
         return sum(self.topics.values())
 
 
 class TaskWriter:
-    """Sends the rows of a task; made on the driver, and pickled to the workers."""
+    """Sends the rows of a task. Made on the driver, and pickled to the workers."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        _check(options, schema)
+        check_schema(options, schema)
         self._options = options
         self._run = uuid.uuid4().hex
+        """Stands for the query in the unique keys of a batch write, which has no query id."""
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> SinkTaskResult:
-        """Send all rows and return the result.
+        """Send all rows of a task and return the result.
 
-        Raises RemotingError, or InvalidMessage for a row, with a count of the messages sent before.
+        Raises RemotingError, or InvalidMessage for a row; the message counts the messages acknowledged before.
         """
         task = TaskContext.get()
         assert task is not None, "writers are called in a task"
-        # What Spark calls the query and its batch, if there are such; they outlive a restart.
+        # Streams have a query id and a batch id, which are the same after a restart.
         query = task.getLocalProperty("sql.streaming.queryId")
         origin = f"{query}/{task.getLocalProperty('streaming.sql.batchId')}" if query else self._run
-        # The loop runs while Spark computes the next rows, so that heartbeats go out.
+        # The event loop has its own thread, so that heartbeats are sent while Spark computes the next rows.
         thread = EventLoopThread(f"sink of partition {task.partitionId()}")
         producer = Producer(self._options.producer_group, self._options.name_server)
         sender = _ChunkSender(producer, self._options, origin, task.partitionId())
@@ -144,14 +110,14 @@ class TaskWriter:
 
 
 class _RowMessage(NamedTuple):
-    """A row as a message, and the name by which errors call it."""
+    """A row as a message, and its name in errors."""
 
     name: str
     message: Message
 
 
 class _ChunkSender:
-    """Sends the rows of one task, chunk by chunk."""
+    """Sends the rows of one task, chunk by chunk. All methods run in the event loop."""
 
     def __init__(self, producer: Producer, options: SinkOptions, origin: str, partition: int) -> None:
         self.sent = SinkTaskResult()
@@ -160,18 +126,19 @@ class _ChunkSender:
         self._origin = origin
         self._partition = partition
         self._number = 0
-        # Asked for once: with another number of queues a sharding key would lead to another one in mid-task.
+        """Number of the next row, for its name and its unique key."""
+        # Looked up once: if the number of queues changed within the task, a sharding key would change its queue.
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._in_flight = asyncio.Semaphore(IN_FLIGHT)
         self._has_warned = False
 
     async def send(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Send rows: those for one queue one request after the other, all others as they fit."""
+        """Send rows: those of one queue in sequential requests, all others concurrently."""
         bound: dict[MessageQueue, list[_RowMessage]] = {}
         free: dict[str, list[_RowMessage]] = {}
         for row in rows:
             try:
-                made = self._made(row)
+                made = self._row_message(row)
                 queue = await self._queue_of(row, made)
             except InvalidMessage as error:
                 self._skip(error)
@@ -182,7 +149,7 @@ class _ChunkSender:
                 bound.setdefault(queue, []).append(made)
         jobs = [self._in_order(of_queue, queue) for queue, of_queue in bound.items()]
         for topic, of_topic in free.items():
-            # Requests small enough that every queue gets its share.
+            # At least as many requests as queues, so that the rows spread evenly.
             share = -(-len(of_topic) // len(await self._queues_of(topic)))
             jobs += [self._in_order(piece, None) for piece in _cut(of_topic, share)]
         done = await asyncio.gather(*jobs, return_exceptions=True)
@@ -190,7 +157,7 @@ class _ChunkSender:
             if isinstance(result, BaseException):
                 raise result
 
-    def _made(self, row: Mapping[str, Any]) -> _RowMessage:
+    def _row_message(self, row: Mapping[str, Any]) -> _RowMessage:
         number, self._number = self._number, self._number + 1
         name = row_name(row, number, self._partition)
         message = message_of(row, self._options.topic, number, self._partition)
@@ -205,7 +172,7 @@ class _ChunkSender:
         return _RowMessage(name, message)
 
     async def _queue_of(self, row: Mapping[str, Any], made: _RowMessage) -> MessageQueue | None:
-        """Return the queue that a row asks for; None if any will do."""
+        """Return the queue that a row selects, None if it selects none."""
         key, queue_id = row.get("shardingKey"), row.get("queueId")
         if key is not None:
             return select_by_hash(key)(await self._queues_of(made.message.topic))
@@ -222,12 +189,13 @@ class _ChunkSender:
         return self._queues[topic]
 
     async def _in_order(self, rows: Sequence[_RowMessage], queue: MessageQueue | None) -> None:
-        """Send rows of one topic, in requests one after the other; to one queue, or each request to the next."""
-        for piece in _cut(rows, MESSAGES_A_REQUEST):
+        """Send rows of one topic in sequential requests, to one queue or, without `queue`, to the next one each
+        time."""
+        for piece in _cut(rows, MESSAGES_PER_REQUEST):
             request = partial(self._request, [row.message for row in piece], queue)
             try:
                 self._count(await self._persist(piece[0].message.topic, request))
-            except InvalidMessage as error:  # found before anything was sent
+            except InvalidMessage as error:  # raised before the request was sent
                 if len(piece) == 1:
                     self._skip(InvalidMessage(f"{piece[0].name}: {error}"))
                     continue
@@ -235,15 +203,15 @@ class _ChunkSender:
                     await self._in_order([row], queue)
 
     async def _persist(self, topic: str, request: Callable[[], Awaitable[T]], *, is_known_topic: bool = True) -> T:
-        """Make a request about a topic until it succeeds or the delivery timeout has passed."""
+        """Retry a request about a topic until it succeeds or the delivery timeout has passed."""
         before_retry = partial(self._before_retry, topic)
         timeout_ms = self._options.delivery_timeout_ms
         return await with_retries(request, timeout_ms, is_known_topic=is_known_topic, before_retry=before_retry)
 
     async def _before_retry(self, topic: str, failure: RemotingError) -> None:
-        """Ask where the topic's brokers are now, and warn once: many requests fail together."""
+        """Refresh the route, and warn once per task, since many requests fail together."""
         if not self._has_warned:
-            _log.warning("%s; trying again for up to %g s", failure, self._options.delivery_timeout_ms / 1000)
+            _log.warning("%s; retrying for up to %g s", failure, self._options.delivery_timeout_ms / 1000)
         self._has_warned = True
         with suppress(MQError):
             await self._producer.instance.routes.refresh(topic)
@@ -260,7 +228,7 @@ class _ChunkSender:
         self.sent.unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
 
     def _skip(self, error: InvalidMessage) -> None:
-        """Leave an invalid row out and count it, or end the task."""
+        """Count an invalid row, or raise the error if invalidRows is fail."""
         if not self._options.skip_invalid_rows:
             raise error
         self.sent.skipped += 1
@@ -268,46 +236,13 @@ class _ChunkSender:
 
 
 def _cut(rows: Sequence[_RowMessage], most: int) -> Iterator[Sequence[_RowMessage]]:
-    for begin, end in split_requests([row.message for row in rows], min(most, MESSAGES_A_REQUEST)):
+    for begin, end in split_requests([row.message for row in rows], min(most, MESSAGES_PER_REQUEST)):
         yield rows[begin:end]
-
-
-def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:
-    """Return the name of a row in an error: its place in the task and, if it has any, its keys."""
-    keys = row.get("keys")
-    words = keys if isinstance(keys, str) else " ".join(key for key in keys or () if key is not None)
-    known = f"keys {words!r}" if words else f"msgId {row['msgId']}" if row.get("msgId") else ""
-    return f"row {number} of partition {partition}{f' with {known}' if known else ''}"
-
-
-def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition: int) -> Message:
-    """Return the message of a row, for `topic` or the one it names. InvalidMessage names the row."""
-    topic, body = topic or row.get("topic"), row["body"]
-    if topic is None or body is None:
-        missing = "topic" if topic is None else "body"
-        raise InvalidMessage(f"{row_name(row, number, partition)} has no {missing}")
-    own = {
-        name: value
-        for name, value in (row.get("properties") or {}).items()
-        if value is not None and (name not in properties.RESERVED or name in TAKEN_OVER)
-    }
-    message = Message(
-        topic,
-        body.encode() if isinstance(body, str) else body,
-        tags=row.get("tags"),
-        keys=row.get("keys"),
-        properties=own,
-        flag=row.get("flag") or 0,
-    )
-    if row.get("msgId"):
-        message.unique_key = row["msgId"]
-    message.delay_level = row.get("delayLevel") or 0
-    return message
 
 
 @without_tracebacks
 class RocketMQWriter(DataSourceArrowWriter):
-    """Sends the rows of a batch."""
+    """Writer of a batch."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._task_writer = TaskWriter(options, schema)
@@ -324,7 +259,7 @@ class RocketMQWriter(DataSourceArrowWriter):
 
 @without_tracebacks
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):
-    """Sends the rows of one batch of a stream after the other."""
+    """Writer of a stream, batch by batch."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._task_writer = TaskWriter(options, schema)
@@ -339,21 +274,8 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
         report_result(f"batch {batchId}, which failed and will be repeated,", messages)
 
 
-def _check(options: SinkOptions, schema: StructType) -> None:
-    """Raise ConfigError unless these columns can be messages."""
-    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if "body" not in kinds:
-        raise ConfigError(f"rows without a column body cannot be messages; they have {', '.join(kinds) or 'none'}")
-    if options.topic is None and "topic" not in kinds:
-        raise ConfigError("neither option topic nor a column of that name says where messages go")
-    for name, kind in kinds.items():
-        if name not in _TYPES and name not in COLUMNS:
-            raise ConfigError(f"column {name} is none that a message has; it may have {', '.join(_TYPES)}")
-        if name in _TYPES and kind not in _TYPES[name]:
-            raise ConfigError(f"column {name} is {kind}; it must be {' or '.join(_TYPES[name])}")
-
-
 def report_result(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Log what the tasks of a batch sent. `what` names the batch; a failed task has no result."""
     topics: dict[str, int] = {}
     unsafe = failed = skipped = 0
     first_skip_reason = ""
@@ -366,7 +288,7 @@ def report_result(what: str, messages: Sequence[WriterCommitMessage | None]) -> 
         first_skip_reason = first_skip_reason or message.first_skip_reason
         for topic, count in message.topics.items():
             topics[topic] = topics.get(topic, 0) + count
-    text = f"{what}: {_by_topic(topics)} sent by {len(messages) - failed} tasks that ended well"
+    text = f"{what}: {_by_topic(topics)} sent by {len(messages) - failed} successful tasks"
     if skipped:
         _log.warning("%s: %d invalid rows left out; the first: %s", what, skipped, first_skip_reason)
     if failed:

@@ -1,17 +1,16 @@
-"""The logs or queues of a read: the bounds of each, and the ranges of them that a batch reads.
+"""Origins of messages, their offsets, and the ranges of offsets that batches and streams read.
 
-A `Origin` has offsets of its own: the log of a store, whose offsets are physical, or a queue on a broker, whose
-offsets are queue offsets. Batches and streams see stores and live brokers through the same questions, those of
-`MessageSource`: the bounds of every origin, the partitions of a range, the part of a range with a given number of messages, the
-number of messages in a range, and the offset at a time.
+An `Origin` is a queue on a broker, with queue offsets, or the CommitLog of a store, with physical offsets. Batches and
+streams treat stores and live brokers alike, by the protocol `MessageSource`.
 
-Two things can be wrong with a origin:
+Two things can be wrong with an origin:
 
-    lost       messages that were to be read no longer exist: brokers delete their oldest files, a store was replaced, a
-               topic was deleted. `failOnDataLoss` decides whether the read fails or skips them.
-    missing    the broker is not registered, does not answer, or does not let the queue be read now. Its messages still
-               exist, so a stream must neither skip them nor forget its offset. `failOnMissingBroker` decides whether
-               the read fails or continues with the other brokers (see `SourceBounds`).
+    lost         messages to be read no longer exist: brokers delete their oldest files, a store was replaced, a topic
+                 was deleted. `failOnDataLoss` decides whether the read fails or skips them.
+    unavailable  the broker is missing: not registered, not answering, or not letting the queue be read now. The
+    messages
+                 still exist, so a stream must neither skip them nor forget its offset. `failOnMissingBroker` decides
+                 whether the read fails or continues with the other brokers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerQueue(NamedTuple):
-    """A queue on a broker; its offsets are queue offsets."""
+    """A queue on a broker, with queue offsets."""
 
     topic: str
     broker_name: str
@@ -44,7 +43,7 @@ class BrokerQueue(NamedTuple):
 
 
 class BrokerLog(NamedTuple):
-    """The CommitLog of a store; its offsets are physical."""
+    """The CommitLog of a store, named like its broker, with physical offsets."""
 
     broker_name: str
 
@@ -55,37 +54,33 @@ class BrokerLog(NamedTuple):
 Origin: TypeAlias = BrokerQueue | BrokerLog
 Offsets: TypeAlias = Mapping[Origin, int]
 OffsetRanges: TypeAlias = Mapping[Origin, tuple[int, int]]
-"""Offsets from begin to end, half-open, of each origin."""
+"""Offsets of each origin from begin to end, half-open."""
 
 
 @dataclass(frozen=True)
 class SourceBounds:
-    """What a source holds now.
-
-    `ranges` has the least and the next offset of every chosen origin. `missing` names brokers that cannot be read now,
-    with the reason; `unavailable` holds the origins on them that are known all the same: from routes, options, or the offsets
-    of earlier batches. A known origin that is in neither is gone.
-    """
+    """The current bounds of a source. A known origin that is neither in `ranges` nor `unavailable` was deleted."""
 
     ranges: OffsetRanges
+    """The first and the next offset of every chosen origin that can be read."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    """The reason why a broker cannot be read now, by broker name."""
     unavailable: frozenset[Origin] = frozenset()
+    """Origins on missing brokers that are known from routes, options or the offsets of earlier batches."""
 
     def describe_missing(self) -> list[str]:
-        """Return one sentence for each missing broker, with the queues that are known to be on it."""
+        """Return one sentence per missing broker, with its known queues."""
         return [
-            f"{name} {why}" + (f": {_queues_text(on_it)}" if (on_it := self._unavailable_on(name)) else "")
+            f"{name} {why}" + (f": {_queues_text(queues)}" if (queues := self._unavailable_on(name)) else "")
             for name, why in sorted(self.missing.items())
         ]
 
     def _unavailable_on(self, name: str) -> list[BrokerQueue]:
-        return sorted(
-            origin for origin in self.unavailable if isinstance(origin, BrokerQueue) and origin.broker_name == name
-        )
+        return sorted(each for each in self.unavailable if isinstance(each, BrokerQueue) and each.broker_name == name)
 
 
 def _queues_text(queues: Iterable[BrokerQueue]) -> str:
-    """Return `queues 0 to 3 of topic 'T'`, topic by topic, for sorted queues."""
+    """Return `queues 0 to 3 of topic 'T'` and the like for sorted queues, topic by topic."""
     texts = []
     for topic, of_topic in groupby(queues, lambda queue: queue.topic):
         ids = [queue.queue_id for queue in of_topic]
@@ -103,26 +98,26 @@ def refuse_missing(options: ReadOptions, bounds: SourceBounds, remedy: str = "se
 
 
 class MessageSource(Protocol):
-    """A store, or live brokers, to read from."""
+    """Store directories or live brokers to read from."""
 
     def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
-        """Return the bounds of every chosen origin, and the state of those that are `known` from before."""
+        """Return the bounds of every chosen origin, and the state of the origins `known` from earlier batches."""
 
     def plan(self, ranges: OffsetRanges) -> Sequence[InputPartition]:
-        """Return the partitions that hold what is chosen of these ranges, which must lie in the bounds."""
+        """Return partitions that hold the chosen messages of these ranges, which must be within the bounds."""
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        """Return for each queue the offset of its first message stored at a time or later; without one, its end."""
+        """Return by queue the offset of the first message stored at a time (ms) or later, else the queue's end."""
 
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
-        """Return the beginnings of these ranges that together hold at most `count` messages; not none if any."""
+        """Return the beginnings of ranges with at most `count` messages together; at least one if there is any."""
 
     def count(self, ranges: OffsetRanges, most: int) -> int:
-        """Return the number of messages in these ranges; counting may end at `most`."""
+        """Return the number of messages in the ranges. Counting may stop at `most`."""
 
 
 def is_chosen(options: ReadOptions, queue: BrokerQueue) -> bool:
-    """Tell whether a read takes this queue."""
+    """Tell whether the options choose a queue."""
     if options.topics is not None:
         return queue.topic in options.topics
     if options.assigned is not None:
@@ -131,14 +126,14 @@ def is_chosen(options: ReadOptions, queue: BrokerQueue) -> bool:
 
 
 def is_chosen_topic(options: ReadOptions, topic: str) -> bool:
-    """Tell whether a read without named topics takes this one."""
+    """Tell whether options that name no topics choose this one, by pattern and system topics."""
     if is_system_topic(topic) and not options.include_system_topics:
         return False
     return options.pattern is None or options.pattern.fullmatch(topic) is not None
 
 
 def resolve_offsets(options: ReadOptions, source: MessageSource, bounds: SourceBounds) -> ReadOptions:
-    """Return the options with offsets in origin of times, and with the broker of every queue."""
+    """Return the options with times replaced by offsets, and with the broker of every queue filled in."""
 
     def offsets(times: QueueOffsets) -> QueueOffsets:
         queues: dict[BrokerQueue, int] = {}
@@ -146,7 +141,7 @@ def resolve_offsets(options: ReadOptions, source: MessageSource, bounds: SourceB
             if queue in bounds.ranges:
                 queues[queue] = time
             elif queue not in bounds.unavailable:
-                raise ConfigError(f"times name {queue}, which this read has not")
+                raise ConfigError(f"times name {queue}, which this read does not include")
         return {(*queue,): offset for queue, offset in source.at_times(queues, bounds.ranges).items()}
 
     def named(given: QueueOffsets) -> QueueOffsets:
@@ -174,7 +169,7 @@ def _with_brokers(given: QueueOffsets, bounds: SourceBounds) -> dict[BrokerQueue
         if broker is None:
             names = sorted(brokers.get(topic, ()))
             if not names:
-                raise ConfigError(f"offsets name queue {queue_id} of topic {topic!r}, which this read has not")
+                raise ConfigError(f"offsets name queue {queue_id} of topic {topic!r}, which this read does not include")
             if len(names) > 1:
                 raise ConfigError(
                     f"offsets of topic {topic!r} must name the broker, since {' and '.join(names)} have the topic: "
@@ -186,7 +181,7 @@ def _with_brokers(given: QueueOffsets, bounds: SourceBounds) -> dict[BrokerQueue
 
 
 def _by_queue(given: QueueOffsets | int | None) -> dict[Origin, int]:
-    """Return offsets by queue; `resolve_offsets` has filled in the brokers."""
+    """Return offsets by queue, for options in which `resolve_offsets` has filled in the brokers."""
     return {
         BrokerQueue(topic, broker, queue_id): offset
         for (topic, broker, queue_id), offset in (given if isinstance(given, Mapping) else {}).items()
@@ -195,16 +190,12 @@ def _by_queue(given: QueueOffsets | int | None) -> dict[Origin, int]:
 
 
 def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tuple[int, int]]:
-    """Return what a batch takes of each origin, for options that `resolve_offsets` returned."""
+    """Return the ranges that a batch reads, for options returned by `resolve_offsets`.
+
+    Raises ConfigError for offsets out of bounds; with failOnDataLoss=false they are cut to the bounds, with a warning.
+    """
     starting, ending = _by_queue(options.starting_offsets), _by_queue(options.ending_offsets)
-    brokers = sorted(options.stores or {origin.broker_name for origin in bounds.ranges})
-    for queue in {**starting, **ending}:
-        if queue in bounds.unavailable:
-            continue
-        if queue.broker_name not in brokers:
-            raise ConfigError(f"offsets name broker {queue.broker_name!r}; this read has {', '.join(brokers)}")
-        if queue not in bounds.ranges:
-            raise ConfigError(f"offsets name {queue}, which this read has not")
+    _check_queues_exist(options, {**starting, **ending}, bounds)
     ranges = {}
     for origin, (least, most) in sorted(bounds.ranges.items()):
         if isinstance(origin, BrokerLog):
@@ -214,22 +205,37 @@ def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tup
             begin, end = starting.get(origin, EARLIEST), ending.get(origin, LATEST)
             begin, end = least if begin == EARLIEST else begin, most if end == LATEST else end
         for offset in (begin,) if isinstance(origin, BrokerLog) else (begin, end):
-            if not least <= offset <= most:
-                _report_loss(
-                    options, f"offset {offset} of {origin} is not there; it holds {least} to {most}", ConfigError
-                )
+            _check_in_bounds(options, origin, offset, (least, most))
         begin, end = min(max(begin, least), most), min(max(end, least), most)
         if begin < end:
             ranges[origin] = begin, end
     return ranges
 
 
+def _check_queues_exist(options: ReadOptions, queues: Iterable[Origin], bounds: SourceBounds) -> None:
+    """Raise ConfigError for a queue with given offsets that the read does not include and no missing broker has."""
+    brokers = sorted(options.stores or {origin.broker_name for origin in bounds.ranges})
+    for queue in queues:
+        if queue in bounds.unavailable:
+            continue
+        if queue.broker_name not in brokers:
+            raise ConfigError(f"offsets name broker {queue.broker_name!r}; this read has {', '.join(brokers)}")
+        if queue not in bounds.ranges:
+            raise ConfigError(f"offsets name {queue}, which this read does not include")
+
+
+def _check_in_bounds(options: ReadOptions, origin: Origin, offset: int, bounds: tuple[int, int]) -> None:
+    least, most = bounds
+    if not least <= offset <= most:
+        _report_loss(options, f"offset {offset} of {origin} is not there; it holds {least} to {most}", ConfigError)
+
+
 def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, int]:
-    """Return where a new stream begins, for options that `resolve_offsets` returned."""
+    """Return the offsets at which a new stream begins, for options returned by `resolve_offsets`."""
     ranges = bounds.ranges
     given = options.starting_offsets
-    word = uniform_start(options)
-    offsets = {origin: least if word == EARLIEST else most for origin, (least, most) in ranges.items()}
+    start = uniform_start(options)
+    offsets = {origin: least if start == EARLIEST else most for origin, (least, most) in ranges.items()}
     named: dict[Origin, int] = {}
     if options.starting_commit_log_offset is not None:
         named = dict.fromkeys(ranges, options.starting_commit_log_offset)
@@ -238,16 +244,16 @@ def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, 
         offsets = {origin: least for origin, (least, _) in ranges.items()}
     for origin, offset in named.items():
         if origin not in ranges:
-            raise ConfigError(f"offsets name {origin}, which this read has not")
+            raise ConfigError(f"offsets name {origin}, which this read does not include")
         least, most = ranges[origin]
-        if offset >= 0 and not least <= offset <= most:
-            _report_loss(options, f"offset {offset} of {origin} is not there; it holds {least} to {most}", ConfigError)
+        if offset >= 0:
+            _check_in_bounds(options, origin, offset, (least, most))
         offsets[origin] = least if offset == EARLIEST else most if offset == LATEST else min(max(offset, least), most)
     return offsets
 
 
 def uniform_start(options: ReadOptions) -> int | None:
-    """Return EARLIEST or LATEST if a new stream begins there in every origin; None if offsets or times are given."""
+    """Return EARLIEST or LATEST if a new stream begins all origins there, None if offsets or times are given."""
     if options.starting_times is not None or isinstance(options.starting_offsets, Mapping):
         return None
     if options.starting_offsets is None:
@@ -257,22 +263,20 @@ def uniform_start(options: ReadOptions) -> int | None:
 
 
 def available_ranges(options: ReadOptions, known: Offsets, bounds: SourceBounds) -> dict[Origin, tuple[int, int]]:
-    """Return the range of each origin that the next batch of a stream can read after the offsets `known`.
+    """Return the ranges that the next batch of a stream can read after the offsets `known`, before it is logged.
 
-    Asked before the batch is logged. A origin that is unavailable keeps its offset, and a new one is read from its beginning.
-    Raises StoreError for lost messages; with failOnDataLoss=false they are skipped with a warning.
+    An unavailable origin keeps its offset, and a new one is read from its beginning. Raises StoreError for lost
+    messages; with failOnDataLoss=false they are skipped with a warning.
     """
     ranges = {}
     for origin in sorted(known.keys() - bounds.ranges.keys()):
         if origin in bounds.unavailable:
             ranges[origin] = known[origin], known[origin]
         else:
-            _report_loss(options, f"{origin} is gone, and with it what came after offset {known[origin]}", StoreError)
+            _report_deleted(options, origin, known[origin])
     for origin, (least, most) in bounds.ranges.items():
-        ranges[origin] = (
-            _resume_offset(options, origin, known.get(origin, _first_offset(origin, least)), most, (least, most)),
-            most,
-        )
+        begin = known.get(origin, _first_offset(origin, least))
+        ranges[origin] = _resume_offset(options, origin, begin, most, (least, most)), most
     return ranges
 
 
@@ -281,22 +285,21 @@ def logged_ranges(
 ) -> dict[Origin, tuple[int, int]]:
     """Return the ranges of a logged batch, from `start` to `end`, that still exist.
 
-    A origin that `start` does not know is read from its beginning. Raises StoreError for lost messages; with
-    failOnDataLoss=false they are skipped with a warning. Raises RemotingError if a origin of the batch is unavailable: its
-    offsets are logged, so leaving it out would lose its messages for ever.
+    An origin that `start` does not have is read from its beginning. Raises StoreError for lost messages; with
+    failOnDataLoss=false they are skipped with a warning. Raises RemotingError if an origin of the batch is unavailable:
+    its end is logged, so leaving it out now would lose its messages.
     """
     needed = frozenset(origin for origin, upto in end.items() if start.get(origin, 0) < upto)
     needed |= start.keys() - end.keys()
     if unavailable := needed & bounds.unavailable:
-        concerned = SourceBounds(
-            {}, {origin.broker_name: bounds.missing[origin.broker_name] for origin in unavailable}, unavailable
-        )
+        names = {origin.broker_name for origin in unavailable}
+        concerned = SourceBounds({}, {name: bounds.missing[name] for name in names}, unavailable)
         raise RemotingError(
             f"{'; '.join(concerned.describe_missing())}. The checkpoint has begun a batch with them: "
             f"start the query again when they can be read"
         )
     for origin in start.keys() - end.keys() - bounds.ranges.keys():
-        _report_loss(options, f"{origin} is gone, and with it what came after offset {start[origin]}", StoreError)
+        _report_deleted(options, origin, start[origin])
     ranges = {}
     for origin, upto in sorted(end.items()):
         begin = start.get(origin, 0)
@@ -305,19 +308,20 @@ def logged_ranges(
                 _report_loss(options, f"{origin} is gone, and with it offsets {begin} to {upto}", StoreError)
             continue
         least, most = bounds.ranges[origin]
-        begin = _resume_offset(options, origin, start.get(origin, _first_offset(origin, least)), upto, (least, most))
+        begin = start.get(origin, _first_offset(origin, least))
+        begin = _resume_offset(options, origin, begin, upto, (least, most))
         if begin < min(upto, most):
             ranges[origin] = begin, min(upto, most)
     return ranges
 
 
 def _first_offset(origin: Origin, least: int) -> int:
-    """Return the first offset of a new origin: all messages of a queue are new, a log begins where its files do."""
+    """Return the first offset of a new origin: 0 for a queue, so that deleted messages are noticed; else `least`."""
     return 0 if isinstance(origin, BrokerQueue) else least
 
 
 def _resume_offset(options: ReadOptions, origin: Origin, begin: int, upto: int, bounds: tuple[int, int]) -> int:
-    """Return the offset at which a stream that has read up to `begin` continues; report the messages lost before it."""
+    """Return the offset at which a stream continues that has read up to `begin`; report messages lost before it."""
     least, most = bounds
     if begin < min(least, upto):
         _report_loss(options, f"offsets {begin} to {min(least, upto)} of {origin} were deleted unread", StoreError)
@@ -329,14 +333,22 @@ def _resume_offset(options: ReadOptions, origin: Origin, begin: int, upto: int, 
     return min(max(begin, least), most)
 
 
+def _report_deleted(options: ReadOptions, origin: Origin, offset: int) -> None:
+    _report_loss(options, f"{origin} is gone, and with it the messages after offset {offset}", StoreError)
+
+
 def _report_loss(options: ReadOptions, what: str, error: type[ConfigError] | type[StoreError]) -> None:
+    """Raise `error`, or warn if failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise error(f"{what}; failOnDataLoss=false reads what there is")
     _log.warning("%s; reading what there is", what)
 
 
 def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, int]]:
-    """Return the beginnings of ranges with `count` offsets in all, each origin's share by its size."""
+    """Return the beginnings of ranges with `count` offsets in all, divided in proportion to their sizes.
+
+    Rounding errors are carried over, so that the sum is exact: 5 offsets of ranges of 3, 3 and 3 are 1, 2 and 2.
+    """
     total = sum(end - begin for begin, end in ranges.values())
     if total <= count:
         return dict(ranges)
@@ -350,9 +362,10 @@ def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, in
 
 
 def to_json(offsets: Offsets, begins: Offsets | None = None) -> dict[str, Any]:
-    """Return offsets as a stream logs them: {"broker":n} of logs, {"topic":{"broker":{"0":n}}} of queues.
+    """Return offsets as a stream logs them: {"broker":n} for logs, {"topic":{"broker":{"0":n}}} for queues.
 
-    A origin in `begins` is written [begin, offset]: the batch reads it from there, though the offsets before it lack it.
+    An origin in `begins` is written as [begin, offset]: the batch reads it from `begin`, although the start offset of
+    the batch does not contain the origin (see `stream_reader`).
     """
     begins = begins or {}
     found: dict[str, Any] = {}
@@ -366,7 +379,7 @@ def to_json(offsets: Offsets, begins: Offsets | None = None) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, int]:
-    """Return the offsets given to `to_json`. Raises ConfigError if a stream was started again with other options."""
+    """Return the offsets given to `to_json`. Raises ConfigError if a stream was restarted with other options."""
     return {origin: offset for origin, (_, offset) in _pairs_from_json(value, by_queue).items()}
 
 
@@ -376,6 +389,8 @@ def begins_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, i
 
 
 def _pairs_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, tuple[int | None, int]]:
+    """Return (begin or None, offset) by origin."""
+
     def pair(value: Any) -> tuple[int | None, int]:
         begin, offset = value if isinstance(value, list) else (None, value)
         return None if begin is None else int(begin), int(offset)

@@ -1,29 +1,31 @@
-"""A stream of messages for Structured Streaming: stores and live brokers, batch after batch.
+"""Streaming reads for Structured Streaming, from stores and live brokers.
 
-An offset of the stream is the offset of every origin that is read (see `origins`): the physical offset of each store's
-log, or the queue offset of each queue. Spark logs offsets in the checkpoint of the query and hands them back, so a
-restarted query continues from them and repeats the batch that it had begun.
+A stream's offset contains the offset of every origin that is read (see `source_offsets`): the physical offset of each
+store's log, or the queue offset of each queue. Spark writes offsets to the query's checkpoint and passes them back, so
+a restarted query continues from them and repeats the batch that it had begun. Spark's calls:
 
-    initialOffset       startingOffsets and the like, asked for until the first batch is committed
-    latestOffset        the end of the next batch: the end of every origin, or as far as maxOffsetsPerTrigger allows,
-                        shared out by the backlog of each origin. With minOffsetsPerTrigger it returns the start, which
-                        makes no batch, until the backlog is large enough or the time is up. A new origin is read from
-                        its beginning
-    reportLatestOffset  the end of every origin when latestOffset was asked, for the progress that Spark reports
+    initialOffset       startingOffsets and similar options; called until the first batch is committed
+    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, so many
+    messages
+                        in proportion to the backlogs. With minOffsetsPerTrigger it returns the start, which makes no
+                        batch, until the backlog is large enough or maxTriggerDelay has passed. New origins are read
+                        from their beginning
+    reportLatestOffset  the end of every origin at the last latestOffset, for the progress that Spark reports
     partitions          the partitions between two offsets, packed as for a batch
 
 **A logged offset is final.** Spark logs the end of a batch before reading it, and repeats exactly that batch until it
-succeeds. Therefore latestOffset detects lost messages and missing brokers before the end is logged. An end has every
-origin of its start: a origin that is unavailable keeps its offset, since without one it would be read from its beginning later.
+succeeds. Therefore latestOffset detects lost messages and missing brokers before the end is logged. The end has every
+origin of the start: an unavailable origin keeps its offset, because without one it would later be read from its
+beginning.
 
-Earlier versions left such origins out. A batch whose end lacks them is repeated as soon as they can be read, and the
-next batch continues at the offsets that the start of that batch had. Its own start lacks them, so its end carries both
-(see `origins.to_json`).
+Checkpoints of earlier versions lack such origins. A batch whose end lacks them is repeated as soon as they can be read,
+and the next batch continues at the offsets that the start of that batch had. Its own start lacks them, so its end
+carries both (see `source_offsets.to_json`).
 
 A query with Trigger.AvailableNow records the end of every origin when it starts, and stops there.
 
-Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query. The offset that
-latestOffset starts from is the end of a finished batch, so progress is committed to the commitGroup there.
+Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query. The start offset
+passed to latestOffset is the end of a finished batch, so that call commits to the commitGroup.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from pyspark.sql.streaming.datasource import (
 from rucola.errors import MQError, RemotingError
 from rucola.spark.errors import without_tracebacks
 from rucola.spark.source import batch_reader
-from rucola.spark.source.live_source import commit
+from rucola.spark.source.live_source import commit_offsets
 from rucola.spark.source.offset_options import EARLIEST
 from rucola.spark.source.options import MAX_TRIGGER_DELAY_MS, ReadOptions
 from rucola.spark.source.source_offsets import (
@@ -71,10 +73,10 @@ _log = logging.getLogger(__name__)
 
 @without_tracebacks
 class RefusedStreamReader(DataSourceStreamReader):
-    """A stream whose options are refused: the first call raises the error.
+    """A stream reader for invalid options, whose first call raises the error.
 
-    An error of `DataSource.streamReader` itself would be lost: PySpark's runner fails in its own cleanup then, and
-    reports that failure (UnboundLocalError).
+    An error raised by `DataSource.streamReader` itself would be lost: PySpark's runner then fails in its own cleanup,
+    and reports that failure (UnboundLocalError) instead.
     """
 
     def __init__(self, error: MQError) -> None:
@@ -95,27 +97,34 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 @without_tracebacks
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of one query, and on the workers, which get a pickled copy, reads their partitions."""
+    """Plans the batches of one query on the driver, and reads partitions on the workers, which get a pickled copy.
+
+    Spark calls a reader from one thread at a time.
+    """
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._columns = names
         self._source = batch_reader.source_of(options)
         self._target: OffsetRanges | None = None
-        """With Trigger.AvailableNow: the bounds when the query was started."""
+        """With Trigger.AvailableNow, the bounds when the query was started."""
         self._recovered: dict[Origin, int] = {}
-        """The offsets of origins that the end of a repeated batch lacks, though its start has them."""
+        """Offsets of origins that the start of a repeated batch has and its end does not (see the module docstring)."""
         self._latest: dict[str, Any] | None = None
+        """The end of every origin at the last `latestOffset`, as JSON."""
         self._last_batch_s: float | None = None
+        """Monotonic time of the last batch that did not wait, for maxTriggerDelay."""
         self._group_offsets: dict[Origin, int] = {}
-        self._told: set[str] = set()
+        """Offsets already committed to the commitGroup."""
+        self._warned: set[str] = set()
+        """Missing brokers of the last warning, which is repeated only if the set changes."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - these are Spark's names
         bounds = self._source.bounds()
         if bounds.missing and uniform_start(self._options) != EARLIEST:
             raise RemotingError(
                 f"{'; '.join(bounds.describe_missing())}. A stream begins at offsets of all its brokers, or at "
-                f"startingOffsets=earliest: start the query when they are back"
+                f"startingOffsets=earliest: start the query when these brokers are available"
             )
         self._refuse_missing(bounds)
         return to_json(initial_offsets(resolve_offsets(self._options, self._source, bounds), bounds))
@@ -132,14 +141,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = bounds.ranges
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        # 1. Determine what can be read after the start. Lost messages and missing brokers raise before Spark logs.
         logged = from_json(start, self._options.by_queue)
         recovered = {origin: offset for origin, offset in self._recovered.items() if origin not in logged}
         known = {**logged, **recovered}
         bounds = self._source.bounds(known)
         self._refuse_missing(bounds)
         ranges: OffsetRanges = available_ranges(self._options, known, bounds)
+        # 2. `start` is the end of a finished batch: publish the lag, and commit to the group.
         self._latest = to_json({origin: end for origin, (_, end) in ranges.items()})
         self._commit_to_group(logged, bounds)
+        # 3. Cut the ranges by trigger, backlog and batch limit.
         if self._target is not None:
             ranges = self._up_to_target(ranges, self._target, known, bounds)
         waiting = {origin: (begin, end) for origin, (begin, end) in ranges.items() if begin < end}
@@ -149,7 +161,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges = {**ranges, **self._source.limit(waiting, limit.max_rows)}
         latest = {origin: end for origin, (_, end) in ranges.items()}
         if latest == logged:
-            return dict(start)  # as it was logged, since Spark compares texts
+            return dict(start)  # exactly as it was logged, since Spark compares the JSON texts
         return to_json(latest, {origin: offset for origin, offset in recovered.items() if origin in latest})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -170,17 +182,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch_reader.read(partition, self._options, self._columns)
 
     def _refuse_missing(self, bounds: SourceBounds) -> None:
-        """Raise RemotingError if brokers are missing; if that is allowed, warn each time others are."""
+        """Raise RemotingError if brokers are missing; if that is allowed, warn whenever the missing brokers change."""
         refuse_missing(self._options, bounds)
-        if bounds.missing.keys() != self._told:
-            self._told = set(bounds.missing)
+        if bounds.missing.keys() != self._warned:
+            self._warned = set(bounds.missing)
             for sentence in bounds.describe_missing():
                 _log.warning("%s; the stream continues without it", sentence)
 
     def _up_to_target(
         self, ranges: OffsetRanges, target: OffsetRanges, known: Offsets, bounds: SourceBounds
     ) -> OffsetRanges:
-        """Return the ranges without what came after the query was started with Trigger.AvailableNow."""
+        """Return the ranges cut at the ends recorded when the query was started with Trigger.AvailableNow."""
         capped = {}
         for origin, (begin, end) in ranges.items():
             if origin in target:
@@ -188,14 +200,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif origin in known:
                 if origin not in bounds.unavailable and self._options.fail_on_missing_broker:
                     raise RemotingError(
-                        f"{origin.broker_name} was missing when the query was started, and is back: start the query "
-                        f"again to read {origin}"
+                        f"{origin.broker_name} was missing when the query was started, and is available now: start the "
+                        f"query again to read {origin}"
                     )
                 capped[origin] = begin, begin
         return capped
 
     def _waits_for_more(self, waiting: OffsetRanges, limit: ReadLimit) -> bool:
-        """Tell whether a batch waits for minOffsetsPerTrigger. A query that is to end, or has just begun, does not."""
+        """Tell whether a batch waits for minOffsetsPerTrigger.
+
+        The first batch of a run and batches with Trigger.AvailableNow do not wait.
+        """
         least = self._options.min_offsets_per_trigger
         if least is None or not waiting or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -209,7 +224,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _commit_to_group(self, offsets: Offsets, bounds: SourceBounds) -> None:
-        """Commit the offsets of finished batches to the commitGroup. A failure is no failure of the stream."""
+        """Commit the offsets of finished batches to the commitGroup. A failure is logged and does not fail the
+        stream."""
         if self._options.commit_group is None:
             return
         changed = {
@@ -221,8 +237,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         options = replace(self._options, consumer_group=self._options.commit_group)
         try:
-            commit(options, changed)
+            commit_offsets(options, changed)
         except RemotingError as error:
-            _log.warning("progress of group %s was not committed: %s", self._options.commit_group, error)
+            _log.warning("offsets of group %s were not committed: %s", self._options.commit_group, error)
         else:
             self._group_offsets |= changed
