@@ -231,7 +231,7 @@ def test_what_cannot_be_delivered_is_logged_and_passed_over(tmp_path: Path, capl
         here.send(T0, 1, b"sound")
         assert here.delayed.deliver(T0 + 1000) is None
         assert here.bodies() == [b"sound"]
-    assert [word in caplog.text for word in ("name no queue: '', ''", "half of a transaction", "'../T'")] == [True] * 3
+    assert [word in caplog.text for word in ("name no queue: '', ''", "is a half message", "'../T'")] == [True] * 3
 
 
 def test_a_clock_that_was_set_back_holds_nothing_up(tmp_path: Path) -> None:
@@ -291,10 +291,10 @@ def test_what_apaches_broker_delivered_is_not_delivered_again(
     store.close()
 
 
-# The alarm.
+# The due task.
 
 
-def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) -> None:
+def test_a_due_task_runs_when_due_and_again_when_its_step_returns_a_time(tmp_path: Path) -> None:
     now_ms = 0
     rung: list[int] = []
     done = asyncio.Event()
@@ -312,15 +312,15 @@ def test_an_alarm_rings_when_due_and_again_when_its_step_says(tmp_path: Path) ->
 
     async def run() -> None:
         nonlocal now_ms
-        alarm = DueTask("test", step, lambda: now_ms)
-        alarm.WAIT_AFTER_FAILURE_MS = 0
-        alarm.schedule_at(3_600_000)
+        task = DueTask("test", step, lambda: now_ms)
+        task.RETRY_DELAY_MS = 0
+        task.schedule_at(3_600_000)
         now_ms = 5
-        alarm.schedule_at(5)
-        alarm.schedule_at(50_000)
+        task.schedule_at(5)
+        task.schedule_at(50_000)
         await asyncio.wait_for(done.wait(), 10)
-        alarm.stop()
-        alarm.schedule_at(0)
+        task.stop()
+        task.schedule_at(0)
 
     asyncio.run(run())
     assert rung == [5, 5, 6, 7]

@@ -158,7 +158,7 @@ def test_a_level_does_not_move_on_while_its_puts_fail(
             assert waits == [1000, 2000, 4000, 8000, 16_000, *[LAST_RETRY_MS] * 3]
             assert here.delayed.offsets() == {}
         (error,) = errors(caplog)
-        assert error == "delay level 1: message U for T cannot be put and is retried: the disk has no room for it"
+        assert error == "delay level 1: put of message U for T failed and is retried: the disk is full"
         assert here.puts.failures == {"delay level 1": 8}
         assert caplog.text.count("no place for a record") == 1
         here.send(now_ms - 6000, 2, b"another level")
@@ -239,7 +239,7 @@ def test_a_transaction_stays_open_while_its_commit_cannot_be_put(
         half = here.prepare(T0, LARGE)
         leave(here.store, 400)
         with full(monkeypatch):
-            assert here.end(half, COMMIT) == "the disk has no room for it"
+            assert here.end(half, COMMIT) == "the disk is full"
             assert here.check(T0 + TIMEOUT_MS) == []
         assert here.puts.failures == {"commit": 1, "transaction check": 1}
         assert len(errors(caplog)) == 2
@@ -258,7 +258,7 @@ def test_a_commit_whose_op_message_finds_no_room_counts_once(tmp_path: Path, mon
             assert here.end(half, COMMIT) is None
             assert here.end(half, ROLLBACK) is None, "it is committed"
             assert here.check(T0 + TIMEOUT_MS) == [], "a producer is not asked about what is committed"
-            assert here.end(other, ROLLBACK) == "the disk has no room for it"
+            assert here.end(other, ROLLBACK) == "the disk is full"
         assert here.puts.failures == {"op message": 3}
         (question,) = here.check(T0 + TIMEOUT_MS)
         assert asked(question) == b"other"
@@ -331,7 +331,7 @@ def test_a_message_that_cannot_be_given_back_stays_with_its_consumer(
 
     with_world(tmp_path, talk, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0)
     assert len(errors(caplog)) == 1
-    assert "retry: message without a unique key for %DLQ%g cannot be put and is retried" in caplog.text
+    assert "retry: put of message without a unique key for %DLQ%g failed and is retried" in caplog.text
 
 
 def test_replies_and_events_are_kept_until_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -374,7 +374,7 @@ def test_a_broker_that_ends_says_what_it_could_not_put(tmp_path: Path, caplog: p
             assert (await peer.pull(queue_offset=100)).code == ResponseCode.PULL_OFFSET_MOVED
 
     with_world(tmp_path, talk)
-    assert "lost, as they could not be put before the end: {'offset moved event': 2}" in caplog.text
+    assert "buffered messages lost at the stop, as they could not be put: {'offset moved event': 2}" in caplog.text
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -389,7 +389,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert rings == [T0 + 1000]
     assert puts.put_buffered(T0 + 999) == T0 + 1000
     assert puts.put_buffered(T0 + 1000) == T0 + 3000
-    assert caplog.text.count("more of them are lost") == 1
+    assert caplog.text.count("further messages are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
     store.refuses_writes = None
     assert puts.put_buffered(T0 + 3000) is None
@@ -398,7 +398,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     kept = internal_puts.MAX_BUFFERED_BYTES // (1 << 20)
     for _ in range(kept + 1):
         puts.put_or_buffer("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
-    assert caplog.text.count("more of them are lost") == 2
+    assert caplog.text.count("further messages are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text
     store.refuses_writes = None
@@ -444,7 +444,7 @@ def test_a_damaged_message_is_skipped_and_named(tmp_path: Path, caplog: pytest.L
     flip(store, 88)  # the first byte of its body
     assert here.delayed.deliver(T0 + 1000) is None
     assert here.bodies() == [b"sound"]
-    assert "delay level 1: a message cannot be delivered and is skipped: the record at physical offset 0" in caplog.text
+    assert "delay level 1: skipping a message that cannot be delivered: the record at physical offset 0" in caplog.text
     assert "the body's CRC" in caplog.text
     store.close()
 
@@ -477,7 +477,7 @@ def test_delayed_messages_that_leave_the_log_before_they_are_due_are_reported(
         here.delayed.deliver(now_ms)
         here.delayed.deliver(now_ms + 60_000)
         assert here.bodies() == [b"stays"]
-    assert "delay level 3: 1 messages left the log before they were due, and are lost" in caplog.text
+    assert "delay level 3: retention deleted 1 messages before they were due" in caplog.text
 
 
 def test_an_exception_in_a_delivery_loses_no_timed_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_the_checkpoint_vouches_for_messages(tmp_path: Path, only: Only) -> None
 
 
 def test_the_next_file_of_the_log_is_made_ahead(tmp_path: Path, only: Only) -> None:
-    only("touch pages ahead")
+    only("touch pages")
 
     async def talk(peer: Peer) -> None:
         await peer.send(bytes(56_000))
@@ -92,7 +92,7 @@ def test_progress_of_groups_is_written(tmp_path: Path, only: Only) -> None:
 
 
 def test_progress_of_deliveries_is_written(tmp_path: Path, only: Only) -> None:
-    only("persist deliveries")
+    only("persist delivery offsets")
 
     async def talk(peer: Peer) -> None:
         await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
