@@ -14,11 +14,12 @@ import fcntl
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
+from rucola.access import Interceptor
 from rucola.broker.background.group_commit import Flush
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.retention import AskDisk, Cleaning, disk_usage
@@ -32,27 +33,16 @@ from rucola.broker.delivery.transaction_check import TransactionCheck
 from rucola.broker.delivery.transactions import Transactions
 from rucola.broker.durability import Durability
 from rucola.broker.flow_control import TICK_MS, FlowControl
+from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.queue_locks import QueueLocks
-from rucola.broker.remoting.cleaning import CleaningProcessor
-from rucola.broker.remoting.connections import ConnectionProcessor
-from rucola.broker.remoting.group import GroupProcessor
-from rucola.broker.remoting.heartbeat import HeartbeatProcessor
-from rucola.broker.remoting.lock import LockProcessor
-from rucola.broker.remoting.offset import OffsetProcessor
-from rucola.broker.remoting.pull import PullProcessor
-from rucola.broker.remoting.query import QueryProcessor
-from rucola.broker.remoting.reply import ReplyProcessor
-from rucola.broker.remoting.runtime import RuntimeProcessor
-from rucola.broker.remoting.send import SendProcessor
-from rucola.broker.remoting.send_back import SendBackProcessor
-from rucola.broker.remoting.slave import SlaveProcessor
-from rucola.broker.remoting.topic import TopicProcessor
-from rucola.broker.remoting.transaction import TransactionProcessor
+from rucola.broker.remoting.client_calls import RemotingClientCalls
+from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.replication.master import Master
 from rucola.broker.replication.slave import Slave
 from rucola.broker.replication.table_sync import INTERVAL_MS as SYNCHRONIZE_INTERVAL_MS
 from rucola.broker.replication.table_sync import SlaveSynchronize
+from rucola.broker.services.broker_services import build_services
 from rucola.broker.state import BrokerState
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
@@ -66,6 +56,7 @@ from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
+from rucola.remoting.endpoints import processor_table
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import StoreConfig
 from rucola.store.dispatch import Arrived
@@ -84,7 +75,8 @@ class Broker:
     """One broker over one store directory. Use `start` and `stop`, or `async with`.
 
     With `listen_port` 0 the system chooses a port; `address` tells it after the start. Settings that operators change
-    while it runs are written into `config_file`.
+    while it runs are written into `config_file`. Each of `interceptors` sees every request before the broker's own
+    checks do (see `rucola.access`).
     """
 
     def __init__(
@@ -95,12 +87,14 @@ class Broker:
         clock: Callable[[], int] = wall_clock_ms,
         ask_disk: AskDisk = disk_usage,
         config_file: Path | None = None,
+        interceptors: Iterable[Interceptor] = (),
     ) -> None:
         self.config = config
         self.store_config = store_config
         self._clock = clock
         self._ask_disk = ask_disk
         self._config_file = config_file
+        self._interceptors = tuple(interceptors)
         self._running = AsyncExitStack()
 
     @property
@@ -132,8 +126,10 @@ class Broker:
         _take_all_descriptors()
         config, clock = self.config, self._clock
         processors: dict[int, Processor] = {}
+        calls = RemotingClientCalls()
         clients = ClientRegistry(
             should_notify=lambda group: config.notify_consumer_ids_changed_enable and groups.notifies(group),
+            notify=calls.notify_consumer_ids_changed,
             on_group_left=lambda group: filters.leave(group, clock()),
         )
         locks = QueueLocks()
@@ -249,50 +245,29 @@ class Broker:
             timeout_ms=config.transaction_time_out,
             check_max=config.transaction_check_max,
         )
-        transaction_check = TransactionCheck(transactions, store, offsets, clients, flush, clock)
+        transaction_check = TransactionCheck(transactions, store, offsets, clients, calls, flush, clock)
         if not is_slave:
             transactions.load()
             running.push_async_callback(transaction_check.note_progress)
 
-        state = BrokerState(config, store, puts, topics, groups, offsets, filters, writing, clients, stats, clock)
-        send = SendProcessor(
-            config,
-            self.store_config,
-            store,
-            topics,
-            groups,
-            registration,
-            writing,
-            durability,
-            len(delays_ms),
-            transactions,
-            clock,
+        state = BrokerState(
+            config, store, puts, topics, groups, offsets, filters, writing, clients, locks, delayed, transactions,
+            stats, clock,
+        )  # fmt: skip
+        flow_control = FlowControl(config, lambda: time.monotonic_ns() // 1_000_000)
+        permission = Permission(config, topics, groups)
+        slave_refusal = SlaveRefusal(lambda: registration.master_address) if is_slave else None
+        services = build_services(
+            state, durability, calls, permission.check_publish, registration.settled, self._config_file
         )
-        processors |= send.table()
-        processors |= ReplyProcessor(state, send).table()
-        processors |= SendBackProcessor(state, len(delays_ms)).table()
-        processors |= TransactionProcessor(transactions, clock).table()
-        processors |= PullProcessor(state, hold).table()
-        processors |= QueryProcessor(config, store).table()
-        processors |= OffsetProcessor(store, offsets, delayed).table()
-        processors |= HeartbeatProcessor(state).table()
-        processors |= LockProcessor(locks, clock).table()
-        processors |= TopicProcessor(state, registration).table()
-        processors |= GroupProcessor(state).table()
-        processors |= CleaningProcessor(store, topics).table()
-        processors |= ConnectionProcessor(state).table()
-        runtime = RuntimeProcessor(
-            config, self.store_config, store, topics, registration, stats, delayed, clock, self._config_file
-        )
-        processors |= runtime.table()
-        if is_slave:
-            processors |= SlaveProcessor(registration).table()
+        endpoints = broker_endpoints(services, state, calls, hold, permission.check_fetch)
+        chain = broker_interceptors(self._interceptors, slave_refusal, flow_control, permission)
+        processors |= processor_table(endpoints, chain)
 
         clockwork = Clockwork()
         running.push_async_callback(clockwork.stop)
         clockwork.every(100, "answer held pulls", lambda: hold.expire(clock()))
         clockwork.every(self.store_config.flush_interval_commit_log, "flush", flush.start)
-        flow_control = FlowControl(config, processors, lambda: time.monotonic_ns() // 1_000_000)
         clockwork.every(TICK_MS, "watch for congestion", flow_control.tick)
         clockwork.every(100, "touch pages ahead", lambda: flow_control.touch(store.warm))
         clockwork.every(1000, "checkpoint", flush.checkpoint)
@@ -321,7 +296,7 @@ class Broker:
             root = self.store_config.store_path_root_dir
             behind = dict[str, int] if master is None else master.behind
             collector = BrokerCollector(
-                config, store, puts, topics, offsets, clients, stats, runtime.figures, behind, clock, root
+                config, store, puts, topics, offsets, clients, stats, services.runtime_info.figures, behind, clock, root
             )
             metrics = MetricsServer(
                 config.metrics_prom_exporter_host or config.bind_address, config.metrics_prom_exporter_port, collector

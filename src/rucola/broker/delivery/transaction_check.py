@@ -13,9 +13,8 @@ from rucola.broker.background.group_commit import Flush
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.services.client_calls import ClientCalls
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -33,6 +32,7 @@ class TransactionCheck:
         store: MessageStore,
         offsets: ConsumerOffsetTable,
         clients: ClientRegistry,
+        calls: ClientCalls,
         flush: Flush,
         clock: Callable[[], int],
     ) -> None:
@@ -40,6 +40,7 @@ class TransactionCheck:
         self._store = store
         self._offsets = offsets
         self._clients = clients
+        self._calls = calls
         self._flush = flush
         self._clock = clock
 
@@ -50,8 +51,7 @@ class TransactionCheck:
             if producer is None:
                 logger.warning("no producer of group %r is connected to be asked about its transaction", question.group)
             else:
-                request = RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, question.header, question.record)
-                producer.send(request)
+                self._calls.check_transaction(producer, question.header, question.record)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         await self.note_progress()
