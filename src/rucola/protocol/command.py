@@ -50,13 +50,10 @@ import msgspec
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError
+from rucola.message.properties import is_true as is_true
 from rucola.protocol.codes import LanguageCode, name_of
-
-VERSION = 409
-"""The version number that Apache RocketMQ 4.9.8 sends; some clients choose their features by it."""
-
-VERSION_TEXT = "V4_9_8"
-"""The same for people."""
+from rucola.protocol.version import VERSION as VERSION
+from rucola.protocol.version import VERSION_TEXT as VERSION_TEXT
 
 LANGUAGE = LanguageCode.PYTHON.name
 """What commands made here say of their maker."""
@@ -305,11 +302,6 @@ def to_ext_fields(header: Header) -> dict[str, str]:
         for name, value in msgspec.to_builtins(header).items()
         if value is not None
     }
-
-
-def is_true(value: bool | str | None) -> bool:
-    """A boolean ext field by Java's rule: only the word `true`, in any case, is true ("1" is not)."""
-    return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def _texts(fields: Any) -> dict[str, str]:

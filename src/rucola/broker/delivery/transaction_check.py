@@ -14,9 +14,8 @@ from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.broker.services.client_calls import ClientCalls
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -51,8 +50,7 @@ class TransactionCheckService:
             if producer is None:
                 logger.warning("transaction check: no producer of group %r is connected", check.group)
             else:
-                request = RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, check.header, check.record)
-                producer.send(request)
+                self._calls.check_transaction(producer, check.header, check.record)
             if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         await self.commit_offsets()
