@@ -59,9 +59,13 @@ class ConsumerConnection(Body, kw_only=True):
     """The members of a consumer group, and its subscriptions by topic."""
 
     connection_set: list[ClientConnection] = []
+    # Name of a value of CONSUME_FROM_WHERE.
     consume_from_where: str = ""
+    # Name of a value of CONSUME_TYPES.
     consume_type: str = ""
+    # Name of a value of MESSAGE_MODELS.
     message_model: str = ""
+    # By topic.
     subscription_table: dict[str, SubscriptionData] = {}
 
 
@@ -76,6 +80,7 @@ class ProducerInfo(Body, kw_only=True):
 
     client_id: str
     language: str
+    # Milliseconds since 1970.
     last_update_timestamp: int
     remote_ip: str = field(name="remoteIP")
     version: int
@@ -100,6 +105,7 @@ class GetConsumerRunningInfoRequestHeader(Header, kw_only=True):
 
     consumer_group: str
     client_id: str
+    # Whether the response contains the stack traces of the member.
     jstack_enable: bool | str = "false"
 
 
@@ -116,9 +122,12 @@ class ConsumeMessageDirectlyResult(Body, kw_only=True):
     """The response body of CONSUME_MESSAGE_DIRECTLY: the listener's result. `spent_time_mills` is in milliseconds."""
 
     auto_commit: bool = True
+    # CR_SUCCESS or another of the values above.
     consume_result: str | None = None
+    # Whether the listener consumes in order.
     order: bool = False
     remark: str | None = None
+    # Milliseconds; the spelling is Apache's.
     spent_time_mills: int = 0
 
 
@@ -142,13 +151,18 @@ class ProcessQueueInfo(Body, kw_only=True):
     cached_msg_count: int = 0
     cached_msg_max_offset: int = 0
     cached_msg_min_offset: int = 0
+    # Bodies of the cached messages, in MiB.
     cached_msg_size_in_mi_b: int = field(name="cachedMsgSizeInMiB", default=0)
+    # The next offset that the consumer commits.
     commit_offset: int = 0
+    # Whether the queue was revoked by a rebalance.
     droped: bool = False
     last_consume_timestamp: int = 0
+    # Of the last successful renewal of the queue lock.
     last_lock_timestamp: int = 0
     last_pull_timestamp: int = 0
     locked: bool = False
+    # Of messages in order that were delivered and not committed yet.
     transaction_msg_count: int = 0
     transaction_msg_max_offset: int = 0
     transaction_msg_min_offset: int = 0
@@ -161,6 +175,7 @@ class ConsumeStatus(Body, kw_only=True):
     `consume_failed_msgs` counts the failed messages of the last hour.
     """
 
+    # In the last hour; the other fields are of the last minute.
     consume_failed_msgs: int = 0
     consume_failed_tps: float = field(name="consumeFailedTPS", default=0.0)
     consume_ok_tps: float = field(name="consumeOKTPS", default=0.0)
@@ -172,9 +187,12 @@ class ConsumeStatus(Body, kw_only=True):
 class ConsumerRunningInfo(Body, kw_only=True):
     """The state of a consumer: properties, subscriptions, process queues, rates. Keyed by queues, see the module."""
 
+    # Stack traces, only on request.
     jstack: str | None = None
+    # Process queues of the assigned queues.
     mq_table: dict[MessageQueue, ProcessQueueInfo] = {}
     properties: dict[str, str] = {}
+    # By topic.
     status_table: dict[str, ConsumeStatus] = {}
     subscription_set: list[SubscriptionData] = []
 

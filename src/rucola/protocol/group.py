@@ -54,8 +54,10 @@ class ResetOffsetRequestHeader(Header, kw_only=True):
 
     topic: str
     group: str
+    # Milliseconds since 1970, or LATEST.
     timestamp: int
     is_force: bool | str = "false"
+    # RocketMQ 5 only; None for all queues.
     queue_id: int | None = None
     offset: int | None = None
 
@@ -104,6 +106,7 @@ class QueueTimeSpan(Body, kw_only=True):
 
     consume_time_stamp: int = 0
     consume_time_stamp_str: str = ""
+    # Milliseconds since the next message was stored, 0 without a backlog.
     delay_time: int = 0
     max_time_stamp: int = 0
     max_time_stamp_str: str = ""
@@ -131,6 +134,7 @@ class ConsumeStatsList(msgspec.Struct, kw_only=True):
     """
 
     broker_addr: str = ""
+    # For each group one ConsumeStats per topic.
     groups: dict[str, list[ConsumeStats]] = {}
     total_diff: int = 0
 

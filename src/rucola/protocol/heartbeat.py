@@ -39,10 +39,13 @@ class SubscriptionData(Body, kw_only=True):
     `sub_version` is the time in milliseconds of the subscription: the newest one is valid.
     """
 
+    # Filtering by an uploaded class, which brokers of 4.9 no longer support.
     class_filter_mode: bool = False
+    # `string_hash` of each tag, which brokers compare with the tagsCode of a unit.
     code_set: list[int] = []
     expression_type: str = "TAG"
     sub_string: str = SUB_ALL
+    # Milliseconds since 1970.
     sub_version: int = 0
     tags_set: list[str] = []
     topic: str
@@ -61,6 +64,7 @@ class ConsumerData(Body, kw_only=True):
     group_name: str
     message_model: str | int = "CLUSTERING"
     subscription_data_set: list[SubscriptionData] = []
+    # Whether the retry topic gets TOPIC_FLAG_UNIT_SUB, for deployments of several units.
     unit_mode: bool | str = False
 
     def __post_init__(self) -> None:

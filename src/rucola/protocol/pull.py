@@ -29,9 +29,13 @@ class PullMessageRequestHeader(Header, kw_only=True):
     queue_id: int
     queue_offset: int
     max_msg_nums: int
+    # Sum of the bits above.
     sys_flag: int
+    # Valid with COMMIT_OFFSET.
     commit_offset: int = 0
+    # Valid with SUSPEND.
     suspend_timeout_millis: int = 0
+    # Valid with SUBSCRIPTION.
     subscription: str | None = None
     sub_version: int = 0
     expression_type: str | None = None
@@ -40,7 +44,10 @@ class PullMessageRequestHeader(Header, kw_only=True):
 class PullMessageResponseHeader(Header, kw_only=True):
     """The queue offset of the next pull, the ends of the queue, and the broker id from which to pull next."""
 
+    # The broker id to pull from next: `which_broker_when_consume_slowly` of the group with a large backlog, else its
+    # `broker_id`.
     suggest_which_broker_id: int
+    # Also advances past messages that the filter excludes.
     next_begin_offset: int
     min_offset: int
     max_offset: int

@@ -54,6 +54,7 @@ class QueryConsumeQueueRequestHeader(Header, kw_only=True):
 
     topic: str
     queue_id: int
+    # A queue offset.
     index: int
     count: int = 0
     consumer_group: str | None = None
@@ -65,6 +66,7 @@ class ConsumeQueueData(Body, kw_only=True):
     eval: bool = False
     physic_offset: int
     physic_size: int
+    # Hash code of the tag, or the delivery time of a delayed message.
     tags_code: int
 
 
@@ -72,6 +74,7 @@ class QueryConsumeQueueResponseBody(Body, kw_only=True):
     """The response body of QUERY_CONSUME_QUEUE: the ends of the queue and the requested units."""
 
     filter_data: str | None = None
+    # End of the queue, the offset of its next message.
     max_queue_index: int = 0
     min_queue_index: int = 0
     queue_data: list[ConsumeQueueData] = []

@@ -33,7 +33,9 @@ class ReplyMessageRequestHeader(Header, kw_only=True):
     default_topic_queue_nums: int = 0
     queue_id: int
     sys_flag: int
+    # Milliseconds since 1970.
     born_timestamp: int
+    # The application's flag of the message.
     flag: int
     properties: str = ""
     reconsume_times: int = 0

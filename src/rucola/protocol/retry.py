@@ -13,10 +13,13 @@ from rucola.protocol.command import Header
 class ConsumerSendMsgBackRequestHeader(Header, kw_only=True):
     """The message and the group. `offset` is the physical offset in the log of the receiving broker."""
 
+    # Physical offset.
     offset: int
     group: str
+    # 0: the broker chooses; negative: dead letter queue.
     delay_level: int
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool | str = False
+    # None: `retryMaxTimes` of the group.
     max_reconsume_times: int | None = None

@@ -41,6 +41,7 @@ _SIZE = Struct(">i")
 class BrokerData(Body, kw_only=True):
     """One broker name: the addresses of its master and slaves ("host:port") by broker id."""
 
+    # "host:port" by broker id.
     broker_addrs: dict[int, str]
     broker_name: str
     cluster: str
@@ -52,6 +53,7 @@ class QueueData(Body, kw_only=True):
     broker_name: str
     perm: int
     read_queue_nums: int
+    # Bits TOPIC_FLAG_UNIT and TOPIC_FLAG_UNIT_SUB.
     topic_sys_flag: int = 0
     write_queue_nums: int
 
@@ -60,6 +62,7 @@ class TopicRouteData(Body, kw_only=True):
     """The response body of GET_ROUTEINFO_BY_TOPIC. `order_topic_conf` has the form `broker-a:4;broker-b:4`."""
 
     broker_datas: list[BrokerData] = []
+    # Filter servers by broker address, for filtering by an uploaded class.
     filter_server_table: dict[str, list[str]] = {}
     order_topic_conf: str | None = None
     queue_datas: list[QueueData] = []
@@ -132,6 +135,7 @@ class RegisterBrokerRequestHeader(Header, kw_only=True):
     broker_name: str
     broker_addr: str
     cluster_name: str
+    # "host:port" of the replication service.
     ha_server_addr: str = ""
     broker_id: int
     compressed: bool | str = "false"

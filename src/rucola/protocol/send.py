@@ -22,16 +22,21 @@ class SendMessageRequestHeader(Header, kw_only=True):
 
     producer_group: str = ""
     topic: str
+    # Template of a topic that is created on demand.
     default_topic: str = "TBW102"
     default_topic_queue_nums: int = 4
     queue_id: int
+    # Bits for compression, transactions and batches.
     sys_flag: int
     born_timestamp: int
+    # The application's, stored unchanged.
     flag: int
     properties: str = ""
+    # Number of earlier attempts, in messages of retry topics.
     reconsume_times: int = 0
     unit_mode: bool | str = False
     batch: bool | str = False
+    # Attempts before a message of a retry topic becomes a dead letter.
     max_reconsume_times: int | None = None
 
 
@@ -59,4 +64,5 @@ class SendMessageResponseHeader(Header, kw_only=True):
     msg_id: str
     queue_id: int
     queue_offset: int
+    # Optional; Rucola's brokers do not send it.
     transaction_id: str | None = None

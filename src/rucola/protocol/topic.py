@@ -39,7 +39,9 @@ def perm_text(perm: int) -> str:
 class TopicConfig(Body, kw_only=True):
     """The configuration of a topic on a broker: numbers of queues and permission."""
 
+    # Whether the topic is declared ordered, which GET_BROKER_CONSUME_STATS can select.
     order: bool = False
+    # Sum of PERM_READ, PERM_WRITE and PERM_INHERIT.
     perm: int = PERM_READ | PERM_WRITE
     read_queue_nums: int = 16
     topic_filter_type: str = SINGLE_TAG
@@ -68,8 +70,10 @@ class SubscriptionGroupConfig(Body, kw_only=True):
     broker_id: int = 0
     consume_broadcast_enable: bool = True
     consume_enable: bool = True
+    # Kept and reported; no broker of 4.9 evaluates it.
     consume_from_min_enable: bool = True
     group_name: str
+    # Whether members are notified when the membership changes.
     notify_consumer_ids_changed_enable: bool = True
     retry_max_times: int = 16
     retry_queue_nums: int = 1
@@ -105,6 +109,7 @@ class CreateTopicRequestHeader(Header, kw_only=True):
     """UPDATE_AND_CREATE_TOPIC: the fields of a TopicConfig."""
 
     topic: str
+    # Ignored by brokers.
     default_topic: str = "TBW102"
     read_queue_nums: int
     write_queue_nums: int
@@ -138,8 +143,10 @@ class TopicOffset(Body, kw_only=True):
 class OffsetWrapper(Body, kw_only=True):
     """The end of a queue, the consumer offset of a group, and the store time (ms) of the last consumed message."""
 
+    # The end of the queue.
     broker_offset: int = 0
     consumer_offset: int = 0
+    # Milliseconds since 1970, 0 for none.
     last_timestamp: int = 0
 
 

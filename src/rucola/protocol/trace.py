@@ -61,6 +61,7 @@ class Pub(msgspec.Struct, frozen=True, kw_only=True):
     tags: str | None
     keys: str | None
     store_host: str
+    # Bytes.
     body_length: int
     cost_ms: int
     message_type: MessageType
@@ -88,6 +89,7 @@ class SubAfter(msgspec.Struct, frozen=True, kw_only=True):
     cost_ms: int
     success: bool
     keys: str | None
+    # A ConsumeReturnType.
     context_code: int = ConsumeReturnType.SUCCESS
     timestamp: int = 0
     group: str = ""

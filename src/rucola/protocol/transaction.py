@@ -20,7 +20,9 @@ class EndTransactionRequestHeader(Header, kw_only=True):
     """
 
     producer_group: str
+    # Queue offset of the half message.
     tran_state_table_offset: int
+    # Physical offset of the half message.
     commit_log_offset: int
     commit_or_rollback: int
     from_transaction_check: bool | str = "false"
