@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "protocol": {"message"},
     "store": {"message"},
     "remoting": {"protocol"},
-    "namesrv": {"protocol", "remoting"},
+    "namesrv": {"message", "protocol", "remoting"},
     "broker": {"message", "protocol", "store", "remoting"},
     "client": {"message", "protocol", "remoting"},
     "admin": {"message", "protocol", "remoting", "client"},

@@ -367,7 +367,7 @@ def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCap
     store = MessageStore(stores.config(tmp_path))
     store.open(T0)
     puts = InternalPuts(store, rings.append)
-    store.write_state.reason = "full"
+    store.write_state.set_disk_full("full")
     for number in range(internal_puts.MAX_BUFFERED + 2):
         put = puts.put_or_buffer("event", stores.inner(body=b"%d" % number), T0)
         assert put.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
@@ -376,17 +376,17 @@ def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCap
     assert puts.put_buffered(T0 + 1000) == T0 + 3000
     assert caplog.text.count("further messages are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
-    store.write_state.reason = None
+    store.write_state.set_disk_full(None)
     assert puts.put_buffered(T0 + 3000) is None
     assert store.max_offset("T", 0) == internal_puts.MAX_BUFFERED
-    store.write_state.reason = "full"
+    store.write_state.set_disk_full("full")
     kept = internal_puts.MAX_BUFFERED_BYTES // (1 << 20)
     for _ in range(kept + 1):
         puts.put_or_buffer("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
     assert caplog.text.count("further messages are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text
-    store.write_state.reason = None
+    store.write_state.set_disk_full(None)
     store.close()
     assert check(tmp_path) == []
 

@@ -288,7 +288,7 @@ async def test_garbage_on_the_replication_port_closes_the_connection(
     ("sent", "words"),
     [
         (encode_header(-1, 4), "a transfer of 4 bytes at physical offset -1"),
-        (encode_header(77, 4) + b"abcd", "begins its log at 77"),
+        (encode_header(77, 4) + b"abcd", "the master's log begins at 77"),
         (encode_header(0, 8) + b"no record", "the master sent no record at 0"),
         (encode_header(0, 5)[:7], "it closed the connection"),
     ],

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
+from rucola.message.properties import is_true
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode, name_of
 from rucola.protocol.command import (
     FLAG_ONEWAY,
@@ -20,7 +21,6 @@ from rucola.protocol.command import (
     RemotingCommand,
     SerializeType,
     decode_command,
-    is_true,
     next_opaque,
 )
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader

@@ -30,7 +30,7 @@ from rucola.broker.delivery.delay import delay_level
 from rucola.broker.delivery.timer import TIMER_PROPERTIES
 from rucola.errors import InvalidMessage
 from rucola.message import properties
-from rucola.protocol.command import is_true
+from rucola.message.properties import is_true
 
 EditedProperties = tuple[bytes, str | None, str | None, str | None, str | None]
 """Of a message: (stored property string, tag, unique key, KEYS, WAIT)."""

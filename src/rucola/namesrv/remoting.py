@@ -18,12 +18,13 @@ from pathlib import Path
 from rucola import settings
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
+from rucola.message.properties import is_true
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.routes import RouteTable
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import (
     ORDER_TOPIC_CONFIG,
     GetKVConfigResponseHeader,

@@ -10,6 +10,7 @@ from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.remoting.client_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Processor
@@ -35,7 +36,10 @@ class Connections:
         self.processors: dict[int, Processor] = {}
         self.hold = PullRequestHold()
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
-        self.clients = ClientRegistry(self._should_notify, self._on_group_gone)
+        self.calls = RemotingClientCalls()
+        self.clients = ClientRegistry(
+            self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left
+        )
         self._server = RemotingServer(
             config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
         )
@@ -78,5 +82,5 @@ class Connections:
         is_enabled = self._environment.config.notify_consumer_ids_changed_enable
         return is_enabled and self._metadata.groups.should_notify(group)
 
-    def _on_group_gone(self, group: str) -> None:
+    def _on_group_left(self, group: str) -> None:
         self._metadata.filters.unregister(group, self._environment.clock())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
-from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import TimerMessageService
@@ -27,7 +27,7 @@ class Delivery:
     """
 
     def __init__(
-        self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, clients: ClientRegistry
+        self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, connections: Connections
     ) -> None:
         config, clock, directory = environment.config, environment.clock, environment.config_directory
         store, offsets = storage.store, metadata.offsets
@@ -46,7 +46,7 @@ class Delivery:
             config, store, self.puts, metadata.topics, offsets, self.level_count
         )
         self._transaction_check = TransactionCheckService(
-            self.transactions, store, offsets, clients, storage.group_commit, clock
+            self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock
         )
 
     def open(self, running: AsyncExitStack) -> None:

@@ -8,7 +8,7 @@ part fails to start, so the order below defines both directions:
     2. open the store (recovery)                   flush and close the store
     3. load the tables                             write the tables, close the client
     4. build replication; load delivery            write delivery offsets, put what is buffered
-    5. build the processors                        -
+    5. build the services and their endpoints      -
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
     7. serve metrics, listen for slaves            stop serving them
     8. listen for clients                          answer held pulls, close the connections
@@ -48,7 +48,7 @@ async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) 
     await storage.open(running)
     metadata.open(running, None if environment.is_slave else storage.store.max_offset)
     replication = build_replication(environment, storage, metadata)
-    delivery = Delivery(environment, storage, metadata, connections.clients)
+    delivery = Delivery(environment, storage, metadata, connections)
     delivery.open(running)
     serving = Serving(environment, metadata, connections, storage, delivery, replication)
 

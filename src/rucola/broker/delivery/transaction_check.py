@@ -33,6 +33,7 @@ class TransactionCheckService:
         store: MessageStore,
         offsets: ConsumerOffsetTable,
         clients: ClientRegistry,
+        calls: ClientCalls,
         group_commit: GroupCommit,
         clock: Callable[[], int],
     ) -> None:
@@ -40,6 +41,7 @@ class TransactionCheckService:
         self._store = store
         self._offsets = offsets
         self._clients = clients
+        self._calls = calls
         self._group_commit = group_commit
         self._clock = clock
 

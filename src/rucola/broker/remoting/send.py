@@ -26,8 +26,9 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.services.messages import Published
 from rucola.broker.services.publish import PublishService, Put, SendHeader
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
+from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
+from rucola.protocol.command import JSON, VERSION, RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint

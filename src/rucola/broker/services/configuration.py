@@ -117,7 +117,7 @@ class ConfigurationService:
         self._changed_ms = self._state.clock()
         if not for_broker.keys().isdisjoint(_REGISTERED):
             self._state.topics.add_system_topics(self._state.clock())
-            self._state.topics.renew(self._state.clock())
+            self._state.topics.bump_data_version(self._state.clock())
             await self._topics_registered()
 
     def _write(self, wanted: dict[str, str]) -> None:

@@ -209,9 +209,9 @@ class FetchService:
         )
         outcome = _OUTCOMES[result.status]
         if result.records:
-            self._state.stats.got(request.consumer_group, request.topic, len(result.records), result.size)
+            self._state.stats.record_get(request.consumer_group, request.topic, len(result.records), result.size)
         elif not is_held:
-            self._state.stats.got_nothing()
+            self._state.stats.record_miss()
         if queue_offset == 0 and result.status in _EMPTY_QUEUE:
             outcome = _NOT_FOUND
         if may_wait and outcome is _NOT_FOUND:
@@ -243,7 +243,7 @@ class FetchService:
         """Return the id of the broker from which the group should pull next."""
         if not self._state.config.slave_read_enable:
             return MASTER_ID
-        return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
+        return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
         """Store a message in OFFSET_MOVED_EVENT: this group was moved to another offset. A slave stores nothing."""
@@ -261,7 +261,7 @@ class FetchService:
         }
         group = request.consumer_group
         now_ms = self._state.clock()
-        self._state.puts.put_or_keep(
+        self._state.puts.put_or_buffer(
             "offset moved event",
             MessageInner(
                 OFFSET_MOVED_EVENT,

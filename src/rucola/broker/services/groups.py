@@ -33,15 +33,15 @@ class GroupService:
         check_group(group.group_name)
         check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
         self._state.groups.put(group, self._state.clock())
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
 
     async def delete(self, group: str, with_offsets: bool) -> None:
         """Delete a group's settings and statistics, and its consumer offsets if asked."""
         self._state.groups.remove(group, self._state.clock())
         if with_offsets:
             self._state.offsets.remove_group(group)
-        self._state.stats.forget_group(group)
-        await self._state.writing.settled()
+        self._state.stats.remove_group(group)
+        await self._state.persistence.wait_persisted()
 
     def all(self) -> SubscriptionGroupWrapper:
         """Return all groups with their data version."""

@@ -33,8 +33,8 @@ from sys import intern
 from typing import Final, TypeAlias, TypeVar
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
-from rucola.broker.delivery.delay import delay_level, postpone
-from rucola.broker.delivery.timer import waiting_place
+from rucola.broker.delivery.delay import delay_level, redirect_by_level
+from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
@@ -105,7 +105,7 @@ class PublishService:
         self._check_permission = check_permission
         self._topics_registered = topics_registered
         self._delay_level_count = state.delay_level_count
-        self._waits = durability.waits
+        self._waits = durability.must_wait
         self._properties = PropertyEditor(state.config.broker_cluster_name)
         self._region = state.config.region_fields
 
@@ -163,7 +163,7 @@ class PublishService:
                 f"topic[{header.topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
                 "autoCreateTopicEnable=true on the broker",
             )
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
         await self._topics_registered()
         self._check_permission(caller, Resource(header.topic))
         stored = self.admit(caller, version, header, body, put)
@@ -270,8 +270,8 @@ class PublishService:
         """Return the queue that a message is stored in: its target, or where it waits. Notes its target in `pairs`."""
         if not is_half:
             if header.reconsume_times:  # a timer message had its time before it was consumed
-                return postpone(*target, pairs, self._delay_level_count)
-            return waiting_place(*target, pairs, self._delay_level_count, now_ms)
+                return redirect_by_level(*target, pairs, self._delay_level_count)
+            return redirect_delayed(*target, pairs, self._delay_level_count, now_ms)
         if self._config.reject_transaction_message:
             raise self._refused(
                 Reason.FORBIDDEN,
@@ -332,11 +332,11 @@ class PublishService:
 
     async def durable(self, published: Published) -> tuple[PutMessageStatus, str] | None:
         """Wait until the messages are durable. Returns None then, or what is missing and why; they stay stored."""
-        return await self._durability.until(published.end)
+        return await self._durability.wait_durable(published.end)
 
     def _not_stored(self, status: PutMessageStatus) -> Refused:
         reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
-        return self._refused(reason, self._store.refuses_writes or text)
+        return self._refused(reason, self._store.write_state.reason or text)
 
     def _refused(self, reason: Reason, text: str) -> Refused:
         """Return a refusal with the broker's region, which every response to a producer has."""

@@ -53,7 +53,7 @@ class TopicService:
         """Delete a topic's settings and statistics. Raises InvalidMessage for a topic of the system."""
         self._check_user_topic(topic)
         self._state.topics.remove(topic, self._state.clock())
-        self._state.stats.forget_topic(topic)
+        self._state.stats.remove_topic(topic)
         await self._settled()
 
     def all(self) -> TopicConfigSerializeWrapper:
@@ -110,7 +110,7 @@ class TopicService:
             raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
 
     async def _settled(self) -> None:
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
         await self._topics_registered()
 
 
