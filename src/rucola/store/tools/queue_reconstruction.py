@@ -217,6 +217,7 @@ class _Reconstructor:
 
             5 6 0 1 2     an epoch begins at 0
             5 6 0 8 9     offset 7 is damaged
+            0 0 1 2       an epoch begins at the second 0, unless a similar queue lacks offset 0: then one 0 is its record
         """
         all_records = _locations(name, records)
         begin = 0
@@ -226,7 +227,9 @@ class _Reconstructor:
                 following = all_records[k + 1].queue_offset if k + 1 < len(all_records) else -1
                 is_next = self._units.at(name, before + 1)[0] == record.physical_offset
                 restarts = following == 1 or self._units.at(name, 0)[0] == record.physical_offset
-                if restarts and not is_next and (following not in (before + 1, before + 2) or not before):
+                is_rival = k == begin + 1 and self._belongs_elsewhere(record)
+                continues = is_next or is_rival or (before and following in (before + 1, before + 2))
+                if restarts and not continues:
                     yield all_records[begin:k]
                     begin = k
         if all_records:
@@ -271,7 +274,7 @@ class _Reconstructor:
         return not is_expected and self._room(begin, tail) + untrusted >= tail.queue_offset - expected
 
     def _belongs_elsewhere(self, lone: RecordLocation) -> bool:
-        """Tell whether the only record of a queue belongs to a queue with a similar name that lacks its offset."""
+        """Tell whether a record can belong to a queue with a similar name that lacks its offset."""
         for name, records in self._log.queues.items():
             offsets = records.queue_offsets
             if _is_similar(name, lone.queue) and offsets and max(offsets) + 1 >= lone.queue_offset not in offsets:
