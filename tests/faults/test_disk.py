@@ -425,9 +425,9 @@ def test_second_broker_process_on_a_store_is_refused(tmp_path: Path) -> None:
         assert "served by another process; stop that broker first" in second.stderr
         assert "Traceback" not in second.stderr
         program = (
-            "import sys; from support.stores import config; from pathlib import Path; from rucola.store.message_store "
+            "import sys; from pathlib import Path; from rucola.store.message_store import MessageStore; "
+            "from support.stores import config; MessageStore(config(Path(sys.argv[1]))).open(1)"
         )
-        program += "import MessageStore; MessageStore(config(Path(sys.argv[1]))).open(1)"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         third = subprocess.run(
             [sys.executable, "-c", program, tmp_path / "store"], capture_output=True, text=True, env=environment

@@ -28,10 +28,11 @@ from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_h
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
-from support.power import Disk
 from support.processes import Machines
-from support.replication import same_logs, until
+from support.replication import same_logs
+from support.simulated_disk import Disk
 from support.stores import config, inner
+from support.waiting import until
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 65536,

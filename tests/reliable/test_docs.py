@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from rucola.testing.rocketmq import RocketMQ
-from support.relays import reaches
+from support.outbox import until
 from support.servers import RUCOLA, server
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reliable.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def _wait_for(query: str, count: int) -> None:
         with create_engine("sqlite:///shop.db").connect() as connection:
             return connection.scalar(text(query)) == count
 
-    asyncio.run(reaches(holds))
+    asyncio.run(until(holds))
 
 
 def test_every_state_is_explained() -> None:

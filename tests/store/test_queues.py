@@ -18,7 +18,7 @@ from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pac
 from rucola.store.dispatch import Arrived, Dispatcher, Pending, Queues
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.tools.check import check
-from support.power import mapped_path
+from support.simulated_disk import mapped_path
 from support.stores import OpenStore, config, crashed_copy, inner
 
 PER_FILE = 3 * PAGE_SIZE // 4
