@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -93,12 +92,6 @@ def initialized(db: OutboxDatabase) -> OutboxDatabase:
     with db.engine().begin() as connection:
         migration.init(connection, db.tables)
     return db
-
-
-@pytest.fixture
-def run_async() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Runs a coroutine to its end."""
-    return asyncio.run
 
 
 @pytest.fixture

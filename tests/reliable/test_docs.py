@@ -34,7 +34,7 @@ def commands() -> list[list[str]]:
     return [line.split() for line in re.findall(r"^\$ (.*)$", TUTORIAL, re.MULTILINE)]
 
 
-def test_tutorial_works_as_written(tutorial: ExitStack, rocketmq: RocketMQ, tmp_path: Path, run_async: object) -> None:
+def test_tutorial_works_as_written(tutorial: ExitStack, rocketmq: RocketMQ, tmp_path: Path) -> None:
     said: dict[str, str] = {}
     for program, *arguments in commands():
         arguments = [argument.replace("127.0.0.1:9876", rocketmq.namesrv) for argument in arguments]

@@ -119,9 +119,9 @@ async def consume_async(ledger: Ledger, message_id: str) -> None:
     assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
 
 
-def test_async_listener_has_one_effect(ledger: Ledger, run_async: Any) -> None:
+async def test_async_listener_has_one_effect(ledger: Ledger) -> None:
     (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-    run_async(consume_async(ledger, message_id))
+    await consume_async(ledger, message_id)
     assert ledger.effects() == ["x"]
     assert status(ledger) == ["CONFIRMED"]
 
@@ -540,8 +540,8 @@ async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
     assert client.keys() == []
 
 
-def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer, run_async: Any) -> None:
-    run_async(redis_async(postgresql_ledger, redis_server))
+async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    await redis_async(postgresql_ledger, redis_server)
     assert postgresql_ledger.effects() == ["x"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Column, MetaData, String, Table, func, insert, select
@@ -42,9 +41,7 @@ def crash(db: OutboxDatabase) -> None:
 
 
 @pytest.mark.rocketmq(messageDelayLevel=QUICK_RETRIES)
-def test_relay_and_consumer_survive_a_database_crash(
-    own_db: OutboxDatabase, rocketmq: RocketMQ, run_async: Any
-) -> None:
+async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
     db = own_db
     invoices = Table("invoice", MetaData(), Column("text", String(20)))
     invoices.create(db.engine())
@@ -66,28 +63,25 @@ def test_relay_and_consumer_survive_a_database_crash(
 
     crashed: list[bool] = []
 
-    async def main() -> None:
-        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
-        consumer.subscribe("T")
-        consumer.listen(bill)
-        policy = Policy(lease_ms=1000, poll_ms=50)
-        async with relay(db, rocketmq, policy=policy), consumer:
-            add(db, "T", [b"%d" % number for number in range(10)], groups=["billing"])
-            await until(lambda: bool(crashed) and db.server is not None and db.server.process.poll() is not None)
-            assert db.server is not None
-            db.server.start()
-            await until(lambda: count() == 10)
-            await until(lambda: {stub.status for stub in stubs(db)} == {"CONFIRMED"})
-
-    run_async(main())
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
+    consumer.subscribe("T")
+    consumer.listen(bill)
+    policy = Policy(lease_ms=1000, poll_ms=50)
+    async with relay(db, rocketmq, policy=policy), consumer:
+        add(db, "T", [b"%d" % number for number in range(10)], groups=["billing"])
+        await until(lambda: bool(crashed) and db.server is not None and db.server.process.poll() is not None)
+        assert db.server is not None
+        db.server.start()
+        await until(lambda: count() == 10)
+        await until(lambda: {stub.status for stub in stubs(db)} == {"CONFIRMED"})
     with db.engine().connect() as connection:
         texts = list(connection.scalars(select(invoices.c.text)))
     assert sorted(texts) == [str(number) for number in range(10)]
 
 
-def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, tmp_path: Path, run_async: Any
+async def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     topic = shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic, 1)
@@ -99,9 +93,9 @@ def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
         add(sqlite_db, topic, [b"%d" % number for number in range(20)], shard_key="k")
         with server(*arguments, *prefix, log=tmp_path / "second") as second:
             assert second.first_line, second.log.read_text()
-            run_async(until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"}))
+            await until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"})
             first.process.send_signal(signal.SIGCONT)
             add(sqlite_db, topic, [b"20"], shard_key="k")
-            run_async(until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"}))
+            await until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"})
             assert first.stop() == second.stop() == 0
     assert [message.body for message in shared_rocketmq.messages(topic)] == [b"%d" % number for number in range(21)]

@@ -64,8 +64,8 @@ async def add_async(db: OutboxDatabase, outbox: Outbox) -> None:
         await connection.run_sync(outbox.add, Message("T", b"core"))
 
 
-def test_async_session_and_connection_add_messages(db: OutboxDatabase, run_async: Any) -> None:
-    run_async(add_async(db, Outbox(tables=db.tables)))
+async def test_async_session_and_connection_add_messages(db: OutboxDatabase) -> None:
+    await add_async(db, Outbox(tables=db.tables))
     assert [stub.body for stub in stubs(db)] == [b"async", b"core"]
 
 

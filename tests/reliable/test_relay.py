@@ -47,19 +47,16 @@ def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
     return Database(db.engine()).run_one_sync(claims.record, db.tables, owner, outcomes)
 
 
-def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
-    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
     outbox = Outbox(tables=db.tables)
     message = Message(topic, b"x", tags="a", keys="k1 k2", properties={"colour": "red"}, flag=3)
     with Session(db.engine()) as session, session.begin():
         outbox.add(session, message)
 
-    async def main() -> None:
-        async with relay(db, shared_rocketmq):
-            await until(lambda: statuses(db) == {"CONFIRMED": 1})
-
-    run_async(main())
+    async with relay(db, shared_rocketmq):
+        await until(lambda: statuses(db) == {"CONFIRMED": 1})
     (found,) = shared_rocketmq.messages(topic)
     assert (found.body, found.tags, found.flag, found.unique_key) == (b"x", "a", 3, message.unique_key)
     assert found.keys == f"k1 k2 {message.unique_key}"
@@ -70,23 +67,20 @@ def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
     assert (stub.queue_id, stub.queue_offset) == (found.queue_id, found.queue_offset)
 
 
-def test_message_that_awaits_groups_stays_sent_with_its_position(
-    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_message_that_awaits_groups_stays_sent_with_its_position(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
     add(db, topic, [b"%d" % number for number in range(300)], groups=["billing"])
 
-    async def main() -> None:
-        async with relay(db, shared_rocketmq, policy=PATIENT):
-            await until(lambda: statuses(db) == {"SENT": 300})
-
-    run_async(main())
+    async with relay(db, shared_rocketmq, policy=PATIENT):
+        await until(lambda: statuses(db) == {"SENT": 300})
     positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in shared_rocketmq.messages(topic)}
     assert positions == {(stub.message_id, stub.queue_id, stub.queue_offset) for stub in stubs(db)}
     assert all(stub.due_at >= stub.created_at + PATIENT.confirm_timeout_ms for stub in stubs(db))
 
 
-def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
-    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
     outbox, engine = Outbox(tables=db.tables), db.engine()
     for number in range(15):
@@ -94,16 +88,13 @@ def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
             for key in range(10):
                 outbox.add(session, Message(topic, b"%d %d" % (key, number)), shard_key=f"key-{key}")
 
-    async def main() -> None:
-        policy = Policy(batch=16, poll_ms=20, lease_ms=3000)  # leases are renewed, and lanes change hands, all the time
-        async with (
-            relay(db, shared_rocketmq, policy=policy) as first,
-            relay(db, shared_rocketmq, policy=policy) as second,
-        ):
-            await until(lambda: statuses(db) == {"CONFIRMED": 150})
-            assert first.sent + second.sent >= 150
-
-    run_async(main())
+    policy = Policy(batch=16, poll_ms=20, lease_ms=3000)  # leases are renewed, and lanes change hands, all the time
+    async with (
+        relay(db, shared_rocketmq, policy=policy) as first,
+        relay(db, shared_rocketmq, policy=policy) as second,
+    ):
+        await until(lambda: statuses(db) == {"CONFIRMED": 150})
+        assert first.sent + second.sent >= 150
     sent: dict[bytes, list[int]] = {}
     queues: dict[bytes, set[int]] = {}
     for message in sorted(shared_rocketmq.messages(topic), key=lambda message: message.queue_offset):
@@ -115,93 +106,71 @@ def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
     assert all(len(ids) == 1 for ids in queues.values())
 
 
-def test_broker_outage_uses_up_no_sends_and_loses_nothing(
-    sqlite_db: OutboxDatabase, rocketmq: RocketMQ, run_async: Any
-) -> None:
+async def test_broker_outage_uses_up_no_sends_and_loses_nothing(sqlite_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("T", 1)
     add(sqlite_db, "T", [b"0"])
 
-    async def main() -> None:
-        async with relay(sqlite_db, rocketmq) as running:
-            await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
-            with rocketmq.broker_down():
-                add(sqlite_db, "T", [b"%d" % number for number in range(1, 6)], shard_key="k")
-                running.wake()
-                await until(lambda: running._away_since is not None)
-                sends = [stub.sends for stub in stubs(sqlite_db)]
-                for _ in range(3):
-                    assert not await running._finds_broker()
-                assert [stub.sends for stub in stubs(sqlite_db)] == sends
-                assert max(sends) <= 2
-            await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 6})
-
-    run_async(main())
+    async with relay(sqlite_db, rocketmq) as running:
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
+        with rocketmq.broker_down():
+            add(sqlite_db, "T", [b"%d" % number for number in range(1, 6)], shard_key="k")
+            running.wake()
+            await until(lambda: running._away_since is not None)
+            sends = [stub.sends for stub in stubs(sqlite_db)]
+            for _ in range(3):
+                assert not await running._finds_broker()
+            assert [stub.sends for stub in stubs(sqlite_db)] == sends
+            assert max(sends) <= 2
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 6})
     first_copies = list(dict.fromkeys(message.body for message in rocketmq.messages("T")))
     assert first_copies == [b"%d" % number for number in range(6)]
 
 
-def test_commit_in_this_process_wakes_an_idle_relay(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_commit_in_this_process_wakes_an_idle_relay(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
     outbox = Outbox(tables=sqlite_db.tables)
 
-    async def main() -> None:
-        async with relay(sqlite_db, shared_rocketmq, outbox=outbox, policy=PATIENT):
-            for number in range(3):
-                with Session(sqlite_db.engine()) as session, session.begin():
-                    outbox.add(session, Message(topic, b"%d" % number))
-                await until(lambda count=number + 1: statuses(sqlite_db) == {"CONFIRMED": count})
-
-    run_async(main())
+    async with relay(sqlite_db, shared_rocketmq, outbox=outbox, policy=PATIENT):
+        for number in range(3):
+            with Session(sqlite_db.engine()) as session, session.begin():
+                outbox.add(session, Message(topic, b"%d" % number))
+            await until(lambda count=number + 1: statuses(sqlite_db) == {"CONFIRMED": count})
 
 
-def test_postgresql_notify_wakes_an_idle_relay(
-    postgresql_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_postgresql_notify_wakes_an_idle_relay(
+    postgresql_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    async def main() -> None:
-        async with relay(postgresql_db, shared_rocketmq, policy=PATIENT):
-            for number in range(3):  # added as by another process: nothing but the database knows of it
-                await asyncio.to_thread(add, postgresql_db, topic, [b"x"])
-                await until(lambda count=number + 1: statuses(postgresql_db) == {"CONFIRMED": count})
-
-    run_async(main())
+    async with relay(postgresql_db, shared_rocketmq, policy=PATIENT):
+        for number in range(3):  # added as by another process: nothing but the database knows of it
+            await asyncio.to_thread(add, postgresql_db, topic, [b"x"])
+            await until(lambda count=number + 1: statuses(postgresql_db) == {"CONFIRMED": count})
 
 
-def test_relay_works_on_an_async_engine(
-    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
-) -> None:
+async def test_relay_works_on_an_async_engine(db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str) -> None:
     add(db, topic, [b"1", b"2"])
 
-    async def main() -> None:
-        async with Relay(db.async_engine(), shared_rocketmq.namesrv, tables=db.tables, policy=FAST_POLICY):
-            await until(lambda: statuses(db) == {"CONFIRMED": 2})
-
-    run_async(main())
+    async with Relay(db.async_engine(), shared_rocketmq.namesrv, tables=db.tables, policy=FAST_POLICY):
+        await until(lambda: statuses(db) == {"CONFIRMED": 2})
 
 
-def test_relay_names_missing_tables(empty_db: OutboxDatabase, shared_rocketmq: RocketMQ, run_async: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(SchemaError, match="rucola reliable init"):
-            async with relay(empty_db, shared_rocketmq):
-                pass
-
-    run_async(main())
+async def test_relay_names_missing_tables(empty_db: OutboxDatabase, shared_rocketmq: RocketMQ) -> None:
+    with pytest.raises(SchemaError, match="rucola reliable init"):
+        async with relay(empty_db, shared_rocketmq):
+            pass
 
 
 @pytest.mark.rocketmq(maxMessageSize=65536)
-def test_message_that_a_broker_refuses_does_not_hold_up_the_others(
-    sqlite_db: OutboxDatabase, rocketmq: RocketMQ, run_async: Any
+async def test_message_that_a_broker_refuses_does_not_hold_up_the_others(
+    sqlite_db: OutboxDatabase, rocketmq: RocketMQ
 ) -> None:
     rocketmq.create_topic("T", 1)
     add(
         sqlite_db, "T", [b"1", Random(1).randbytes(70_000), b"3"]
     )  # smaller than what the outbox takes, larger than this broker's
 
-    async def main() -> None:
-        async with relay(sqlite_db, rocketmq, policy=Policy(max_sends=2, retry_ms=1, poll_ms=10)):
-            await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 2, "MANUAL": 1})
-
-    run_async(main())
+    async with relay(sqlite_db, rocketmq, policy=Policy(max_sends=2, retry_ms=1, poll_ms=10)):
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 2, "MANUAL": 1})
     _, refused, _ = stubs(sqlite_db)
     assert refused.status == "MANUAL"
     assert "code 13" in refused.error
@@ -337,18 +306,15 @@ def test_late_commit_with_a_smaller_number_is_not_skipped(db: OutboxDatabase) ->
     assert [row.body for row in take(db, "a").to_send] == [b"slow"]
 
 
-def test_delayed_message_has_no_position_and_a_later_first_check(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_delayed_message_has_no_position_and_a_later_first_check(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
     outbox = Outbox(["g"], tables=sqlite_db.tables)
     with Session(sqlite_db.engine()) as session, session.begin():
         outbox.add(session, Message(topic, b"later", properties={properties.DELAY: "18"}))
 
-    async def main() -> None:
-        async with relay(sqlite_db, shared_rocketmq, policy=PATIENT):
-            await until(lambda: statuses(sqlite_db) == {"SENT": 1})
-
-    run_async(main())
+    async with relay(sqlite_db, shared_rocketmq, policy=PATIENT):
+        await until(lambda: statuses(sqlite_db) == {"SENT": 1})
     (stub,) = stubs(sqlite_db)
     assert stub.broker is not None
     assert stub.queue_offset is None
