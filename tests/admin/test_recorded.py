@@ -16,7 +16,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor
 from support.cluster import cluster
-from support.wire import Exchange, decode, exchanges
+from support.recorded_frames import Exchange, decode, exchanges
 
 CLIENT = "192.0.2.2@W_g_tag-2860957628758"
 BROKER_PORT = 10921

@@ -18,7 +18,7 @@ from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config
 from support.broker_peer import broker_peer, heartbeat
 from support.cluster import cluster
-from support.consumers import until
+from support.waiting import until
 
 Only = Callable[[str], None]
 

@@ -19,7 +19,8 @@ from rucola.protocol.replication import encode_report
 from rucola.remoting.stream import open_stream
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, http_request, sample_value, scrape
-from support.replication import end_of, send, until
+from support.replication import end_of, send
+from support.waiting import until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

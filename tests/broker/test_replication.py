@@ -24,7 +24,8 @@ from rucola.store import mapped_file
 from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
-from support.replication import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send, until
+from support.replication import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send
+from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 FILE = 1 << 20

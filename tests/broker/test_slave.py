@@ -29,7 +29,8 @@ from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHe
 from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
 from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfigSerializeWrapper
 from support.cluster import HOST, Cluster, cluster
-from support.replication import caught_up, pair, send, until
+from support.replication import caught_up, pair, send
+from support.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from rucola.client import Message, MessageExt, PullLimits, PushConsumer
 from rucola.client import sync as blocking
 from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, take, until
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, take
+from support.waiting import until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 

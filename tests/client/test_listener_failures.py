@@ -30,7 +30,8 @@ from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
 from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, until
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of
+from support.waiting import until
 
 
 class Panic(BaseException):

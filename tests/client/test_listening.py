@@ -11,7 +11,8 @@ import pytest
 from rucola.client import MessageExt, PullLimits, PushConsumer, ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.errors import ConfigError
 from support.cluster import Tally, cluster
-from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take, until
+from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take
+from support.waiting import until
 
 
 async def test_a_batch_holds_waiting_messages_of_one_queue(tmp_path: Path) -> None:

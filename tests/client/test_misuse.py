@@ -27,7 +27,8 @@ from rucola.client.consumer import options as consume_options
 from rucola.errors import ConfigError, MQError, RemotingError
 from support.broker_thread import servers
 from support.cluster import Tally
-from support.consumers import FIRST, cluster_with_topic, consumer_of, until
+from support.consumers import FIRST, cluster_with_topic, consumer_of
+from support.waiting import until
 
 ELSEWHERE = "belongs to the event loop on which it was opened"
 QUEUE = MessageQueue("T", "broker-a", 0)

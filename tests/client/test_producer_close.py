@@ -17,7 +17,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.remoting.server import RemotingServer
 from support.cluster import Cluster, Tally, cluster
-from support.consumers import until
+from support.waiting import until
 
 CLOSED = "the producer of group g was closed before an answer came: the message may be stored"
 

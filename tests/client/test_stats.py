@@ -14,7 +14,8 @@ from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode
 from rucola.remoting.connection import Processor
 from support.cluster import cluster
-from support.consumers import cluster_with_topic, consumer_of, until
+from support.consumers import cluster_with_topic, consumer_of
+from support.waiting import until
 
 
 def test_durations_are_summarised() -> None:

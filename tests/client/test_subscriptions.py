@@ -11,7 +11,8 @@ from rucola.client.consumer.subscription_check import SubscriptionCheck
 from rucola.errors import InvalidExpression
 from rucola.protocol.heartbeat import subscription
 from support.cluster import cluster
-from support.consumers import FIRST, cluster_with_topic, consumer_of, take, until
+from support.consumers import FIRST, cluster_with_topic, consumer_of, take
+from support.waiting import until
 
 
 async def test_members_with_equal_subscriptions_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ from rucola.protocol.topic import (
     encode_topic_stats,
     perm_text,
 )
-from support.wire import decode, exchanges
+from support.recorded_frames import decode, exchanges
 
 REQUEST_BODIES: dict[RequestCode, type[Body]] = {
     RequestCode.HEART_BEAT: HeartbeatData,

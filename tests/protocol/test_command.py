@@ -38,7 +38,7 @@ from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageRespons
 from rucola.protocol.route import BrokerRequestHeader, GetRouteInfoRequestHeader, RegisterBrokerRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
-from support.wire import decode, exchanges, frames
+from support.recorded_frames import decode, exchanges, frames
 
 REQUEST_HEADERS: dict[RequestCode, type[Header]] = {
     RequestCode.SEND_MESSAGE: SendMessageRequestHeader,

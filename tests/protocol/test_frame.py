@@ -18,7 +18,7 @@ from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, SerializeType, UnreadableCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder, FrameError
 from rucola.protocol.offset import QueueRequestHeader
-from support.wire import decode, frames
+from support.recorded_frames import decode, frames
 
 
 def frame(header: bytes, body: bytes = b"", serializer: int = 0) -> bytes:
