@@ -8,7 +8,7 @@ import click
 
 from rucola.admin import AdminClient
 from rucola.admin.brokers import BrokerAdmin
-from rucola.cli.admin.command import ask, broker_option, command, confirm, targets, yes_option
+from rucola.cli.admin.command import broker_option, call_admin, command, confirm, targets, yes_option
 from rucola.cli.output import print_json
 
 cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for all its masters.")
@@ -31,13 +31,13 @@ def _everywhere(
 ) -> None:
     """Send a request to each broker in turn, and print the brokers."""
 
-    async def question(client: AdminClient) -> list[str]:
+    async def request(client: AdminClient) -> list[str]:
         addresses = await _masters(client, address, cluster)
         for one in addresses:
             await clean(client.brokers, one)
         return addresses
 
-    addresses = ask(namesrv_addr, question)
+    addresses = call_admin(namesrv_addr, request)
     if as_json:
         print_json({"brokerAddrs": addresses})
         return

@@ -47,14 +47,14 @@ def command(name: str) -> Callable[[F], click.Command]:
     return decorate
 
 
-def ask(namesrv_addr: str, question: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Call `question` with an AdminClient that is open for the duration of the call, and return its result."""
+def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:
+    """Call `request` with an AdminClient that is open for the duration of the call, and return its result."""
 
-    async def asking() -> T:
+    async def call() -> T:
         async with AdminClient(namesrv_addr) as client:
-            return await question(client)
+            return await request(client)
 
-    return asyncio.run(asking())
+    return asyncio.run(call())
 
 
 topic_option = click.option("-t", "--topic", required=True, help="Name of the topic.")

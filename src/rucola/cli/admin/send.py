@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.admin.command import ask, command, interval_option, no_such_queue, rounds, topic_option
+from rucola.cli.admin.command import call_admin, command, interval_option, no_such_queue, rounds, topic_option
 from rucola.cli.output import print_json, print_table
 from rucola.client import Message, Producer
 from rucola.client.producer.send_request import SendResult
@@ -226,7 +226,7 @@ def cluster_rt(
         return rows
 
     for _ in rounds(interval):
-        rows = ask(namesrv_addr, measure)
+        rows = call_admin(namesrv_addr, measure)
         if as_json:
             names = ("clusterName", "brokerName", "rtMs", "successCount", "failCount")
             print_json([dict(zip(names, row, strict=True)) for row in rows])
