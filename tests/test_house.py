@@ -20,7 +20,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "rucola"
 
-GROUND = {"errors", "fastjson", "files", "rates", "settings"}  # modules beside the rooms, which every room may use
+# Modules beside the rooms, which every room may use.
+GROUND = {"access", "errors", "fastjson", "files", "rates", "settings"}
 MAY_IMPORT = {
     "message": set[str](),
     "protocol": {"message"},

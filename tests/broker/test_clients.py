@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
+from rucola.broker.remoting.client_calls import RemotingClientCalls
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -28,7 +29,11 @@ class Scene:
     def __init__(self) -> None:
         self.now_ms = 0
         self.gone: Tally[str] = Tally()
-        self.clients = ClientRegistry(should_notify=lambda group: group != "quiet", on_group_left=self.gone.add)
+        self.clients = ClientRegistry(
+            should_notify=lambda group: group != "quiet",
+            notify=RemotingClientCalls().notify_consumer_ids_changed,
+            on_group_left=self.gone.add,
+        )
         self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
 
     def _beat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -16,34 +16,33 @@ from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Processor
 from support.broker_peer import broker_peer
 
-CODES = [code for code in RequestCode if code.name.startswith(("SEND", "CONSUMER_SEND", "PULL_M", "END_TR", "HEART"))]
+CALLER, RESOURCE = Caller("127.0.0.1:1"), Resource("T", "g")
+ACTIONS = {Action.PUBLISH, Action.RETRY, Action.FETCH, Action.END_TRANSACTION, Action.HEARTBEAT}
 
 
 class Scene:
-    """A table of processors under a watch, and the time."""
+    """Flow control, and the time."""
 
     def __init__(self, **settings: Any) -> None:
         self.now_ms = 1000
-        self.processors: dict[int, Processor] = dict.fromkeys(CODES, self.serve)
-        self.flow_control = FlowControl(BrokerConfig(**settings), self.processors, lambda: self.now_ms)
+        self.flow_control = FlowControl(BrokerConfig(**settings), lambda: self.now_ms)
+        self.checks = {action: check for action in Action if (check := self.flow_control.check_for(action))}
 
-    def serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return command.response(ResponseCode.SUCCESS)
-
-    def tick(self, late_ms: int = 0) -> set[str]:
-        """Let a turn end so late; the names of what is refused then."""
+    def tick(self, late_ms: int = 0) -> set[Action]:
+        """Let an iteration of the event loop end this late, and return the actions that are refused then."""
         self.now_ms += TICK_MS + late_ms
         self.flow_control.tick()
-        return {code.name for code in CODES if self.processors[code] != self.serve}
+        return {action for action in self.checks if self.refusal(action) is not None}
 
-    def remark(self, code: RequestCode) -> str | None:
-        answer = self.processors[code](None, RemotingCommand.request(code))  # type: ignore[arg-type]
-        assert isinstance(answer, RemotingCommand)
-        assert answer.code == ResponseCode.SYSTEM_BUSY
-        return answer.remark
+    def refusal(self, action: Action) -> str | None:
+        try:
+            self.checks[action](CALLER, RESOURCE)
+        except Refused as refused:
+            return str(refused) if refused.reason is Reason.BUSY else "another reason"
+        return None
 
 
-SENDS = {code.name for code in CODES if "SEND" in code.name}
+SENDS = {Action.PUBLISH, Action.RETRY}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +50,12 @@ SENDS = {code.name for code in CODES if "SEND" in code.name}
     [
         (199, set()),
         (200, SENDS),
-        (3000, SENDS | {"END_TRANSACTION"}),
-        (5000, SENDS | {"END_TRANSACTION", "PULL_MESSAGE"}),
-        (31_000, {code.name for code in CODES}),
+        (3000, SENDS | {Action.END_TRANSACTION}),
+        (5000, SENDS | {Action.END_TRANSACTION, Action.FETCH}),
+        (31_000, ACTIONS),
     ],
 )
-def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(late_ms: int, refused: set[str]) -> None:
+def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(late_ms: int, refused: set[Action]) -> None:
     here = Scene(broker_fast_failure_enable=True)
     assert here.tick() == set()
     assert here.tick(late_ms) == refused
@@ -67,7 +66,7 @@ def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(lat
 def test_the_remark_names_the_limit_and_its_setting() -> None:
     here = Scene(broker_fast_failure_enable=True, wait_time_mills_in_pull_queue=70)
     here.tick(71)
-    assert here.remark(RequestCode.PULL_MESSAGE) == (
+    assert here.refusal(Action.FETCH) == (
         "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: 71ms, "
         "limit 70 ms (waitTimeMillsInPullQueue on the broker)"
     )
@@ -89,8 +88,8 @@ async def test_sends_are_refused_while_touching_pages_is_slow() -> None:
     await asyncio.to_thread(began.wait, 20)
     assert here.tick(979) == set()
     assert here.tick() == SENDS
-    assert "PCBUSY" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
-    assert "osPageCacheBusyTimeOutMills" in (here.remark(RequestCode.SEND_MESSAGE_V2) or "")
+    assert "PCBUSY" in (here.refusal(Action.PUBLISH) or "")
+    assert "osPageCacheBusyTimeOutMills" in (here.refusal(Action.PUBLISH) or "")
     touched.set()
     await touching
     assert here.tick() == set()

@@ -182,7 +182,7 @@ def test_an_undeliverable_message_is_logged_and_skipped(tmp_path: Path, caplog: 
         here.send(T0, 1, b"sound")
         assert here.delayed.deliver(T0 + 1000) is None
         assert here.bodies() == [b"sound"]
-    assert [word in caplog.text for word in ("name no queue: '', ''", "half of a transaction", "'../T'")] == [True] * 3
+    assert [word in caplog.text for word in ("name no queue: '', ''", "is a half message", "'../T'")] == [True] * 3
 
 
 def test_a_clock_that_was_set_back_delays_no_message(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_messages_that_apaches_broker_delivered_are_not_repeated(
     store.close()
 
 
-# The alarm.
+# The due task.
 
 
 async def test_an_alarm_runs_its_step_when_due_and_again_when_the_step_asks(tmp_path: Path) -> None:

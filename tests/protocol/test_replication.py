@@ -72,7 +72,7 @@ def test_an_impossible_transfer_is_refused(header: tuple[int, int]) -> None:
 def test_transfers_leave_no_gap() -> None:
     decoder = TransferDecoder()
     assert len(list(decoder.receive_data(encode_header(10, 2) + b"ab"))) == 1
-    with pytest.raises(RemoteProtocolError, match="from physical offset 11, where 12 was to follow"):
+    with pytest.raises(RemoteProtocolError, match="from physical offset 11, but 12 is next"):
         list(decoder.receive_data(encode_header(11, 2) + b"cd"))
 
 

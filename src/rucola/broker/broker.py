@@ -42,10 +42,12 @@ class Broker:
         clock: Callable[[], int] = wall_clock_ms,
         probe_disk: DiskUsageProbe = disk_usage,
         config_file: Path | None = None,
+        interceptors: Iterable[Interceptor] = (),
     ) -> None:
         self.config = config
         self.store_config = store_config
         self._environment = BrokerEnvironment(config, store_config, clock, probe_disk, config_file)
+        self._interceptors = tuple(interceptors)
         self._running = AsyncExitStack()
 
     @property

@@ -1,13 +1,13 @@
-"""Who is connected: producer groups, consumer groups and their members, as heartbeats tell it.
+"""Client registry: producer groups, consumer groups and their members, as heartbeats announce them.
 
-A member of a group is a connection with a client id. It goes when it says so, when its connection closes, or when no
-heartbeat came for `EXPIRY_MS`. Whenever the members or the subscriptions of a consumer group change, every member
-is told at once (NOTIFY_CONSUMER_IDS_CHANGED), so that the group shares out its queues anew; unless the group or the
-broker has notifyConsumerIdsChangedEnable=false.
+A member of a group is a channel (one connection) with a client id. It leaves when it unregisters, when its connection
+closes, or when no heartbeat arrived for `EXPIRY_MS`. Whenever the members or the subscriptions of a consumer group
+change, every member is notified at once, so that the group rebalances; unless the group or the broker has
+notifyConsumerIdsChangedEnable=false.
 
-Answers to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
-Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and
-the queues of its second place are consumed by no member until the dead connection expires.
+Corresponds to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
+Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and no
+member consumes the queues of its second entry until the dead connection expires.
 """
 
 from __future__ import annotations
@@ -15,29 +15,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import (
-    ConsumerData,
-    HeartbeatData,
-    NotifyConsumerIdsChangedRequestHeader,
-    SubscriptionData,
-)
-from rucola.remoting.connection import Connection
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 
 EXPIRY_MS = 120_000
-"""A client that sends no heartbeat for so long is taken for gone; clients send one every 30 s."""
+"""The connection of a client without a heartbeat for this long is closed. Clients send one every 30 s."""
+
+
+class ClientChannel(Protocol):
+    """The way back to a connected client, hashable by identity. `rucola.remoting.connection.Connection` is one."""
+
+    @property
+    def peer(self) -> str:
+        """ "ip:port" of the client."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def close(self) -> None:
+        """Close the connection after what was written to it is sent."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One connection that belongs to a group."""
+    """The part of a client that belongs to a group: one per channel."""
 
     client_id: str
     language: str
     version: int
     last_heartbeat_ms: int
+    """When the last heartbeat arrived, milliseconds since 1970."""
 
 
 @dataclass(slots=True)
@@ -48,16 +56,16 @@ class ConsumerGroup:
     consume_type: str
     message_model: str
     consume_from_where: str
-    members: dict[Connection, Member] = field(default_factory=dict)
+    members: dict[ClientChannel, Member] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
 
     @property
     def client_ids(self) -> list[str]:
-        """Every client once, also one that has reconnected while its old connection is not known to be dead."""
+        """The client id of every member, once even if a client reconnected and its old connection is still open."""
         return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
     def subscribe(self, subscriptions: list[SubscriptionData]) -> bool:
-        """Take over a heartbeat's subscriptions; whether a topic came or went."""
+        """Replace the subscriptions by those of a heartbeat, and return whether a topic was added or removed."""
         changed = False
         for subscription in subscriptions:
             known = self.subscriptions.get(subscription.topic)
@@ -72,69 +80,78 @@ class ConsumerGroup:
 
 
 class ClientRegistry:
-    """All groups that have a member now.
+    """All groups that have a member now. Belongs to the event loop.
 
-    `should_notify` tells whether the members of a consumer group are notified of changes. `on_group_left` is called
-    with the name of a consumer group whose last member left.
+    `should_notify` tells whether the members of a consumer group are notified of changes, and `notify` notifies one of
+    them. `on_group_left` is called with the name of a consumer group whose last member left.
     """
 
-    def __init__(self, should_notify: Callable[[str], bool], on_group_left: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        should_notify: Callable[[str], bool],
+        notify: Callable[[ClientChannel, str], None],
+        on_group_left: Callable[[str], None],
+    ) -> None:
         self._should_notify = should_notify
+        self._notify_member = notify
         self._on_group_left = on_group_left
         self.consumers: dict[str, ConsumerGroup] = {}
-        self.producers: dict[str, dict[Connection, Member]] = {}
-        self._producers_by_id: dict[str, Connection] = {}
-        self._turns = count()
+        """Consumer groups by name; a group without members is removed."""
+        self.producers: dict[str, dict[ClientChannel, Member]] = {}
+        """Members of producer groups by group name."""
+        self._producers_by_id: dict[str, ClientChannel] = {}
+        self._rotation = count()
+        """Rotates transaction checks through the producers of a group."""
 
     def heartbeat(
-        self, connection: Connection, heartbeat: HeartbeatData, language: str, version: int, now_ms: int
+        self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int, now_ms: int
     ) -> None:
-        """Note a client and its groups, and tell the groups that change by it."""
+        """Add or refresh a client in its groups, and notify the consumer groups that it changes."""
         member = Member(heartbeat.client_id, language, version, now_ms)
         for producer in heartbeat.producer_data_set:
-            self.producers.setdefault(producer.group_name, {})[connection] = member
-            self._producers_by_id[member.client_id] = connection
+            self.producers.setdefault(producer.group_name, {})[channel] = member
+            self._producers_by_id[member.client_id] = channel
         for consumer in heartbeat.consumer_data_set:
-            self._join(connection, consumer, member)
+            self._join(channel, consumer, member)
 
-    def unregister(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
-        """A client leaves one or both groups, with all of its connections: an older one may be dead."""
+    def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
+        """Remove a client from one or both groups, with all of its channels: an older connection may be dead."""
         producers = self.producers.get(producer_group or "", {})
         consumers = self.consumers.get(consumer_group or "")
-        for one in _of_same_client(producers, connection):
+        for one in _of_same_client(producers, channel):
             self._leave_producers(one, producer_group or "")
-        for one in _of_same_client(consumers.members if consumers else {}, connection):
+        for one in _of_same_client(consumers.members if consumers else {}, channel):
             self._leave_consumers(one, consumer_group or "")
 
-    def closed(self, connection: Connection) -> None:
-        """A connection is gone, and with it its membership in every group."""
+    def closed(self, channel: ClientChannel) -> None:
+        """Remove a channel whose connection was closed from every group."""
         for group in list(self.producers):
-            self._leave_producers(connection, group)
+            self._leave_producers(channel, group)
         for group in list(self.consumers):
-            self._leave_consumers(connection, group)
+            self._leave_consumers(channel, group)
 
     def expire(self, now_ms: int) -> None:
-        """Close the connections whose heartbeats have ceased."""
+        """Close the channels without a heartbeat for longer than `EXPIRY_MS`; they leave their groups when closed."""
         members = [item for group in self.consumers.values() for item in group.members.items()]
         members += [item for group in self.producers.values() for item in group.items()]
-        for connection, member in members:
+        for channel, member in members:
             if now_ms - member.last_heartbeat_ms > EXPIRY_MS:
-                connection.close()
+                channel.close()
 
     def subscribed_groups(self, topic: str) -> list[str]:
-        """The consumer groups with members that subscribe to the topic."""
+        """Return the consumer groups with members that subscribe to the topic."""
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
-    def next_producer(self, group: str) -> Connection | None:
-        """A producer of the group, each in its turn; None while nobody of the group is connected."""
-        producers = [connection for connection in self.producers.get(group, ()) if connection.is_open]
-        return producers[next(self._turns) % len(producers)] if producers else None
+    def next_producer(self, group: str) -> ClientChannel | None:
+        """Return a connected producer of the group, each in rotation; None if there is none."""
+        producers = [channel for channel in self.producers.get(group, ()) if channel.is_open]
+        return producers[next(self._rotation) % len(producers)] if producers else None
 
-    def producer(self, client_id: str) -> Connection | None:
-        """The client of that id, where it is in a producer group now."""
+    def producer(self, client_id: str) -> ClientChannel | None:
+        """Return the channel of the client with this id if it is in a producer group; None if not."""
         return self._producers_by_id.get(client_id)
 
-    def _join(self, connection: Connection, consumer: ConsumerData, member: Member) -> None:
+    def _join(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
         group = self.consumers.get(consumer.group_name)
         if group is None:
             group = self.consumers[consumer.group_name] = ConsumerGroup(
@@ -143,27 +160,27 @@ class ClientRegistry:
                 consumer.message_model_name,
                 consumer.consume_from_where_name,
             )
-        is_new = connection not in group.members
-        group.members[connection] = member
+        is_new = channel not in group.members
+        group.members[channel] = member
         group.consume_type = consumer.consume_type_name
         group.message_model = consumer.message_model_name
         group.consume_from_where = consumer.consume_from_where_name
         if group.subscribe(consumer.subscriptions) or is_new:
             self._notify(group)
 
-    def _leave_producers(self, connection: Connection, group: str) -> None:
+    def _leave_producers(self, channel: ClientChannel, group: str) -> None:
         members = self.producers.get(group, {})
-        member = members.pop(connection, None)
+        member = members.pop(channel, None)
         if member is None:
             return
-        if self._producers_by_id.get(member.client_id) is connection:
+        if self._producers_by_id.get(member.client_id) is channel:
             del self._producers_by_id[member.client_id]
         if not members:
             del self.producers[group]
 
-    def _leave_consumers(self, connection: Connection, name: str) -> None:
+    def _leave_consumers(self, channel: ClientChannel, name: str) -> None:
         group = self.consumers.get(name)
-        if group is None or group.members.pop(connection, None) is None:
+        if group is None or group.members.pop(channel, None) is None:
             return
         if not group.members:
             del self.consumers[name]
@@ -171,14 +188,12 @@ class ClientRegistry:
         self._notify(group)
 
     def _notify(self, group: ConsumerGroup) -> None:
-        if not self._should_notify(group.name):
-            return
-        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group.name)
-        for connection in group.members:
-            connection.send(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+        if self._should_notify(group.name):
+            for channel in group.members:
+                self._notify_member(channel, group.name)
 
 
-def _of_same_client(members: dict[Connection, Member], connection: Connection) -> list[Connection]:
-    """Return the connections in a group of the client that has this one."""
-    member = members.get(connection)
+def _of_same_client(members: dict[ClientChannel, Member], channel: ClientChannel) -> list[ClientChannel]:
+    """Return the channels in a group that belong to the same client as `channel`."""
+    member = members.get(channel)
     return [] if member is None else [one for one, other in members.items() if other.client_id == member.client_id]

@@ -17,7 +17,6 @@ import asyncio
 from typing import Protocol
 
 from rucola.broker.background.group_commit import GroupCommit
-from rucola.protocol.codes import ResponseCode
 from rucola.store.config import BrokerRole, FlushDiskType, PutMessageStatus
 from rucola.store.message_store import MessageStore
 
@@ -43,9 +42,9 @@ class Durability:
         self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.must_wait = self._is_flushed or self._replication is not None
 
-    async def wait_durable(self, physical_offset: int) -> tuple[ResponseCode, str] | None:
-        """Wait until everything below `physical_offset` is safe; None then, else the code and the words that say what
-        is missing."""
+    async def wait_durable(self, physical_offset: int) -> tuple[PutMessageStatus, str] | None:
+        """Wait until everything below `physical_offset` is safe; None then, else the status and the text of what is
+        missing."""
         timeout_ms = self._store.config.sync_flush_timeout
         if self._replication is None:
             return self._flushed(
@@ -59,19 +58,19 @@ class Durability:
         )
         return self._replicated(status) or self._flushed(is_flushed)
 
-    def _flushed(self, is_flushed: bool) -> tuple[ResponseCode, str] | None:
+    def _flushed(self, is_flushed: bool) -> tuple[PutMessageStatus, str] | None:
         if is_flushed:
             return None
         timeout_ms = self._store.config.sync_flush_timeout
         why = self._store.write_state.reason or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
-        return ResponseCode.FLUSH_DISK_TIMEOUT, why
+        return PutMessageStatus.FLUSH_DISK_TIMEOUT, why
 
-    def _replicated(self, status: PutMessageStatus) -> tuple[ResponseCode, str] | None:
+    def _replicated(self, status: PutMessageStatus) -> tuple[PutMessageStatus, str] | None:
         if status is PutMessageStatus.PUT_OK:
             return None
         if status is PutMessageStatus.FLUSH_SLAVE_TIMEOUT:
-            return ResponseCode.FLUSH_SLAVE_TIMEOUT, "stored, but no slave had it in time (slaveTimeout)"
+            return PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "stored, but no slave had it in time (slaveTimeout)"
         return (
-            ResponseCode.SLAVE_NOT_AVAILABLE,
+            PutMessageStatus.SLAVE_NOT_AVAILABLE,
             "stored, but no slave is connected that is near enough (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
         )

@@ -1,69 +1,94 @@
-"""Congestion: requests are refused while they would wait too long, so that their senders can go elsewhere.
+"""Flow control: requests are rejected while they would wait for too long, so that clients can try another broker.
 
-Two things make requests wait. The disk may be slower than what is written, so that touching a page of the log blocks:
-the thread that touches the pages of the next messages notices that first. And there may be more requests than one
-thread can serve; they wait in the sockets, for as long as a turn of the event loop takes.
+Two things make requests wait:
 
-    touching pages takes osPageCacheBusyTimeOutMills (1000)       no message is taken        [PCBUSY_CLEAN_QUEUE]
-    a turn takes     waitTimeMillsInSendQueue (200)               no message is taken        [TIMEOUT_CLEAN_QUEUE]
-                     waitTimeMillsInPullQueue (5000)              no pull is answered
-                     waitTimeMillsInTransactionQueue (3000)       no transaction is ended
-                     waitTimeMillsInHeartbeatQueue (31000)        no heartbeat is taken
+* The disk is slower than the senders, so that touching a page of the log blocks. The thread that touches the pages of
+  the next messages in advance notices that first.
+* More requests arrive than one thread can serve. They wait in the sockets, for as long as one iteration of the event
+  loop takes.
 
-The answer is SYSTEM_BUSY. Turns are looked at with brokerFastFailureEnable alone. Every 20 ms it is decided anew, by
-putting other processors into the table of the server, so a request that is served pays nothing for this.
+    touching pages takes   osPageCacheBusyTimeOutMills (1000)       no message is stored       [PCBUSY_CLEAN_QUEUE]
+    an iteration takes     waitTimeMillsInSendQueue (200)           no message is stored       [TIMEOUT_CLEAN_QUEUE]
+                           waitTimeMillsInPullQueue (5000)          no pull is answered
+                           waitTimeMillsInTransactionQueue (3000)   no transaction is ended
+                           waitTimeMillsInHeartbeatQueue (31000)    no heartbeat is processed
 
-Answers to `BrokerFastFailure` and `DefaultMessageStore.isOSPageCacheBusy` of Apache RocketMQ 4.9.8. Deliberate
-difference: brokerFastFailureEnable is false by default. What waits lies in the sockets, not in this process, and TCP
-slows down who sends too much; so clients are served late rather than not at all. SYSTEM_BUSY is final for Apache's
-clients, and a few hundred that keep much under way make a turn longer than 200 ms now and then without any need.
+The response is SYSTEM_BUSY. The length of iterations counts only with brokerFastFailureEnable. `FlowControl.tick`
+decides every 20 ms; a request only looks at the last decision.
+
+Corresponds to `BrokerFastFailure` and `DefaultMessageStore.isOSPageCacheBusy` of Apache RocketMQ 4.9.8. Deliberate
+difference: brokerFastFailureEnable is false by default. Requests wait in the sockets, not in this process, and TCP
+slows down a client that sends too much, so that clients are served late instead of not at all. SYSTEM_BUSY is final for
+Apache's clients, and a few hundred of them with many requests in flight make an iteration longer than 200 ms now and
+then without any need.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 
+from rucola.access import Action, Caller, Check, Reason, Refused, Resource
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection import Connection, Processor
 
 logger = logging.getLogger(__name__)
 
 TICK_MS = 20
 
-_SENDS = (
-    RequestCode.SEND_MESSAGE,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.CONSUMER_SEND_MSG_BACK,
-)
+
+class _Gate:
+    """Whether the requests of some actions are rejected now."""
+
+    __slots__ = ("name", "refusal")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.refusal: str | None = None
+        """Why requests are rejected; None while they are served."""
+
+    def check(self, caller: Caller, resource: Resource) -> None:
+        if self.refusal is not None:
+            raise Refused(Reason.BUSY, self.refusal)
+
+    def decide(self, refusal: str | None) -> None:
+        if refusal is not None and self.refusal is None:
+            logger.warning("%s are refused: %s", self.name, refusal)
+        self.refusal = refusal
 
 
 class FlowControl:
-    """Refuses requests of a server by its table of processors.
+    """The interceptor that rejects requests while the broker is overloaded.
 
-    `clock` counts milliseconds, is never set, and may be asked from any thread.
+    `clock` counts milliseconds monotonically and may be called from any thread.
     """
 
-    def __init__(
-        self, config: BrokerConfig, processors: MutableMapping[int, Processor], clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, config: BrokerConfig, clock: Callable[[], int]) -> None:
         self._config = config
-        self._processors = processors
         self._clock = clock
         self._last_tick_ms = clock()
         self._touching_since_ms: int | None = None
-        self._set_aside: dict[int, Processor] = {}
+        """When the thread began to touch pages; None while it does not. Written by that thread."""
+        self._sends = _Gate("messages")
+        self._pulls = _Gate("pulls")
+        self._transaction_ends = _Gate("ends of transactions")
+        self._heartbeats = _Gate("heartbeats")
+        self._gates = {
+            Action.PUBLISH: self._sends,
+            Action.RETRY: self._sends,
+            Action.FETCH: self._pulls,
+            Action.END_TRANSACTION: self._transaction_ends,
+            Action.HEARTBEAT: self._heartbeats,
+        }
+
+    def check_for(self, action: Action) -> Check | None:
+        gate = self._gates.get(action)
+        return gate.check if gate is not None else None
 
     async def touch(self, pages: Callable[[], None]) -> None:
-        """Touch pages, in a thread, and know how long that takes.
+        """Touch pages in a thread, and measure there how long that takes.
 
-        The thread takes the time: when the loop has been kept up by something else, that is no fault of the disk.
+        The thread takes the time itself: if the event loop is blocked by something else, the disk is not to blame.
         """
 
         def timed() -> None:
@@ -76,52 +101,36 @@ class FlowControl:
         await in_thread(timed)
 
     def tick(self) -> None:
-        """Decide what is refused from now on. To be called every `TICK_MS`."""
+        """Decide which requests are rejected from now on. To be called every `TICK_MS`."""
         now_ms = self._clock()
-        turn_ms = max(0, now_ms - self._last_tick_ms - TICK_MS)
+        iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS)
         self._last_tick_ms = now_ms
         config = self._config
-        why = None
+
+        def too_long(limit_ms: int, key: str) -> str | None:
+            if not config.broker_fast_failure_enable or iteration_ms < limit_ms:
+                return None
+            return _refusal("TIMEOUT", iteration_ms, limit_ms, key)
+
+        sends = self._disk_is_busy(now_ms) or too_long(config.wait_time_mills_in_send_queue, "waitTimeMillsInSendQueue")
+        self._sends.decide(sends)
+        self._pulls.decide(too_long(config.wait_time_mills_in_pull_queue, "waitTimeMillsInPullQueue"))
+        self._transaction_ends.decide(
+            too_long(config.wait_time_mills_in_transaction_queue, "waitTimeMillsInTransactionQueue")
+        )
+        self._heartbeats.decide(too_long(config.wait_time_mills_in_heartbeat_queue, "waitTimeMillsInHeartbeatQueue"))
+
+    def _disk_is_busy(self, now_ms: int) -> str | None:
         since_ms = self._touching_since_ms
         touched_ms = 0 if since_ms is None else now_ms - since_ms
-        if touched_ms >= config.os_page_cache_busy_time_out_mills:
-            why = _remark("PCBUSY", touched_ms, config.os_page_cache_busy_time_out_mills, "osPageCacheBusyTimeOutMills")
-        for codes, limit_ms, key in (
-            (_SENDS, config.wait_time_mills_in_send_queue, "waitTimeMillsInSendQueue"),
-            ((RequestCode.PULL_MESSAGE,), config.wait_time_mills_in_pull_queue, "waitTimeMillsInPullQueue"),
-            (
-                (RequestCode.END_TRANSACTION,),
-                config.wait_time_mills_in_transaction_queue,
-                "waitTimeMillsInTransactionQueue",
-            ),
-            ((RequestCode.HEART_BEAT,), config.wait_time_mills_in_heartbeat_queue, "waitTimeMillsInHeartbeatQueue"),
-        ):
-            if why is None and config.broker_fast_failure_enable and turn_ms >= limit_ms:
-                why = _remark("TIMEOUT", turn_ms, limit_ms, key)
-            self._refuse(codes, why)
-            why = None
-
-    def _refuse(self, codes: tuple[RequestCode, ...], why: str | None) -> None:
-        """Refuse requests of these codes, or serve them again."""
-        for code in codes:
-            if why is not None:
-                if code not in self._set_aside:
-                    self._set_aside[code] = self._processors[code]
-                    logger.warning("%s is refused: %s", code.name, why)
-                self._processors[code] = _refusing(why)
-            elif code in self._set_aside:
-                self._processors[code] = self._set_aside.pop(code)
+        limit_ms = self._config.os_page_cache_busy_time_out_mills
+        if touched_ms < limit_ms:
+            return None
+        return _refusal("PCBUSY", touched_ms, limit_ms, "osPageCacheBusyTimeOutMills")
 
 
-def _remark(what: str, waited_ms: int, limit_ms: int, key: str) -> str:
+def _refusal(kind: str, waited_ms: int, limit_ms: int, key: str) -> str:
     return (
-        f"[{what}_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: {waited_ms}ms, "
+        f"[{kind}_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: {waited_ms}ms, "
         f"limit {limit_ms} ms ({key} on the broker)"
     )
-
-
-def _refusing(why: str) -> Processor:
-    def refuse(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return command.response(ResponseCode.SYSTEM_BUSY, remark=why)
-
-    return refuse

@@ -1,11 +1,11 @@
-"""Which messages a subscription wants: by the hash of the tag, or by an expression over the properties.
+"""Message filters: which messages a subscription selects, by the hash of their tag or by their properties.
 
-    TAG      the tagsCode of a ConsumeQueue unit is looked up; no record is read that is not wanted
-    SQL92    the properties of the record are read and the expression is evaluated (see `rucola.message.sql92`)
+    TAG      the tagsCode of a ConsumeQueue unit is looked up; only the records of accepted units are read
+    SQL92    the properties of each record are parsed, and the expression is evaluated (`rucola.message.sql92`)
 
-A hash is only a hash: two tags may share one, so the consumer compares the tags themselves.
+Two tags may have the same hash, so consumers compare the tags themselves.
 
-Answers to `ExpressionMessageFilter` and `FilterFactory` of Apache RocketMQ 4.9.8.
+Corresponds to `ExpressionMessageFilter` and `FilterFactory` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -14,53 +14,58 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from rucola.access import Reason, Refused
+from rucola.broker.config import BrokerConfig
 from rucola.errors import InvalidMessage
-from rucola.protocol.codes import ResponseCode
-from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import SubscriptionData, subscription
 
 Accepts: TypeAlias = "Callable[[int], bool] | None"
-"""Whether a unit with this tagsCode is wanted; None wants all."""
+"""Whether a unit with this tagsCode is selected; None selects all."""
 Matches: TypeAlias = Callable[[Mapping[str, str]], bool]
-"""Whether a message with these properties is wanted."""
+"""Whether a message with these properties is selected."""
 
 
 class MessageFilter(NamedTuple):
-    """What a pull wants of a queue: units that are accepted and, of these, records that match."""
+    """The filter of a pull: units are accepted by tagsCode, then their records matched by properties."""
 
     accepts: Accepts = None
     matches: Matches | None = None
 
 
 def accepts(subscription_data: SubscriptionData) -> Accepts:
-    """The filter of a subscription by tags. InvalidMessage where it names none."""
+    """Return the filter of a subscription by tags. Raises InvalidMessage if its expression has no tag."""
     if subscription_data.sub_string in ("", "*"):
         return None
-    return _of_expression(subscription_data.sub_string)
+    return _accepts_tags(subscription_data.sub_string)
 
 
 @lru_cache(maxsize=4096)
-def _of_expression(expression: str) -> Accepts:
-    """The filter of an expression. Hashed here, since clients of other languages hash non-ASCII tags their own way."""
+def _accepts_tags(expression: str) -> Accepts:
+    """Return the filter of a tag expression, such as `TagA || TagB`.
+
+    The tags are hashed here instead of taking the subscription's own hashes, since clients in other languages hash
+    non-ASCII tags differently.
+    """
     codes = subscription("", expression).code_set
     return frozenset(codes).__contains__ if codes else None
 
 
 @lru_cache(maxsize=256)
 def matches(expression_type: str, expression: str) -> Matches:
-    """The filter of an expression that is not by tags. InvalidMessage says what is wrong with it."""
+    """Return the compiled filter of an expression over properties. Raises InvalidMessage if it cannot be compiled."""
     if expression_type != "SQL92":
         raise InvalidMessage(f"{expression_type!r} is no type of expression that the broker knows; use TAG or SQL92")
-    # Imported here, since the grammar library costs time and memory that a broker without such filters need not spend.
+    # Imported here: the grammar library costs start-up time and memory that a broker without such filters can save.
     from rucola.message import sql92
 
     return sql92.compile(expression).matches
 
 
-def filter_not_supported(command: RemotingCommand, wanted: SubscriptionData) -> RemotingCommand:
-    """The answer to a subscription by properties while the broker takes none."""
-    return command.response(
-        ResponseCode.SYSTEM_ERROR,
-        remark=f"The broker does not support consumer to filter message by {wanted.expression_type}; "
-        "set enablePropertyFilter=true on the broker",
-    )
+def check_supported(wanted: SubscriptionData, config: BrokerConfig) -> None:
+    """Raise Refused for a subscription by properties if the broker does not allow them."""
+    if not wanted.is_tag_type and not config.enable_property_filter:
+        raise Refused(
+            Reason.FAILED,
+            f"The broker does not support consumer to filter message by {wanted.expression_type}; "
+            "set enablePropertyFilter=true on the broker",
+        )

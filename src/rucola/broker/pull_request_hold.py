@@ -1,13 +1,14 @@
-"""PullRequestHold: pulls that found nothing and wait for a message.
+"""Held pulls: pull requests that found no message and wait for one (long polling).
 
-A held pull is kept by its queue. When the store dispatches messages to that queue, the pulls on it are tried again
-from the offset they have reached: those that find something are answered, the others keep waiting. A pull that waits
-longer than it asked for is answered with what there is, which tells the client to ask again. Every try checks topic,
-group and permissions again, so that a pull on a topic that was deleted meanwhile is refused. Messages that the pull's
-filter refuses do not wake it, but move the offset from which it is tried, so that none is looked at twice.
+Held pulls are kept by queue. When the store dispatches messages to a queue, each pull held there is retried from the
+offset that it has reached: a pull that finds something is answered, the others stay. A pull that has waited for as long
+as it asked for is retried once more, and answered with whatever that finds, so that the client asks again. Every retry
+checks topic, group and permissions again, so that a pull of a topic that was deleted meanwhile is refused. Messages
+that the pull's filter rejects do not answer it; they advance the offset from which it is retried, so that no message is
+read twice.
 
-Answers to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate difference: a held pull is answered the
-moment its time is up, where Apache looks every five seconds.
+Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate difference: a held pull is answered at its
+deadline, where Apache checks every five seconds.
 """
 
 from __future__ import annotations
@@ -15,70 +16,74 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection import Connection
+from rucola.broker.client_registry import ClientChannel
 
 
 @dataclass(slots=True)
 class HeldPull:
-    """One pull that waits. `try_again(queue_offset, is_last)` answers it, or gives the offset to wait from."""
+    """One pull that waits."""
 
-    connection: Connection
+    channel: ClientChannel
     queue_offset: int
+    """Where the next retry begins to read."""
     deadline_ms: int
-    try_again: Callable[[int, bool], RemotingCommand | bytes | int]
+    """When it is answered at the latest, milliseconds since 1970."""
+    retry: Callable[[int, bool], int | None]
+    """`retry(queue_offset, is_last)` answers the pull and returns None, or returns the offset to wait at.
+
+    With `is_last` it always answers.
+    """
 
 
 class PullRequestHold:
-    """All pulls that wait, by topic and queue id."""
+    """All held pulls of a broker. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, int], list[HeldPull]] = {}
-        """Who waits, by (topic, queue id); empty where nobody does."""
+        """Held pulls by (topic, queue id); a queue without any has no entry."""
 
     def __len__(self) -> int:
         return sum(map(len, self.held.values()))
 
     def hold(self, topic: str, queue_id: int, pull: HeldPull) -> None:
+        """Keep a pull until messages arrive in its queue or its deadline passes."""
         self.held.setdefault((topic, queue_id), []).append(pull)
 
     def arrived(self, topic: str, queue_id: int, max_queue_offset: int) -> None:
-        """Messages were dispatched to a queue; `max_queue_offset` is behind the last."""
+        """Retry the pulls held for a queue whose end is `max_queue_offset` now."""
         pulls = self.held.pop((topic, queue_id), None)
         if pulls is None:
             return
         waiting = []
         for pull in pulls:
-            if not pull.connection.is_open:
+            if not pull.channel.is_open:
                 continue
             if pull.queue_offset < max_queue_offset:
-                outcome = pull.try_again(pull.queue_offset, False)
-                if not isinstance(outcome, int):
-                    pull.connection.send(outcome)
+                queue_offset = pull.retry(pull.queue_offset, False)
+                if queue_offset is None:
                     continue
-                pull.queue_offset = outcome
+                pull.queue_offset = queue_offset
             waiting.append(pull)
         if waiting:
             self.held.setdefault((topic, queue_id), []).extend(waiting)
 
     def expire(self, now_ms: int) -> None:
-        """Answer the pulls whose time is up, and forget those whose connection is gone."""
-        self._release(lambda pull: now_ms >= pull.deadline_ms)
+        """Answer the pulls whose deadline has passed, and drop those whose connection is closed."""
+        self._answer(lambda pull: now_ms >= pull.deadline_ms)
 
     def release_all(self) -> None:
-        """Answer every pull now: the broker stops."""
-        self._release(lambda pull: True)
+        """Answer every pull now, since the broker stops."""
+        self._answer(lambda pull: True)
 
-    def _release(self, is_due: Callable[[HeldPull], bool]) -> None:
+    def _answer(self, is_due: Callable[[HeldPull], bool]) -> None:
         for queue, pulls in list(self.held.items()):
             waiting = []
             for pull in pulls:
-                if not pull.connection.is_open:
+                if not pull.channel.is_open:
                     continue
                 if is_due(pull):
-                    outcome = pull.try_again(pull.queue_offset, True)
-                    assert not isinstance(outcome, int), "the last try must answer"
-                    pull.connection.send(outcome)
+                    queue_offset = pull.retry(pull.queue_offset, True)
+                    assert queue_offset is None, "the last retry must answer"
                 else:
                     waiting.append(pull)
             if waiting:

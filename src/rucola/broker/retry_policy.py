@@ -1,6 +1,9 @@
-"""Messages that a group failed to consume: how often they are tried, and where those go that were tried too often.
+"""Retry policy: how often a group consumes a message again, after which delay, and when it becomes a dead letter.
 
-Answers to parts of `SendMessageProcessor` of Apache RocketMQ 4.9.8.
+    reconsumeTimes of the message that failed    0    1    2    ...   15    16
+    what follows (retryMaxTimes=16)              3    4    5    ...   18    %DLQ%group        numbers are delay levels
+
+Corresponds to parts of `SendMessageProcessor` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -11,21 +14,21 @@ from rucola.protocol.topic import SubscriptionGroupConfig
 
 DLQ_QUEUE_NUMS = 1
 FIRST_DELAY_LEVEL = 3
-"""The delay level of the first retry; each further one waits a level longer."""
+"""The delay level of the first retry. Each further retry waits one level longer."""
 
 _V3_4_9 = 121
-"""The version from which on clients say themselves how often to try."""
+"""The first client version that sends its own limit of retries."""
 
 
-def max_reconsume_times(group: SubscriptionGroupConfig, version: int, asked: int | None) -> int:
-    """How often the group tries a message again: what the client asks for, else what the group is set to."""
-    return asked if asked is not None and version >= _V3_4_9 else group.retry_max_times
+def max_reconsume_times(group: SubscriptionGroupConfig, version: int, requested: int | None) -> int:
+    """Return how often the group retries a message: the client's limit if it sent one, else retryMaxTimes."""
+    return requested if requested is not None and version >= _V3_4_9 else group.retry_max_times
 
 
-def dead_letter_place(topics: TopicConfigTable, group: str, now_ms: int) -> tuple[str, int]:
-    """Topic and queue id for a message that the group gives up. The topic is made now where it is missing.
+def dead_letter_queue(topics: TopicConfigTable, group: str, now_ms: int) -> tuple[str, int]:
+    """Return topic and queue id of the group's dead letter queue; create the topic if it does not exist.
 
-    It is readable and writeable, so that operators can look into it and consume it.
+    The topic is readable and writeable, so that operators can inspect and consume it.
     """
     topic = topics.ensure(dlq_topic(group), DLQ_QUEUE_NUMS, now_ms)
     return topic.topic_name, 0

@@ -1,7 +1,10 @@
-"""BrokerState: what the processors of a broker work on, beside what is a subject's own.
+"""BrokerState: what the services of a broker share.
 
-Answers to the getters of `BrokerController` of Apache RocketMQ 4.9.8 that every processor there calls; here nobody can
-reach the broker's machinery through it.
+Services get it in their constructors, beside the parts that one subject alone needs. The event loop owns all of it: no
+part may be used from another thread unless its own docstring allows that.
+
+Corresponds to the getters of `BrokerController` of Apache RocketMQ 4.9.8 that every processor there calls. Here the
+state does not lead to the broker's own machinery.
 """
 
 from __future__ import annotations
@@ -11,28 +14,43 @@ from dataclasses import dataclass
 
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.config import BrokerConfig
+from rucola.broker.delivery.delay import DelayedDelivery
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.queue_locks import QueueLocks
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.message.delay import parse_delay_levels
 from rucola.store.message_store import MessageStore
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """Settings, store, tables, connected clients, statistics, and the time (milliseconds since 1970)."""
+    """Settings, store, tables, connected clients and statistics of one broker."""
 
     config: BrokerConfig
     store: MessageStore
     puts: InternalPuts
+    """Puts on the broker's own account, which are retried if they fail."""
     topics: TopicConfigTable
     groups: SubscriptionGroupTable
     offsets: ConsumerOffsetTable
     filters: ConsumerFilterTable
     persistence: TablePersistence
+    """Writes changed tables to their files; a response to a change waits for it."""
     clients: ClientRegistry
+    locks: QueueLocks
+    delayed: DelayedDelivery
+    transactions: Transactions
     stats: BrokerStats
     clock: Callable[[], int]
+    """The current time, milliseconds since 1970."""
+
+    @property
+    def delay_level_count(self) -> int:
+        """The number of delay levels (messageDelayLevel)."""
+        return len(parse_delay_levels(self.store.config.message_delay_level))

@@ -124,6 +124,11 @@ def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
     return {name: parts[2 * number + 1 :: 2 * len(names)] for number, name in enumerate(names)}
 
 
+def is_true(value: bool | str | None) -> bool:
+    """Tell whether a boolean property or ext field is true by Java's rule: only the word `true`, in any case."""
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
 def join(properties: Mapping[str, str]) -> bytes:
     """Encode `properties` as a property string in UTF-8, without a separator after the last value.
 

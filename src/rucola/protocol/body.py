@@ -1,9 +1,10 @@
-"""Bodies that are JSON documents: typed structs, read tolerantly and written as fastjson would.
+"""JSON bodies as typed structs: decoded leniently, encoded exactly as fastjson does.
 
-A subject declares its bodies as `Body` structs, camelCase on the wire. Bodies whose maps are keyed by objects
-(`offsetTable` of the statistics) cannot be structs; their subject converts what `rucola.fastjson` reads.
+A subject module declares its bodies as `Body` structs, with camelCase names on the wire. A body with a map keyed by
+objects (`offsetTable` of the statistics) cannot be a struct; its subject module converts the result of
+`rucola.fastjson`.
 
-Answers to `RemotingSerializable` of Apache RocketMQ 4.9.8.
+Corresponds to `RemotingSerializable` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rucola.errors import RemoteProtocolError
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
-    """Base of every JSON body. A field without a default must be there; unknown members are ignored."""
+    """The base of JSON bodies. A field without a default is required; unknown members are ignored."""
 
 
 B = TypeVar("B", bound=Body)
@@ -26,9 +27,9 @@ _decoders: dict[type[Body], msgspec.json.Decoder[Any]] = {}
 
 
 def decode_body(body_type: type[B], data: bytes) -> B:
-    """The body as its struct; numbers in quotes and bare integer keys are taken as numbers.
+    """Return a body as its struct; accept quoted numbers, and integers without quotes as keys.
 
-    RemoteProtocolError names the member that is missing or cannot be read.
+    RemoteProtocolError names the member that is missing or malformed.
     """
     decoder = _decoders.get(body_type)
     if decoder is None:
@@ -37,12 +38,12 @@ def decode_body(body_type: type[B], data: bytes) -> B:
         typed: B = decoder.decode(data)
         return typed
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # not plain JSON, or a null in the place of a default
+        pass  # no standard JSON, or a null for a field with a default: the slow path decodes it or raises
     return to_body(body_type, fastjson.loads(data))
 
 
 def to_body(body_type: type[B], value: Any) -> B:
-    """The struct of a JSON value that was read already, such as a config file's."""
+    """Return the struct of a decoded JSON value, such as a configuration file's."""
     try:
         return msgspec.convert(_plain(value), body_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
@@ -50,17 +51,16 @@ def to_body(body_type: type[B], value: Any) -> B:
 
 
 def encode_body(body: Body, *, quote_keys: bool = False) -> bytes:
-    """The struct as compact JSON, members in the order of its fields, None left out.
+    """Return a struct as compact JSON, members in the order of its fields, without None.
 
-    Integer keys stand without quotes, as fastjson writes them, unless `quote_keys` asks for what every JSON reader
-    takes.
+    Integer keys have no quotes, as fastjson writes them; `quote_keys` makes the document standard JSON.
     """
     members = _without_nulls(msgspec.to_builtins(body))
     return msgspec.json.encode(members) if quote_keys else fastjson.dumps(members)
 
 
 def decode_object(data: bytes, what: str) -> dict[Any, Any]:
-    """A JSON object that no struct describes; RemoteProtocolError where it is something else."""
+    """Return a JSON object that has no struct. RemoteProtocolError, which names `what`, for any other value."""
     value = fastjson.loads(data)
     if not isinstance(value, dict):
         raise RemoteProtocolError(f"body {what}: expected an object, found {type(value).__name__}")
@@ -68,7 +68,7 @@ def decode_object(data: bytes, what: str) -> dict[Any, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without members that are null, which is how fastjson leaves a default in its place."""
+    """Return a value without null members, as fastjson writes it."""
     if isinstance(value, dict):
         return {key: _without_nulls(member) for key, member in value.items() if member is not None}
     if isinstance(value, list):
@@ -77,7 +77,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: without nulls, and with every bare integer key as text."""
+    """Return a value without null members, and with integer keys as text, as msgspec expects them."""
     if isinstance(value, dict):
         return {
             str(key) if isinstance(key, int) else key: _plain(member)

@@ -1,8 +1,8 @@
-"""The numbers of the protocol: what a request asks for, how an answer went, which language a peer is written in.
+"""The numbers of the protocol: request codes, response codes and languages.
 
 Names and numbers are those of Apache RocketMQ 4.9.8 (`RequestCode`, `ResponseCode`, `RemotingSysResponseCode`,
-`LanguageCode`), so that a log line or an error reads the same on both sides. A peer may send a number that
-stands in no table here; commands therefore carry plain integers, and `name_of` gives the word for one.
+`LanguageCode`), so logs and errors of both implementations read alike. A peer may send a number that no enum contains;
+commands therefore carry plain integers, and `name_of` returns a readable name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """The operation that a request asks for."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -111,7 +111,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How an answer went. 0 is success; the others say what the peer could not do, with a remark."""
+    """The result of a request: 0 for success, else the kind of failure, which the remark describes."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -153,7 +153,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """The language of a peer: a name in JSON headers, this byte in ROCKETMQ binary headers."""
+    """The language of a peer: its name in JSON headers, this byte in ROCKETMQ headers."""
 
     JAVA = 0
     CPP = 1
@@ -174,6 +174,6 @@ _REQUEST_NAMES = {int(code): code.name for code in RequestCode}
 
 
 def name_of(request_code: int) -> str:
-    """`SEND_MESSAGE_V2 310` for a known request code, `request code 9999` for any other."""
+    """Return `SEND_MESSAGE_V2 310` for a known request code, `request code 9999` for any other."""
     name = _REQUEST_NAMES.get(request_code)
     return f"{name} {request_code}" if name else f"request code {request_code}"

@@ -1,14 +1,14 @@
-"""Who is connected, and what a broker asks of a client for an operator.
+"""Connected clients, and administrative requests that a broker forwards to a client.
 
-GET_CONSUMER_CONNECTION_LIST (203), GET_PRODUCER_CONNECTION_LIST (204), GET_ALL_PRODUCER_INFO (328) and
-CHECK_CLIENT_CONFIG (46) a broker answers itself. GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309) it
-hands on to the client that is named, as they came, the second with the message's record as body;
-INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) becomes one GET_CONSUMER_STATUS_FROM_CLIENT (221) to each client of a group.
+A broker itself answers GET_CONSUMER_CONNECTION_LIST (203), GET_PRODUCER_CONNECTION_LIST (204), GET_ALL_PRODUCER_INFO
+(328) and CHECK_CLIENT_CONFIG (46). It forwards GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309)
+unchanged to the client in the header, the latter with the record of the message as body.
+INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) becomes one GET_CONSUMER_STATUS_FROM_CLIENT (221) for each member of a group.
 
-A ConsumerRunningInfo's `mqTable` and the two tables of a consumer's status are keyed by queues, so those bodies have
-functions of their own. Fields stand in the order in which fastjson writes them, which is alphabetical.
+The `mqTable` of a ConsumerRunningInfo and both tables of a consumer status have queues as keys, which standard JSON
+does not allow; functions here encode and decode them. Fields are in alphabetical order, as fastjson writes them.
 
-Answers to the classes of these names in org.apache.rocketmq.common.protocol of Apache RocketMQ 4.9.8.
+Corresponds to the classes of these names in org.apache.rocketmq.common.protocol of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -28,64 +28,72 @@ from rucola.protocol.queue import MessageQueue, from_key, to_key
 CR_SUCCESS = "CR_SUCCESS"
 CR_LATER = "CR_LATER"
 CR_THROW_EXCEPTION = "CR_THROW_EXCEPTION"
-"""Values of `consume_result`: consumed, to be tried again, the listener failed. Java clients know some more."""
+"""Values of `consume_result`: consumed, retry later, the listener raised. Java clients have further ones."""
 
 
 class GetConsumerConnectionListRequestHeader(Header, kw_only=True):
-    """GET_CONSUMER_CONNECTION_LIST."""
+    """GET_CONSUMER_CONNECTION_LIST: the members of a group; its response is a ConsumerConnection."""
 
     consumer_group: str
 
 
 class GetProducerConnectionListRequestHeader(Header, kw_only=True):
-    """GET_PRODUCER_CONNECTION_LIST."""
+    """GET_PRODUCER_CONNECTION_LIST: the clients of a group; its response is a ProducerConnection."""
 
     producer_group: str
 
 
 class ClientConnection(Body, kw_only=True):
-    """One client of a group. `version` is a number of Apache's `MQVersion`, 409 for V4_9_8."""
+    """One client of a group."""
 
+    # "ip:port" of the client's connection.
     client_addr: str
     client_id: str
+    # Name of a LanguageCode.
     language: str
+    # Ordinal of Apache's `MQVersion`; 409 is V4_9_8.
     version: int
 
 
 class ConsumerConnection(Body, kw_only=True):
-    """A consumer group's clients and what the group subscribes to, by topic."""
+    """The members of a consumer group, and its subscriptions by topic."""
 
     connection_set: list[ClientConnection] = []
+    # Name of a value of CONSUME_FROM_WHERE.
     consume_from_where: str = ""
+    # Name of a value of CONSUME_TYPES.
     consume_type: str = ""
+    # Name of a value of MESSAGE_MODELS.
     message_model: str = ""
+    # By topic.
     subscription_table: dict[str, SubscriptionData] = {}
 
 
 class ProducerConnection(Body, kw_only=True):
-    """A producer group's clients."""
+    """The clients of a producer group."""
 
     connection_set: list[ClientConnection] = []
 
 
 class ProducerInfo(Body, kw_only=True):
-    """One client of a producer group; `last_update_timestamp` is the time of its last heartbeat."""
+    """One client of a producer group. `last_update_timestamp` is the time of its last heartbeat, in milliseconds."""
 
     client_id: str
     language: str
+    # Milliseconds since 1970.
     last_update_timestamp: int
     remote_ip: str = field(name="remoteIP")
     version: int
 
 
 class ProducerTableInfo(Body, kw_only=True):
-    """Every producer group's clients: the body of GET_ALL_PRODUCER_INFO."""
+    """The response body of GET_ALL_PRODUCER_INFO: clients by producer group."""
 
     data: dict[str, list[ProducerInfo]] = {}
 
 
 class CheckClientRequestBody(Body, kw_only=True):
-    """The body of CHECK_CLIENT_CONFIG: a subscription that a consumer is about to use."""
+    """The body of CHECK_CLIENT_CONFIG: a subscription that a consumer asks the broker to validate."""
 
     client_id: str = ""
     group: str = ""
@@ -93,15 +101,16 @@ class CheckClientRequestBody(Body, kw_only=True):
 
 
 class GetConsumerRunningInfoRequestHeader(Header, kw_only=True):
-    """GET_CONSUMER_RUNNING_INFO."""
+    """GET_CONSUMER_RUNNING_INFO: the state of one member. `jstack_enable` adds its stack traces."""
 
     consumer_group: str
     client_id: str
+    # Whether the response contains the stack traces of the member.
     jstack_enable: bool | str = "false"
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, kw_only=True):
-    """CONSUME_MESSAGE_DIRECTLY. `msg_id` is an offsetMsgId; the broker adds its name."""
+    """CONSUME_MESSAGE_DIRECTLY. `msg_id` is an offsetMsgId; the broker sets `broker_name` when it forwards."""
 
     consumer_group: str
     client_id: str | None = None
@@ -110,17 +119,23 @@ class ConsumeMessageDirectlyRequestHeader(Header, kw_only=True):
 
 
 class ConsumeMessageDirectlyResult(Body, kw_only=True):
-    """What the client's listener made of the message."""
+    """The response body of CONSUME_MESSAGE_DIRECTLY: the listener's result. `spent_time_mills` is in milliseconds."""
 
     auto_commit: bool = True
+    # CR_SUCCESS or another of the values above.
     consume_result: str | None = None
+    # Whether the listener consumes in order.
     order: bool = False
     remark: str | None = None
+    # Milliseconds; the spelling is Apache's.
     spent_time_mills: int = 0
 
 
 class GetConsumerStatusRequestHeader(Header, kw_only=True):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS, which may name one client id, and GET_CONSUMER_STATUS_FROM_CLIENT."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT.
+
+    `client_addr` is a client id, despite its name; without one, all members are asked.
+    """
 
     topic: str
     group: str
@@ -128,18 +143,26 @@ class GetConsumerStatusRequestHeader(Header, kw_only=True):
 
 
 class ProcessQueueInfo(Body, kw_only=True):
-    """What a consumer holds of one queue. `droped` is spelt as Apache spells it. Times are 0 where nothing was yet."""
+    """The process queue of one assigned queue: cached messages, commit offset, lock.
+
+    Timestamps are in milliseconds, 0 for never. The misspelt `droped`, true for a revoked queue, is Apache's.
+    """
 
     cached_msg_count: int = 0
     cached_msg_max_offset: int = 0
     cached_msg_min_offset: int = 0
+    # Bodies of the cached messages, in MiB.
     cached_msg_size_in_mi_b: int = field(name="cachedMsgSizeInMiB", default=0)
+    # The next offset that the consumer commits.
     commit_offset: int = 0
+    # Whether the queue was revoked by a rebalance.
     droped: bool = False
     last_consume_timestamp: int = 0
+    # Of the last successful renewal of the queue lock.
     last_lock_timestamp: int = 0
     last_pull_timestamp: int = 0
     locked: bool = False
+    # Of messages in order that were delivered and not committed yet.
     transaction_msg_count: int = 0
     transaction_msg_max_offset: int = 0
     transaction_msg_min_offset: int = 0
@@ -147,8 +170,12 @@ class ProcessQueueInfo(Body, kw_only=True):
 
 
 class ConsumeStatus(Body, kw_only=True):
-    """How fast a consumer pulls and consumes a topic: response times in milliseconds, rates per second."""
+    """Rates of a consumer on one topic: `rt` fields in milliseconds, `tps` fields per second.
 
+    `consume_failed_msgs` counts the failed messages of the last hour.
+    """
+
+    # In the last hour; the other fields are of the last minute.
     consume_failed_msgs: int = 0
     consume_failed_tps: float = field(name="consumeFailedTPS", default=0.0)
     consume_ok_tps: float = field(name="consumeOKTPS", default=0.0)
@@ -158,17 +185,20 @@ class ConsumeStatus(Body, kw_only=True):
 
 
 class ConsumerRunningInfo(Body, kw_only=True):
-    """A consumer's inside: settings, subscriptions, queues, rates. Not a plain JSON document, see the module."""
+    """The state of a consumer: properties, subscriptions, process queues, rates. Keyed by queues, see the module."""
 
+    # Stack traces, only on request.
     jstack: str | None = None
+    # Process queues of the assigned queues.
     mq_table: dict[MessageQueue, ProcessQueueInfo] = {}
     properties: dict[str, str] = {}
+    # By topic.
     status_table: dict[str, ConsumeStatus] = {}
     subscription_set: list[SubscriptionData] = []
 
 
 class _PlainRunningInfo(Body, kw_only=True):
-    """The part of a ConsumerRunningInfo that JSON can carry."""
+    """The part of a ConsumerRunningInfo that is standard JSON."""
 
     jstack: str | None = None
     properties: dict[str, str] = {}
@@ -177,7 +207,7 @@ class _PlainRunningInfo(Body, kw_only=True):
 
 
 def encode_running_info(info: ConsumerRunningInfo) -> bytes:
-    """The body of the answer to GET_CONSUMER_RUNNING_INFO."""
+    """Return the response body of GET_CONSUMER_RUNNING_INFO."""
     members: dict[str, Any] = {} if info.jstack is None else {"jstack": info.jstack}
     members["mqTable"] = {to_key(queue): msgspec.to_builtins(held) for queue, held in info.mq_table.items()}
     members["properties"] = info.properties
@@ -187,7 +217,7 @@ def encode_running_info(info: ConsumerRunningInfo) -> bytes:
 
 
 def decode_running_info(data: bytes) -> ConsumerRunningInfo:
-    """A consumer's inside; RemoteProtocolError where the body is something else."""
+    """Return the state of a consumer. RemoteProtocolError for a malformed body."""
     members = decode_object(data, "ConsumerRunningInfo")
     queues = _table(members.pop("mqTable", None), "mqTable")
     plain = to_body(_PlainRunningInfo, members)
@@ -201,23 +231,23 @@ def decode_running_info(data: bytes) -> ConsumerRunningInfo:
 
 
 def encode_client_status(offsets: dict[MessageQueue, int]) -> bytes:
-    """The body of a client's answer to GET_CONSUMER_STATUS_FROM_CLIENT: its offset in every queue it has."""
+    """Return the response body of GET_CONSUMER_STATUS_FROM_CLIENT: a client's offset of each assigned queue."""
     return fastjson.dumps({"consumerTable": {}, "messageQueueTable": _keyed(offsets)})
 
 
 def decode_client_status(data: bytes) -> dict[MessageQueue, int]:
-    """The offsets of a client; RemoteProtocolError where the body is something else."""
+    """Return the offsets of a client. RemoteProtocolError for a malformed body."""
     return _offsets(decode_object(data, "GetConsumerStatusBody").get("messageQueueTable"))
 
 
 def encode_consumer_status(clients: dict[str, dict[MessageQueue, int]]) -> bytes:
-    """The body of a broker's answer to INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets of clients, by client id."""
+    """Return the response body of INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets of clients, by client id."""
     table = {client_id: _keyed(offsets) for client_id, offsets in clients.items()}
     return fastjson.dumps({"consumerTable": table, "messageQueueTable": {}})
 
 
 def decode_consumer_status(data: bytes) -> dict[str, dict[MessageQueue, int]]:
-    """The offsets of clients by client id; RemoteProtocolError where the body is something else."""
+    """Return the offsets of clients, by client id. RemoteProtocolError for a malformed body."""
     table = _table(decode_object(data, "GetConsumerStatusBody").get("consumerTable"), "consumerTable")
     return {str(client_id): _offsets(offsets) for client_id, offsets in table.items()}
 

@@ -1,19 +1,18 @@
-"""FrameDecoder: a stream of bytes, cut anywhere, in; whole commands out.
+"""FrameDecoder: decodes a stream of bytes, received in chunks of any size, into commands.
 
-The decoder is a pure machine: it owns no socket. Feed it what arrived with `receive_data`; it returns the
-commands that are now complete, in order. What is incomplete stays inside. A whole frame whose header cannot be read
-comes out as an UnreadableCommand, and the stream goes on behind it. After FrameError the stream cannot go on, since
-nothing says where the next frame begins: the connection must be closed. Commands that were complete before are in the
-error's `commands`.
+The decoder owns no socket. `receive_data` takes the received bytes and returns the commands that are complete, in
+order; an incomplete frame is buffered. A complete frame with an unreadable header becomes an UnreadableCommand, and
+decoding continues with the next frame. FrameError ends the stream, because the start of the next frame is unknown: the
+connection must be closed. The error holds the commands that were complete before the damage.
 
-Layout of a frame: see `rucola.protocol.command`.
+The layout of a frame is described in `rucola.protocol.command`.
 
-Invariants: a frame longer than `max_frame_size` is refused as soon as its length is known, before a byte of it is
-stored, so a peer cannot make this side allocate; memory held is at most one frame and one read. The cost of a
-frame does not depend on how it was cut: bytes wait in one buffer and are parsed when the frame is whole.
+Invariants: a frame longer than `max_frame_size` is rejected as soon as its length is known, before any of it is
+buffered, so a peer cannot make this process allocate memory. At most one frame and one read are held. The cost of a
+frame does not depend on its chunks: they are collected in one buffer, which is decoded when the frame is complete.
 
-Answers to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache RocketMQ 4.9.8, which closes the
-connection for an unreadable header too.
+Corresponds to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache RocketMQ 4.9.8, which closes the
+connection for an unreadable header, too.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, unreadable
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
-"""Largest frame accepted by default, the length field not counted; Apache's `com.rocketmq.remoting.frameMaxLength`."""
+"""Default limit of a frame in bytes, without its length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
 
 _LENGTH: Final = Struct(">I")
-_PREFIX: Final = Struct(">II")
+_PREFIX: Final = Struct(">II")  # length, serializer << 24 | header size
 
 
 class FrameError(RemoteProtocolError):
-    """The stream is no sequence of frames any more. `commands` came whole before the bad bytes."""
+    """The stream is no sequence of frames. `commands` were complete before the damage."""
 
     def __init__(self, why: str, commands: list[RemotingCommand]) -> None:
         self.commands = commands
@@ -40,68 +39,75 @@ class FrameError(RemoteProtocolError):
 
 
 class FrameDecoder:
-    """Cuts one connection's bytes into commands."""
+    """Decodes the bytes that one connection receives."""
 
-    __slots__ = ("_max_frame_size", "_needed", "_waiting")
+    __slots__ = ("_buffer", "_max_frame_size", "_needed")
 
     def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
         self._max_frame_size = max_frame_size
-        self._waiting = bytearray()
-        self._needed = 0  # bytes that must be there before a look at `_waiting` can find something new
+        self._buffer = bytearray()
+        self._needed = 0  # size that the buffer must reach before it can contain a complete frame or length
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the stream could end here without cutting a frame."""
-        return not self._waiting
+        """Whether the stream can end here without truncating a frame."""
+        return not self._buffer
 
     def receive_data(self, data: bytes | memoryview) -> list[RemotingCommand]:
-        """The commands that `data` completes. `data` is not kept; FrameError ends the stream."""
-        waiting = self._waiting
-        if waiting:
-            waiting += data
-            if len(waiting) < self._needed:
+        """Return the commands that `data` completes. `data` is copied. FrameError ends the stream.
+
+        1. If bytes are buffered, append `data`; return if the frame is still incomplete.
+        2. Decode all complete frames from one `bytes` object; a body is a slice of it and so owns its bytes.
+        3. Buffer the incomplete rest.
+        """
+        buffer = self._buffer
+        if buffer:
+            buffer += data
+            if len(buffer) < self._needed:
                 return []
-            data = bytes(waiting)
-            waiting.clear()
+            data = bytes(buffer)
+            buffer.clear()
         elif not isinstance(data, bytes):
             data = data.tobytes()
         commands: list[RemotingCommand] = []
         position, end = 0, len(data)
         try:
             while end - position >= 8:
-                length, marked_size = _PREFIX.unpack_from(data, position)
+                length, serializer_and_size = _PREFIX.unpack_from(data, position)
                 if not 4 <= length <= self._max_frame_size:
                     self._refuse(length)
                 frame_end = position + 4 + length
                 if frame_end > end:
                     break
                 header_begin = position + 8
-                body_begin = header_begin + (marked_size & 0xFFFFFF)
+                body_begin = header_begin + (serializer_and_size & 0xFFFFFF)
                 try:
                     if body_begin > frame_end:
-                        size = marked_size & 0xFFFFFF
+                        size = serializer_and_size & 0xFFFFFF
                         raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
                     commands.append(
-                        decode_command(data[header_begin:body_begin], data[body_begin:frame_end], marked_size >> 24)
+                        decode_command(
+                            data[header_begin:body_begin], data[body_begin:frame_end], serializer_and_size >> 24
+                        )
                     )
                 except HeaderError as error:
-                    commands.append(unreadable(error, marked_size >> 24))
+                    commands.append(unreadable(error, serializer_and_size >> 24))
                 position = frame_end
             if position < end:
-                self._keep(data[position:])
+                self._buffer_rest(data[position:])
         except RemoteProtocolError as error:
             raise FrameError(str(error), commands) from None
         return commands
 
-    def _keep(self, part: bytes) -> None:
-        """Wait for the rest of a frame, or of its length."""
+    def _buffer_rest(self, part: bytes) -> None:
+        """Buffer the start of a frame, and note the size at which it, or its length, is complete."""
         self._needed = 4
         if len(part) >= 4:
             (length,) = _LENGTH.unpack_from(part)
             if not 4 <= length <= self._max_frame_size:
                 self._refuse(length)
             self._needed = 4 + length
-        self._waiting += part
+        self._buffer += part
 
     def _refuse(self, length: int) -> NoReturn:
         if length < 4:

@@ -1,14 +1,14 @@
-"""Consumer groups, as operators ask about them and change them.
+"""Administration of consumer groups: deletion, offsets, time spans and statistics.
 
 DELETE_SUBSCRIPTIONGROUP (207), RESET_CONSUMER_CLIENT_OFFSET (220), INVOKE_BROKER_TO_RESET_OFFSET (222),
 QUERY_CONSUME_TIME_SPAN (303), QUERY_CORRECTION_OFFSET (308), CLONE_GROUP_OFFSET (314) and GET_BROKER_CONSUME_STATS
-(317). How far one group has come is asked with GET_CONSUME_STATS, see `topic`.
+(317). The consumer offsets of one group are read with GET_CONSUME_STATS, see `topic`.
 
-To reset a group, an operator sends 222 to a broker. The broker works out a queue offset for each of the topic's queues
-and sends them with 220 to every client of the group, which begins there anew and commits. Clients in C++ cannot read
-maps whose keys are objects; they get a list.
+A reset begins with request 222 to a broker. The broker computes a queue offset for each queue of the topic and sends
+them with request 220 to every member of the group, which continues there and commits. C++ clients cannot decode maps
+whose keys are objects; they receive a list.
 
-Answers to the classes of these names in org.apache.rocketmq.common of Apache RocketMQ 4.9.8.
+Corresponds to the classes of these names in org.apache.rocketmq.common of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rucola.protocol.queue import MessageQueue, from_key, to_key
 from rucola.protocol.topic import ConsumeStats, consume_stats_from, consume_stats_members
 
 LATEST = -1
-"""A `timestamp` that asks for the end of each queue."""
+"""A `timestamp` that means the end of each queue."""
 
 
 SYSTEM_GROUPS = {
@@ -35,11 +35,11 @@ SYSTEM_GROUPS = {
     "CID_ONSAPI_PERMISSION": True,
     "CID_ONSAPI_OWNER": True,
 }
-"""Groups that every broker has, and whether they may consume by broadcast."""
+"""The groups that every broker has, and whether they may consume in broadcasting mode."""
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True):
-    """DELETE_SUBSCRIPTIONGROUP: the group's settings, and its offsets where that is asked for."""
+    """DELETE_SUBSCRIPTIONGROUP: delete the configuration of a group, and its consumer offsets if `remove_offset`."""
 
     group_name: str
     remove_offset: bool | str = "false"
@@ -48,22 +48,24 @@ class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True):
 class ResetOffsetRequestHeader(Header, kw_only=True):
     """INVOKE_BROKER_TO_RESET_OFFSET and RESET_CONSUMER_CLIENT_OFFSET.
 
-    `timestamp` is a store time in milliseconds, or LATEST. Without `is_force` no queue goes forward, only back.
-    RocketMQ 5 knows a `queue_id` with an `offset` as well: then only that queue moves, and to that number.
+    `timestamp` is a store time in milliseconds, or LATEST. Without `is_force` no offset increases. `queue_id` and
+    `offset` are RocketMQ 5's: they reset one queue to a queue offset.
     """
 
     topic: str
     group: str
+    # Milliseconds since 1970, or LATEST.
     timestamp: int
     is_force: bool | str = "false"
+    # RocketMQ 5 only; None for all queues.
     queue_id: int | None = None
     offset: int | None = None
 
 
 class CloneGroupOffsetRequestHeader(Header, kw_only=True):
-    """CLONE_GROUP_OFFSET: give `dest_group` the offsets of `src_group`, on one topic or all.
+    """CLONE_GROUP_OFFSET: copy the offsets of `src_group` to `dest_group`, on one topic or all.
 
-    `offline` asks not to look at what the group subscribes to now.
+    Without `offline`, topics to which no member of `src_group` subscribes are left out.
     """
 
     src_group: str
@@ -73,14 +75,17 @@ class CloneGroupOffsetRequestHeader(Header, kw_only=True):
 
 
 class QueryConsumeTimeSpanRequestHeader(Header, kw_only=True):
-    """QUERY_CONSUME_TIME_SPAN."""
+    """QUERY_CONSUME_TIME_SPAN: the times of a group on the queues of a topic."""
 
     topic: str
     group: str
 
 
 class QueryCorrectionOffsetRequestHeader(Header, kw_only=True):
-    """QUERY_CORRECTION_OFFSET. `filter_groups` has commas between names."""
+    """QUERY_CORRECTION_OFFSET: per queue, the smallest offset of all groups except `filter_groups` (comma-separated).
+
+    A queue on which `compare_group` is below that offset gets the greatest 64-bit integer instead.
+    """
 
     filter_groups: str | None = None
     compare_group: str
@@ -88,19 +93,20 @@ class QueryCorrectionOffsetRequestHeader(Header, kw_only=True):
 
 
 class GetConsumeStatsInBrokerRequestHeader(Header, kw_only=True):
-    """GET_BROKER_CONSUME_STATS: of all topics, or of ordered ones only."""
+    """GET_BROKER_CONSUME_STATS: the statistics of all topics, or with `is_order` of ordered ones."""
 
     is_order: bool | str = "false"
 
 
 class QueueTimeSpan(Body, kw_only=True):
-    """Times in one queue, in milliseconds: of the oldest and the newest message and of the last one consumed.
+    """Store times in one queue, in milliseconds: of its oldest, newest and last consumed message.
 
-    `delay_time` is how long the next one has waited. The `…_str` are for people, `2013-01-01#05:15:00:000`.
+    `delay_time` is the age of the next message to consume. The `…_str` fields are texts: `2013-01-01#05:15:00:000`.
     """
 
     consume_time_stamp: int = 0
     consume_time_stamp_str: str = ""
+    # Milliseconds since the next message was stored, 0 without a backlog.
     delay_time: int = 0
     max_time_stamp: int = 0
     max_time_stamp_str: str = ""
@@ -110,27 +116,31 @@ class QueueTimeSpan(Body, kw_only=True):
 
 
 class QueryConsumeTimeSpanBody(Body, kw_only=True):
-    """The body of QUERY_CONSUME_TIME_SPAN."""
+    """The response body of QUERY_CONSUME_TIME_SPAN."""
 
     consume_time_span_set: list[QueueTimeSpan] = []
 
 
 class QueryCorrectionOffsetBody(Body, kw_only=True):
-    """The body of QUERY_CORRECTION_OFFSET: queue offsets by queue id."""
+    """The response body of QUERY_CORRECTION_OFFSET: queue offsets by queue id."""
 
     correction_offsets: dict[int, int] = {}
 
 
 class ConsumeStatsList(msgspec.Struct, kw_only=True):
-    """All groups of a broker: for each, one ConsumeStats a topic. The body of GET_BROKER_CONSUME_STATS."""
+    """The response body of GET_BROKER_CONSUME_STATS: for each group one ConsumeStats per topic.
+
+    `total_diff` is the backlog of all groups, in messages.
+    """
 
     broker_addr: str = ""
+    # For each group one ConsumeStats per topic.
     groups: dict[str, list[ConsumeStats]] = {}
     total_diff: int = 0
 
 
 def encode_offset_table(offsets: dict[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """The body of 220 and of the answer to 222; `as_list` is what C++ clients read."""
+    """Return the body of request 220 and of the response to 222; `as_list` for C++ clients."""
     if not as_list:
         return fastjson.dumps({"offsetTable": {to_key(queue): offset for queue, offset in offsets.items()}})
     rows = [
@@ -141,7 +151,7 @@ def encode_offset_table(offsets: dict[MessageQueue, int], *, as_list: bool = Fal
 
 
 def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
-    """Queue offsets by queue, sorted; RemoteProtocolError where the body is something else."""
+    """Return queue offsets by queue, sorted. RemoteProtocolError for a malformed body."""
     table = decode_object(data, "ResetOffsetBody").get("offsetTable") or {}
     if not isinstance(table, dict):
         raise RemoteProtocolError(f"offsetTable: expected an object, found {type(table).__name__}")
@@ -152,20 +162,20 @@ def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
 
 
 def encode_consume_stats_list(stats: ConsumeStatsList) -> bytes:
-    """The body of GET_BROKER_CONSUME_STATS."""
+    """Return the response body of GET_BROKER_CONSUME_STATS."""
     groups = [{group: list(map(consume_stats_members, topics))} for group, topics in stats.groups.items()]
     return fastjson.dumps({"brokerAddr": stats.broker_addr, "consumeStatsList": groups, "totalDiff": stats.total_diff})
 
 
 def decode_consume_stats_list(data: bytes) -> ConsumeStatsList:
-    """All groups of a broker; RemoteProtocolError where the body is something else."""
+    """Return the statistics of all groups of a broker. RemoteProtocolError for a malformed body."""
     members = decode_object(data, "ConsumeStatsList")
-    found = ConsumeStatsList(broker_addr=str(members.get("brokerAddr", "")))
+    stats = ConsumeStatsList(broker_addr=str(members.get("brokerAddr", "")))
     try:
-        found.total_diff = int(members.get("totalDiff", 0))
+        stats.total_diff = int(members.get("totalDiff", 0))
         for entry in members.get("consumeStatsList") or []:
             for group, topics in entry.items():
-                found.groups[str(group)] = [consume_stats_from(topic) for topic in topics]
+                stats.groups[str(group)] = [consume_stats_from(topic) for topic in topics]
     except (AttributeError, TypeError, ValueError) as error:
         raise RemoteProtocolError(f"ConsumeStatsList: {error}") from None
-    return found
+    return stats

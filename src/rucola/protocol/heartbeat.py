@@ -1,10 +1,10 @@
-"""Who is there: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), and the broker's
-NOTIFY_CONSUMER_IDS_CHANGED (40).
+"""Heartbeats, subscriptions and membership of consumer groups.
 
-Java and JavaScript clients write enums as names, C++ clients as ordinals; the properties `…_name` give the name
-either way. A subscription is the expression a consumer gave (`TagA || TagB`, `*`, or SQL92) with its parts.
+HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), and the broker's NOTIFY_CONSUMER_IDS_CHANGED
+(40). Java and JavaScript clients write enums as names, C++ clients as ordinals; the properties `…_name` return the name
+in either case. A subscription is a consumer's expression (`TagA || TagB`, `*`, or SQL92), with its tags.
 
-Answers to `HeartbeatData`, `ConsumerData`, `SubscriptionData` and `FilterAPI` of Apache RocketMQ 4.9.8.
+Corresponds to `HeartbeatData`, `ConsumerData`, `SubscriptionData` and `FilterAPI` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from rucola.protocol.body import Body
 from rucola.protocol.command import Header
 
 SUB_ALL = "*"
+"""The expression that matches every message."""
 _TAG_TYPES = ("TAG", "")
+# The enums below are in the order of their ordinals.
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
 CONSUME_FROM_WHERE = (
@@ -31,40 +33,49 @@ CONSUME_FROM_WHERE = (
 
 
 class SubscriptionData(Body, kw_only=True):
-    """What a group wants of a topic. `code_set` holds the hashes of `tags_set`; both empty means every tag."""
+    """The subscription of a group to a topic.
 
+    `sub_string` is the expression. `code_set` holds the hash codes of `tags_set`; both are empty for all tags.
+    `sub_version` is the time in milliseconds of the subscription: the newest one is valid.
+    """
+
+    # Filtering by an uploaded class, which brokers of 4.9 no longer support.
     class_filter_mode: bool = False
+    # `string_hash` of each tag, which brokers compare with the tagsCode of a unit.
     code_set: list[int] = []
     expression_type: str = "TAG"
     sub_string: str = SUB_ALL
+    # Milliseconds since 1970.
     sub_version: int = 0
     tags_set: list[str] = []
     topic: str
 
     @property
     def is_tag_type(self) -> bool:
+        """Whether the expression consists of tags; otherwise it is SQL92."""
         return self.expression_type in _TAG_TYPES
 
 
 class ConsumerData(Body, kw_only=True):
-    """One consumer group of a client."""
+    """One consumer group of a client, and its subscriptions."""
 
     consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
     consume_type: str | int = "CONSUME_PASSIVELY"
     group_name: str
     message_model: str | int = "CLUSTERING"
     subscription_data_set: list[SubscriptionData] = []
+    # Whether the retry topic gets TOPIC_FLAG_UNIT_SUB, for deployments of several units.
     unit_mode: bool | str = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which a decoder turns into its own error, for an ordinal that no enum has."""
+        """Raise ValueError, which a decoder reports as its own error, for an unknown ordinal."""
         _name(self.consume_from_where, CONSUME_FROM_WHERE)
         _name(self.consume_type, CONSUME_TYPES)
         _name(self.message_model, MESSAGE_MODELS)
 
     @property
     def subscriptions(self) -> list[SubscriptionData]:
-        """The subscriptions, one per topic: of several to one topic the newest, of equally new ones the first."""
+        """The subscriptions, one per topic: the newest, and the first of equally new ones."""
         newest: dict[str, SubscriptionData] = {}
         for subscription_data in self.subscription_data_set:
             known = newest.setdefault(subscription_data.topic, subscription_data)
@@ -100,7 +111,7 @@ class HeartbeatData(Body, kw_only=True):
 
 
 class UnregisterClientRequestHeader(Header, kw_only=True):
-    """The client leaves one or both groups."""
+    """UNREGISTER_CLIENT: the client leaves one or both groups."""
 
     client_id: str = field(name="clientID")
     producer_group: str | None = None
@@ -108,19 +119,19 @@ class UnregisterClientRequestHeader(Header, kw_only=True):
 
 
 class GetConsumerListByGroupRequestHeader(Header, kw_only=True):
-    """Who consumes for the group?"""
+    """GET_CONSUMER_LIST_BY_GROUP."""
 
     consumer_group: str
 
 
 class GetConsumerListByGroupResponseBody(Body, kw_only=True):
-    """The client ids of the group's members."""
+    """The response body of GET_CONSUMER_LIST_BY_GROUP: the client ids of the members."""
 
     consumer_id_list: list[str]
 
 
 class NotifyConsumerIdsChangedRequestHeader(Header, kw_only=True):
-    """The group's members have changed: rebalance now."""
+    """NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed; rebalance now."""
 
     consumer_group: str
 
@@ -128,9 +139,9 @@ class NotifyConsumerIdsChangedRequestHeader(Header, kw_only=True):
 def subscription(
     topic: str, expression: str | None, expression_type: str = "TAG", version: int = 0
 ) -> SubscriptionData:
-    """What an expression asks for: tags joined by `||`, or everything where it is empty or `*`.
+    """Return the subscription of an expression: tags joined by `||`, or all messages if it is empty or `*`.
 
-    InvalidMessage where only separators are left. Another `expression_type` is kept as it stands.
+    An expression of another type than TAG is not parsed. InvalidMessage if it consists of separators only.
     """
     if expression_type not in _TAG_TYPES:
         return SubscriptionData(
@@ -151,6 +162,7 @@ def subscription(
 
 
 def _name(value: str | int, names: tuple[str, ...]) -> str:
+    """Return the name of an enum's value, from a name or an ordinal. ValueError for an unknown ordinal."""
     if isinstance(value, str) and not value.isdigit():
         return value
     if not 0 <= int(value) < len(names):

@@ -1,8 +1,7 @@
-"""The name server's key-value table: PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102) and
-GET_KVLIST_BY_NAMESPACE (219).
+"""The name server's key-value table: texts by namespace and key.
 
-A value is text under a namespace and a key. The namespace ORDER_TOPIC_CONFIG holds, for each ordered topic, how many
-queues it has on which broker: `broker-a:4;broker-b:4`.
+PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102) and GET_KVLIST_BY_NAMESPACE (219). The namespace
+ORDER_TOPIC_CONFIG holds the number of queues of each ordered topic by broker name: `broker-a:4;broker-b:4`.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from rucola.protocol.body import Body
 from rucola.protocol.command import Header
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+"""The namespace of ordered topics."""
 
 
 class PutKVConfigRequestHeader(Header, kw_only=True):
-    """PUT_KV_CONFIG."""
+    """PUT_KV_CONFIG: set the value of a key."""
 
     namespace: str
     key: str
@@ -29,7 +29,7 @@ class KVConfigRequestHeader(Header, kw_only=True):
 
 
 class GetKVConfigResponseHeader(Header, kw_only=True):
-    """The value that GET_KV_CONFIG asked for."""
+    """The response to GET_KV_CONFIG."""
 
     value: str
 
@@ -41,12 +41,15 @@ class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
 
 
 class KVTable(Body, kw_only=True):
-    """One namespace: the body of GET_KVLIST_BY_NAMESPACE, and of the answer to REGISTER_BROKER."""
+    """The keys and values of one namespace.
+
+    The response body of GET_KVLIST_BY_NAMESPACE, and of REGISTER_BROKER with the namespace ORDER_TOPIC_CONFIG.
+    """
 
     table: dict[str, str] = {}
 
 
 class KVConfigSerializeWrapper(Body, kw_only=True):
-    """Every namespace: the file `kvConfig.json`."""
+    """All namespaces: the file `kvConfig.json`."""
 
     config_table: dict[str, dict[str, str]] = {}

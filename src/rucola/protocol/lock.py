@@ -1,8 +1,8 @@
-"""Locks on queues: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42), from consumers that keep the order of a queue.
+"""Queue locks: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42), used by consumers that consume in order.
 
-A consumer asks for the queues of its share, hears which of them it holds, and asks again before the locks expire.
+A consumer requests the locks of its assigned queues, learns which of them it holds, and renews them before they expire.
 
-Answers to `LockBatchRequestBody`, `LockBatchResponseBody` and `UnlockBatchRequestBody` of Apache RocketMQ 4.9.8.
+Corresponds to `LockBatchRequestBody`, `LockBatchResponseBody` and `UnlockBatchRequestBody` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rucola.protocol.queue import MessageQueue
 
 
 class LockBatchRequestBody(Body, kw_only=True):
-    """Which queues a client wants, or gives back, for its group. The body of both requests."""
+    """The body of both requests: the queues that a client locks or unlocks for its group."""
 
     client_id: str
     consumer_group: str
@@ -22,6 +22,6 @@ class LockBatchRequestBody(Body, kw_only=True):
 
 
 class LockBatchResponseBody(Body, kw_only=True):
-    """The queues that the client holds now."""
+    """The response body of LOCK_BATCH_MQ: the queues whose locks the client holds now."""
 
     lock_ok_mq_set: list[MessageQueue] = field(name="lockOKMQSet", default_factory=list)

@@ -1,6 +1,7 @@
-"""Offsets: a group's progress (14, 15), a queue's ends (30, 31), the offset at a time (29), the oldest time (32).
+"""Offsets of consumer groups and queues.
 
-Everything here is a queue offset, a count of messages, never a byte address.
+QUERY_CONSUMER_OFFSET (14), UPDATE_CONSUMER_OFFSET (15), SEARCH_OFFSET_BY_TIMESTAMP (29), GET_MAX_OFFSET (30),
+GET_MIN_OFFSET (31) and GET_EARLIEST_MSG_STORETIME (32). All offsets here are queue offsets, never physical offsets.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from rucola.protocol.command import Header
 
 
 class QueryConsumerOffsetRequestHeader(Header, kw_only=True):
-    """QUERY_CONSUMER_OFFSET: how far has the group come?"""
+    """QUERY_CONSUMER_OFFSET: the consumer offset of a group on a queue."""
 
     consumer_group: str
     topic: str
@@ -17,7 +18,7 @@ class QueryConsumerOffsetRequestHeader(Header, kw_only=True):
 
 
 class UpdateConsumerOffsetRequestHeader(Header, kw_only=True):
-    """UPDATE_CONSUMER_OFFSET: the group has done everything below `commit_offset`."""
+    """UPDATE_CONSUMER_OFFSET: the group has consumed all messages below `commit_offset`."""
 
     consumer_group: str
     topic: str
@@ -26,14 +27,14 @@ class UpdateConsumerOffsetRequestHeader(Header, kw_only=True):
 
 
 class QueueRequestHeader(Header, kw_only=True):
-    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue."""
+    """GET_MAX_OFFSET, GET_MIN_OFFSET and GET_EARLIEST_MSG_STORETIME of one queue."""
 
     topic: str
     queue_id: int
 
 
 class SearchOffsetRequestHeader(Header, kw_only=True):
-    """SEARCH_OFFSET_BY_TIMESTAMP: the queue offset at a store time in milliseconds."""
+    """SEARCH_OFFSET_BY_TIMESTAMP: the queue offset at a store time, in milliseconds."""
 
     topic: str
     queue_id: int
@@ -41,12 +42,12 @@ class SearchOffsetRequestHeader(Header, kw_only=True):
 
 
 class OffsetResponseHeader(Header, kw_only=True):
-    """The answer of every request above but the next."""
+    """The response to all requests above except UPDATE_CONSUMER_OFFSET and GET_EARLIEST_MSG_STORETIME."""
 
     offset: int
 
 
 class EarliestStoreTimeResponseHeader(Header, kw_only=True):
-    """The answer to GET_EARLIEST_MSG_STORETIME, in milliseconds; -1 where the queue is empty."""
+    """The response to GET_EARLIEST_MSG_STORETIME: a store time in milliseconds, -1 for an empty queue."""
 
     timestamp: int

@@ -1,6 +1,7 @@
-"""Pulling: header of PULL_MESSAGE (11) and of its answer, whose body is a row of whole records.
+"""PULL_MESSAGE (11): the headers of the request and its response.
 
-The answer carries its four offsets whatever its code, because C++ clients refuse an answer without them.
+The body of the response is a sequence of complete records. The response has its four fields whatever its code, because
+C++ clients reject a response without them.
 """
 
 from __future__ import annotations
@@ -8,35 +9,45 @@ from __future__ import annotations
 from rucola.protocol.command import Header
 
 COMMIT_OFFSET = 0x1
-"""Bit of `sys_flag`: take `commit_offset` as the group's progress on this queue."""
+"""Bit of `sys_flag`: commit `commit_offset` for the group."""
 SUSPEND = 0x2
-"""Bit of `sys_flag`: hold the request up to `suspend_timeout_millis` while there is nothing to return."""
+"""Bit of `sys_flag`: hold the request for up to `suspend_timeout_millis` if there is no message."""
 SUBSCRIPTION = 0x4
-"""Bit of `sys_flag`: filter by `subscription` of this request, not by the group's heartbeat."""
+"""Bit of `sys_flag`: filter by the `subscription` of this request instead of the one in the heartbeat."""
 CLASS_FILTER = 0x8
-"""Bit of `sys_flag`: filter by an uploaded class; no broker of 4.9 does that any more."""
+"""Bit of `sys_flag`: filter by an uploaded class, which brokers of 4.9 no longer support."""
 
 
 class PullMessageRequestHeader(Header, kw_only=True):
-    """Which records a consumer wants, from which queue offset on."""
+    """A request for up to `max_msg_nums` records of a queue, from `queue_offset` on.
+
+    `subscription` and `sub_version` are those of SubscriptionData. `expression_type` is TAG or SQL92.
+    """
 
     consumer_group: str
     topic: str
     queue_id: int
     queue_offset: int
     max_msg_nums: int
+    # Sum of the bits above.
     sys_flag: int
+    # Valid with COMMIT_OFFSET.
     commit_offset: int = 0
+    # Valid with SUSPEND.
     suspend_timeout_millis: int = 0
+    # Valid with SUBSCRIPTION.
     subscription: str | None = None
     sub_version: int = 0
     expression_type: str | None = None
 
 
 class PullMessageResponseHeader(Header, kw_only=True):
-    """Where to go on, and what the queue holds."""
+    """The queue offset of the next pull, the ends of the queue, and the broker id from which to pull next."""
 
+    # The broker id to pull from next: `which_broker_when_consume_slowly` of the group with a large backlog, else its
+    # `broker_id`.
     suggest_which_broker_id: int
+    # Also advances past messages that the filter excludes.
     next_begin_offset: int
     min_offset: int
     max_offset: int

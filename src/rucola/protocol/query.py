@@ -1,8 +1,8 @@
-"""Finding messages: QUERY_MESSAGE (12) by key or unique key, VIEW_MESSAGE_BY_ID (33) by physical offset, and
-QUERY_CONSUME_QUEUE (321), the units of a queue.
+"""Queries for messages and ConsumeQueue units.
 
-Bodies are whole records. A key query returns what has the key's hash; the caller compares the real keys. Whether
-the key is a unique key stands in the ext field `_UNIQUE_KEY_QUERY` beside the header.
+QUERY_MESSAGE (12) by key or unique key, VIEW_MESSAGE_BY_ID (33) by physical offset, and QUERY_CONSUME_QUEUE (321).
+Response bodies of the first two are complete records. A query by key returns the records whose keys have the same hash;
+the caller compares the keys themselves. The ext field `_UNIQUE_KEY_QUERY` tells whether the key is a unique key.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rucola.protocol.heartbeat import SubscriptionData
 
 
 class QueryMessageRequestHeader(Header, kw_only=True):
-    """A key and a window of store times, in milliseconds, both ends included.
+    """QUERY_MESSAGE: a key and an inclusive window of store times, in milliseconds.
 
-    `before_physical_offset` is Rucola's own: only records below it count, so that answers can be asked for one after
-    the other. Who sends it is told how far the index reaches.
+    `before_physical_offset` is Rucola's own, for paging: only records below it are returned. A broker that knows it
+    reports the range of its index in the response.
     """
 
     topic: str
@@ -31,10 +31,10 @@ class QueryMessageRequestHeader(Header, kw_only=True):
 
 
 class QueryMessageResponseHeader(Header, kw_only=True):
-    """The message that was indexed last; 0 where nothing was found.
+    """Store time and physical offset of the message that was indexed last; 0 if no message was found.
 
-    `index_begin_timestamp` and `index_end_timestamp` are Rucola's own: the store times of the first and the last
-    message in the index, 0 where it is empty and -1 where there is none.
+    `index_begin_timestamp` and `index_end_timestamp` are Rucola's own: the store times of the first and last message in
+    the index, 0 if it is empty, -1 if the broker keeps none.
     """
 
     index_last_update_timestamp: int
@@ -44,34 +44,37 @@ class QueryMessageResponseHeader(Header, kw_only=True):
 
 
 class ViewMessageRequestHeader(Header, kw_only=True):
-    """The physical offset of one record."""
+    """VIEW_MESSAGE_BY_ID: the physical offset of a record."""
 
     offset: int
 
 
 class QueryConsumeQueueRequestHeader(Header, kw_only=True):
-    """`count` units of a queue from the queue offset `index` on; a group's subscription may be asked for with them."""
+    """QUERY_CONSUME_QUEUE: `count` units from queue offset `index` on, and the subscription of a group if named."""
 
     topic: str
     queue_id: int
+    # A queue offset.
     index: int
     count: int = 0
     consumer_group: str | None = None
 
 
 class ConsumeQueueData(Body, kw_only=True):
-    """One unit. `eval` belongs to bloom filters, which no unit has here."""
+    """One ConsumeQueue unit. `eval` is the result of a bloom filter, which units do not have here."""
 
     eval: bool = False
     physic_offset: int
     physic_size: int
+    # Hash code of the tag, or the delivery time of a delayed message.
     tags_code: int
 
 
 class QueryConsumeQueueResponseBody(Body, kw_only=True):
-    """A queue's ends and some of its units."""
+    """The response body of QUERY_CONSUME_QUEUE: the ends of the queue and the requested units."""
 
     filter_data: str | None = None
+    # End of the queue, the offset of its next message.
     max_queue_index: int = 0
     min_queue_index: int = 0
     queue_data: list[ConsumeQueueData] = []

@@ -1,6 +1,6 @@
-"""MessageQueue: one queue of one topic on one broker, and how it stands as a key in JSON maps.
+"""MessageQueue: one queue of a topic on a broker, also as a key of fastjson's maps.
 
-Answers to `MessageQueue` of Apache RocketMQ 4.9.8.
+Corresponds to `MessageQueue` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rucola.fastjson import ObjectKey
 
 
 class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
-    """A queue's address. Ordered by topic, broker name and queue id, as rebalancing sorts queues."""
+    """The identity of a queue. Ordered by topic, broker name and queue id, as rebalance requires."""
 
     topic: str
     broker_name: str
@@ -25,12 +25,12 @@ class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
 
 
 def to_key(queue: MessageQueue) -> ObjectKey:
-    """The queue as the key of a map, as in `{{"brokerName":"a","queueId":0,"topic":"T"}:…}`."""
+    """Return a queue as the key of a map, as in `{{"brokerName":"a","queueId":0,"topic":"T"}:…}`."""
     return ObjectKey.of({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
 
 
 def from_key(key: Any) -> MessageQueue:
-    """The queue that stands as a key in a decoded map; RemoteProtocolError where it is none."""
+    """Return the queue of a decoded map's key. RemoteProtocolError if the key is no queue."""
     members = key.as_dict() if isinstance(key, ObjectKey) else None
     try:
         return msgspec.convert(members, MessageQueue, strict=False)

@@ -1,21 +1,26 @@
-"""The replication of a log, without I/O: what a master and its slave say to each other on the HA port.
+"""Replication protocol of master and slave on the HA port, without I/O.
 
-A slave connects and reports; the master answers with bytes of its CommitLog, as they lie on its disk.
+A slave connects and sends reports; the master sends bytes of its CommitLog, unchanged.
 
     slave -> master    position  bytes  field
-                              0      8  physical offset: the end of the slave's log, or where it wants to begin
+                              0      8  physical offset: the end of the slave's log, or where to begin
 
     master -> slave    position  bytes  field
                               0      8  physical offset of the first byte
                               8      4  size
-                             12         so many bytes of the log, which need not begin or end with a record
+                             12         bytes of the log; a transfer may begin and end within a record
 
-Integers are big-endian and signed. The first report says where to begin, each one after it how far the slave has come;
-a report may be repeated to show that somebody is there, and so may a transfer without bytes. Transfers follow each
-other without gap. A slave of Apache's holds 4 MiB of a transfer, header included, and waits for ever behind a larger
-one.
+Integers are big-endian and signed. The first report is the offset at which to begin, each later one acknowledges all
+bytes before it. Repeated reports and transfers without bytes serve as heartbeats. Transfers are contiguous. Apache's
+slave buffers 4 MiB of a transfer, header included, and hangs on a larger one.
 
-Answers to the wire of `HAService.HAClient` and `HAConnection` of Apache RocketMQ 4.9.8.
+Example: a slave with a log of 256 bytes connects, receives 5 bytes, and acknowledges them.
+
+    slave  -> master   00 00 00 00 00 00 01 00
+    master -> slave    00 00 00 00 00 00 01 00   00 00 00 05   xx xx xx xx xx
+    slave  -> master   00 00 00 00 00 00 01 05
+
+Corresponds to the wire protocol of `HAService.HAClient` and `HAConnection` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -30,27 +35,27 @@ _REPORT: Final = Struct(">q")
 _HEADER: Final = Struct(">qi")
 
 MAX_TRANSFER_SIZE: Final = 4 * 1024 * 1024 - _HEADER.size
-"""So many bytes of the log a slave of Apache's takes at once."""
+"""The most bytes in one transfer that Apache's slave accepts."""
 
 
 def encode_report(physical_offset: int) -> bytes:
-    """What a slave says: it has everything before `physical_offset`, or, at first, wants what begins there."""
+    """Return a report: the slave has all bytes before `physical_offset`, or, in the first one, begins there."""
     return _REPORT.pack(physical_offset)
 
 
 def encode_header(physical_offset: int, size: int) -> bytes:
-    """What stands before `size` bytes of the log."""
+    """Return the header of a transfer of `size` bytes."""
     return _HEADER.pack(physical_offset, size)
 
 
 class ReportDecoder:
-    """Turns what a slave sends into its reports."""
+    """Decodes the reports that a master receives."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def receive_data(self, data: bytes) -> list[int]:
-        """Return the reports that are whole now, in order. RemoteProtocolError for one that no log can have."""
+        """Return the reports that `data` completes, in order. RemoteProtocolError for a negative offset."""
         data = self._rest + data
         whole = len(data) - len(data) % _REPORT.size
         self._rest = data[whole:]
@@ -62,24 +67,25 @@ class ReportDecoder:
 
 
 class TransferDecoder:
-    """Turns what a master sends into pieces of its log.
+    """Decodes the transfers that a slave receives into pieces of the log.
 
-    A piece is given out as soon as it is there, however large its transfer, so nothing is kept but parts of a header.
+    A piece is returned as soon as it is received, even if its transfer is incomplete; only a partial header is
+    buffered.
     """
 
     def __init__(self) -> None:
-        self._header = b""
-        self._next_offset = -1
-        self._left = 0
+        self._header = b""  # the received part of an incomplete header
+        self._next_offset = -1  # physical offset of the next byte; -1 before the first transfer
+        self._remaining = 0  # bytes of the current transfer that were not received
 
     def receive_data(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield (physical offset, bytes) for what has come; a heartbeat has no bytes. The bytes are views of `data`.
+        """Yield (physical offset, view of `data`) for each piece; the view is empty for a heartbeat.
 
-        RemoteProtocolError for a header that cannot be, or one that does not go on where the last transfer ended.
+        RemoteProtocolError for negative numbers, or a transfer that does not begin at the end of the last one.
         """
         view = memoryview(data)
         while view:
-            if not self._left:
+            if not self._remaining:
                 missing = _HEADER.size - len(self._header)
                 self._header += view[:missing]
                 view = view[missing:]
@@ -87,14 +93,14 @@ class TransferDecoder:
                     return
                 self._begin(*_HEADER.unpack(self._header))
                 self._header = b""
-                if not self._left:
+                if not self._remaining:
                     yield self._next_offset, view[:0]
             elif view:
-                piece = view[: self._left]
+                piece = view[: self._remaining]
                 view = view[len(piece) :]
                 begin = self._next_offset
                 self._next_offset += len(piece)
-                self._left -= len(piece)
+                self._remaining -= len(piece)
                 yield begin, piece
 
     def _begin(self, physical_offset: int, size: int) -> None:
@@ -102,6 +108,6 @@ class TransferDecoder:
             raise RemoteProtocolError(f"a transfer of {size} bytes at physical offset {physical_offset}")
         if self._next_offset >= 0 and physical_offset != self._next_offset:
             raise RemoteProtocolError(
-                f"a transfer from physical offset {physical_offset}, where {self._next_offset} was to follow"
+                f"a transfer from physical offset {physical_offset}, but {self._next_offset} is next"
             )
-        self._next_offset, self._left = physical_offset, size
+        self._next_offset, self._remaining = physical_offset, size

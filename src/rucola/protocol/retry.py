@@ -1,8 +1,8 @@
-"""Giving a message back: CONSUMER_SEND_MSG_BACK (36), from a consumer that failed to process it.
+"""CONSUMER_SEND_MSG_BACK (36): a consumer requests a retry of a message that it failed to consume.
 
-The broker finds the message by its physical offset and puts it into `%RETRY%group` after a delay, or into `%DLQ%group`
-once it has been tried `max_reconsume_times` times. `delay_level` 0 leaves the delay to the broker, which chooses
-level 3 + reconsumeTimes; a negative one asks for the dead letter queue at once.
+The broker reads the message at its physical offset and puts a copy into `%RETRY%group` after a delay, or into
+`%DLQ%group` after `max_reconsume_times` attempts. With `delay_level` 0 the broker chooses level 3 + reconsumeTimes; a
+negative level means the dead letter queue at once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from rucola.protocol.command import Header
 
 
 class ConsumerSendMsgBackRequestHeader(Header, kw_only=True):
-    """Which message of which group. `offset` is the physical offset in the log of the broker that is asked."""
+    """The message and the group. `offset` is the physical offset in the log of the receiving broker."""
 
+    # Physical offset.
     offset: int
     group: str
+    # 0: the broker chooses; negative: dead letter queue.
     delay_level: int
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool | str = False
+    # None: `retryMaxTimes` of the group.
     max_reconsume_times: int | None = None

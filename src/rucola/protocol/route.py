@@ -1,20 +1,20 @@
-"""Who has which topic: a name server's answers and a broker's registration.
+"""Routes: the brokers and queues of topics, and the registration of brokers at name servers.
 
 Codes: REGISTER_BROKER (103), UNREGISTER_BROKER (104), GET_ROUTEINFO_BY_TOPIC (105), GET_BROKER_CLUSTER_INFO (106),
 WIPE_WRITE_PERM_OF_BROKER (205), GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206), DELETE_TOPIC_IN_NAMESRV (216),
 GET_TOPICS_BY_CLUSTER (224), GET_SYSTEM_TOPIC_LIST_FROM_NS (304), QUERY_DATA_VERSION (322), ADD_WRITE_PERM_OF_BROKER
 (327).
 
-A route names the brokers that have a topic, each with its addresses by broker id (0 is the master), and how many
-queues each offers. Java's name server quotes the broker ids for newer clients and leaves them bare for older ones;
-every client takes both.
+A route lists the brokers of a topic with their addresses by broker id (0 is the master), and the number of queues on
+each. Apache's name server sends broker ids as quoted keys to newer clients, and without quotes to older ones; every
+client accepts both.
 
-A registration carries every topic of the broker, as JSON or, when its header says `compressed`, as one zlib stream:
+A registration contains all topics of the broker, as JSON or, if its header says `compressed`, as one zlib stream:
 
-    size (4) + data version as JSON | count of topics (4) |
+    size (4) + data version as JSON | number of topics (4) |
     { size (4) + `name readQueueNums writeQueueNums perm topicFilterType` } ... | size (4) + filter servers as JSON
 
-Answers to `RouteInfoManager`'s serialized classes and to `RegisterBrokerBody` of Apache RocketMQ 4.9.8.
+Corresponds to `RouteInfoManager`'s serialized classes and to `RegisterBrokerBody` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -31,69 +31,73 @@ from rucola.protocol.command import Header, is_true
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 
 MASTER_ID = 0
+"""The broker id of a master; slaves have greater ones."""
 MAX_REGISTRATION_SIZE = 64 * 1024 * 1024
-"""Largest inflated registration accepted: more than half a million topics."""
+"""Limit of a decompressed registration in bytes: more than half a million topics."""
 
 _SIZE = Struct(">i")
 
 
 class BrokerData(Body, kw_only=True):
-    """One broker name: a master and its slaves."""
+    """One broker name: the addresses of its master and slaves ("host:port") by broker id."""
 
+    # "host:port" by broker id.
     broker_addrs: dict[int, str]
     broker_name: str
     cluster: str
 
 
 class QueueData(Body, kw_only=True):
-    """The queues of a topic on one broker name."""
+    """The queues of a topic on one broker name; `perm` is a sum of PERM_READ, PERM_WRITE and PERM_INHERIT."""
 
     broker_name: str
     perm: int
     read_queue_nums: int
+    # Bits TOPIC_FLAG_UNIT and TOPIC_FLAG_UNIT_SUB.
     topic_sys_flag: int = 0
     write_queue_nums: int
 
 
 class TopicRouteData(Body, kw_only=True):
-    """The body of GET_ROUTEINFO_BY_TOPIC. `order_topic_conf` reads `broker-a:4;broker-b:4`."""
+    """The response body of GET_ROUTEINFO_BY_TOPIC. `order_topic_conf` has the form `broker-a:4;broker-b:4`."""
 
     broker_datas: list[BrokerData] = []
+    # Filter servers by broker address, for filtering by an uploaded class.
     filter_server_table: dict[str, list[str]] = {}
     order_topic_conf: str | None = None
     queue_datas: list[QueueData] = []
 
 
 class ClusterInfo(Body, kw_only=True):
-    """The body of GET_BROKER_CLUSTER_INFO."""
+    """The response body of GET_BROKER_CLUSTER_INFO: brokers by broker name, and broker names by cluster."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class TopicList(Body, kw_only=True):
-    """The body of the requests that list topics."""
+    """The response body of all requests that list topics."""
 
     broker_addr: str | None = None
     topic_list: list[str] = []
 
 
 class GetRouteInfoRequestHeader(Header, kw_only=True):
-    """GET_ROUTEINFO_BY_TOPIC. `accept_standard_json_only` asks for quoted broker ids."""
+    """GET_ROUTEINFO_BY_TOPIC. `accept_standard_json_only` requests quoted broker ids."""
 
     topic: str
     accept_standard_json_only: bool | str | None = None
 
 
 class DeleteTopicFromNamesrvRequestHeader(Header, kw_only=True):
-    """DELETE_TOPIC_IN_NAMESRV: from the brokers of one cluster, or from all."""
+    """DELETE_TOPIC_IN_NAMESRV: delete the route of a topic, for one cluster or for all."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class GetTopicsByClusterRequestHeader(Header, kw_only=True):
-    """GET_TOPICS_BY_CLUSTER."""
+    """GET_TOPICS_BY_CLUSTER. `cluster` is a cluster name."""
 
     cluster: str
 
@@ -105,19 +109,19 @@ class WritePermOfBrokerRequestHeader(Header, kw_only=True):
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """How many topics nobody can send to on this broker now."""
+    """The number of topics whose write permission on the broker was removed."""
 
     wipe_topic_count: int
 
 
 class AddWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """How many topics can be sent to again."""
+    """The number of topics whose write permission on the broker was restored."""
 
     add_topic_count: int
 
 
 class BrokerRequestHeader(Header, kw_only=True):
-    """UNREGISTER_BROKER and QUERY_DATA_VERSION: which broker speaks."""
+    """UNREGISTER_BROKER and QUERY_DATA_VERSION: the sending broker."""
 
     broker_name: str
     broker_addr: str
@@ -126,11 +130,12 @@ class BrokerRequestHeader(Header, kw_only=True):
 
 
 class RegisterBrokerRequestHeader(Header, kw_only=True):
-    """REGISTER_BROKER. `body_crc32` is the CRC-32 of the body as sent; `compressed` says that it is zlib."""
+    """REGISTER_BROKER. `body_crc32` is the CRC-32 of the body as sent, `compressed` means that it is a zlib stream."""
 
     broker_name: str
     broker_addr: str
     cluster_name: str
+    # "host:port" of the replication service.
     ha_server_addr: str = ""
     broker_id: int
     compressed: bool | str = "false"
@@ -138,27 +143,27 @@ class RegisterBrokerRequestHeader(Header, kw_only=True):
 
 
 class RegisterBrokerBody(Body, kw_only=True):
-    """The body of REGISTER_BROKER: every topic of the broker."""
+    """The body of REGISTER_BROKER: all topics of the broker."""
 
     filter_server_list: list[str] = []
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper
 
 
 class RegisterBrokerResponseHeader(Header, kw_only=True):
-    """For a slave: where its master serves clients and replication."""
+    """The response to REGISTER_BROKER of a slave: its master's addresses for replication and for clients."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class QueryDataVersionResponseHeader(Header, kw_only=True):
-    """Whether the name server's topics differ from the broker's."""
+    """The response to QUERY_DATA_VERSION: whether the broker must send its topics again."""
 
     changed: bool
 
 
 def encode_registration(body: RegisterBrokerBody, *, compress: bool = False) -> bytes:
-    """The body of REGISTER_BROKER. Compressed, it leaves out `topic_sys_flag` and `order`, as Apache's does."""
+    """Return the body of REGISTER_BROKER. Compressed, it lacks `topic_sys_flag` and `order`, like Apache's."""
     if not compress:
         return encode_body(body)
     topics = body.topic_config_serialize_wrapper
@@ -171,9 +176,9 @@ def encode_registration(body: RegisterBrokerBody, *, compress: bool = False) -> 
 
 
 def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> RegisterBrokerBody:
-    """The body of REGISTER_BROKER, as its header describes it; without a body, a broker that has no topics.
+    """Return the body of REGISTER_BROKER; an empty one means no topics.
 
-    RemoteProtocolError when the bytes are not those that the header's CRC was made of, or cannot be read.
+    RemoteProtocolError if the CRC in the header differs, or for a malformed body.
     """
     if header.body_crc32 and header.body_crc32 & 0x7FFFFFFF != body_crc(data):
         raise RemoteProtocolError("crc32 not match")
@@ -183,6 +188,7 @@ def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> Reg
 
 
 def _inflate(data: bytes) -> RegisterBrokerBody:
+    """Decode a compressed body, see the module for its layout. At most MAX_REGISTRATION_SIZE bytes are inflated."""
     inflater = zlib.decompressobj()
     try:
         plain = inflater.decompress(data, MAX_REGISTRATION_SIZE)
@@ -218,7 +224,7 @@ def _sized(part: bytes) -> bytes:
 
 
 def _part(plain: bytes, at: int) -> tuple[bytes, int]:
-    """The sized part at `at`, and the position behind it."""
+    """Return the part at position `at`, preceded by its size, and the position after it."""
     (size,) = _SIZE.unpack_from(plain, at)
     begin = at + _SIZE.size
     if size < 0 or begin + size > len(plain):

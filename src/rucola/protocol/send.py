@@ -1,8 +1,8 @@
-"""Sending: headers of SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320), and of the answer.
+"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): the headers of requests and responses.
 
-V2 carries the same fields under names of one letter, which is what clients of today send; both decode to objects
-with the same attributes. `properties` is the property string, pairs `name \\x01 value \\x02`. The body of a batch is
-described in `rucola.message.batch`; its answer lists one msgId a message, separated by commas.
+V2 has the same fields under names of one letter, and is what current clients send; both decode to structs with the same
+attributes. `properties` is the property string, pairs `name \\x01 value \\x02`. The body of a batch is described in
+`rucola.message.batch`; the response has one msgId per message, separated by commas.
 """
 
 from __future__ import annotations
@@ -13,25 +13,35 @@ from rucola.protocol.command import Header
 
 
 class SendMessageRequestHeader(Header, kw_only=True):
-    """What a producer says of a message besides its body."""
+    """SEND_MESSAGE: a message except its body.
+
+    `born_timestamp` is in milliseconds. `default_topic` and `default_topic_queue_nums` are the template and the number
+    of queues of a topic that the broker creates on demand. `sys_flag` marks compression and transactions, `flag` is the
+    application's.
+    """
 
     producer_group: str = ""
     topic: str
+    # Template of a topic that is created on demand.
     default_topic: str = "TBW102"
     default_topic_queue_nums: int = 4
     queue_id: int
+    # Bits for compression, transactions and batches.
     sys_flag: int
     born_timestamp: int
+    # The application's, stored unchanged.
     flag: int
     properties: str = ""
+    # Number of earlier attempts, in messages of retry topics.
     reconsume_times: int = 0
     unit_mode: bool | str = False
     batch: bool | str = False
+    # Attempts before a message of a retry topic becomes a dead letter.
     max_reconsume_times: int | None = None
 
 
 class SendMessageRequestHeaderV2(Header, kw_only=True):
-    """The same under names of one letter."""
+    """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: the same fields under names of one letter."""
 
     producer_group: str = field(name="a", default="")
     topic: str = field(name="b")
@@ -49,9 +59,10 @@ class SendMessageRequestHeaderV2(Header, kw_only=True):
 
 
 class SendMessageResponseHeader(Header, kw_only=True):
-    """Where the message came to lie. `msg_id` is the offsetMsgId, or several of them joined by commas."""
+    """The queue and queue offset of the stored message. `msg_id` is its offsetMsgId, or several joined by commas."""
 
     msg_id: str
     queue_id: int
     queue_offset: int
+    # Optional; Rucola's brokers do not send it.
     transaction_id: str | None = None

@@ -1,8 +1,8 @@
-"""A broker's statistics: VIEW_BROKER_STATS_DATA (315).
+"""VIEW_BROKER_STATS_DATA (315): statistics of a broker.
 
 A statistic has a name, such as TOPIC_PUT_NUMS, and a key: a topic, `topic@group`, or a cluster.
 
-Answers to `BrokerStatsData` and the names in `BrokerStatsManager` of Apache RocketMQ 4.9.8.
+Corresponds to `BrokerStatsData` and the names in `BrokerStatsManager` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ BROKER_GET_NUMS = "BROKER_GET_NUMS"
 
 
 def group_key(topic: str, group: str) -> str:
-    """The key under which a group's reading of a topic is counted."""
+    """Return the key of a group's statistics on a topic."""
     return f"{topic}@{group}"
 
 
 class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
-    """Which statistic."""
+    """The name and key of a statistic."""
 
     stats_name: str
     stats_key: str
 
 
 class BrokerStatsItem(Body, kw_only=True):
-    """A window of time: `sum` in it, `tps` a second, and `avgpt` for each time that something was counted."""
+    """One time window: the sum, its rate per second (`tps`), and the average per call (`avgpt`)."""
 
     avgpt: float = 0.0
     sum: int = 0
@@ -40,7 +40,7 @@ class BrokerStatsItem(Body, kw_only=True):
 
 
 class BrokerStatsData(Body, kw_only=True):
-    """The body: the last day, hour and minute."""
+    """The response body: the windows of the last day, hour and minute."""
 
     stats_day: BrokerStatsItem
     stats_hour: BrokerStatsItem
@@ -48,5 +48,5 @@ class BrokerStatsData(Body, kw_only=True):
 
     @property
     def day_count(self) -> int:
-        """The count of the last day; Apache's brokers tell none until their first hour is over."""
+        """The sum of the last day; of a shorter window if a broker has none yet, as Apache's in its first hour."""
         return self.stats_day.sum or self.stats_hour.sum or self.stats_minute.sum

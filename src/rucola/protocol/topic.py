@@ -1,8 +1,8 @@
-"""Topics and groups as a broker keeps and reports them: TopicConfig, SubscriptionGroupConfig, DataVersion, statistics.
+"""Configuration and statistics of topics and consumer groups on a broker.
 
 Codes: UPDATE_AND_CREATE_TOPIC (17), GET_ALL_TOPIC_CONFIG (21), GET_TOPIC_STATS_INFO (202), GET_CONSUME_STATS (208),
-UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201). Fields stand in the order in which
-fastjson writes them, which is alphabetical, so that config files come out as Apache's broker writes them.
+UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201). Fields are in alphabetical
+order, as fastjson writes them, so configuration files are identical to those of Apache's broker.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ PERM_READ = 4
 SINGLE_TAG = "SINGLE_TAG"
 MULTI_TAG = "MULTI_TAG"
 TOPIC_FILTER_TYPES = (SINGLE_TAG, MULTI_TAG)
-"""Whether messages of a topic have one tag or several. 4.9.8 reads one in either case."""
+"""Whether the messages of a topic have one tag or several. 4.9.8 ignores the difference."""
 
 TOPIC_FLAG_UNIT = 1
 TOPIC_FLAG_UNIT_SUB = 2
-"""Bits of `topic_sys_flag`, which mark topics of deployments in several units."""
+"""Bits of `topic_sys_flag`: topics of deployments with several units."""
 
 
 def perm_text(perm: int) -> str:
-    """`RW-` and the like, as mqadmin prints permissions."""
+    """Return a permission as mqadmin prints it, such as `RW-`."""
     return f"{'R' if perm & PERM_READ else '-'}{'W' if perm & PERM_WRITE else '-'}{'X' if perm & PERM_INHERIT else '-'}"
 
 
 class TopicConfig(Body, kw_only=True):
-    """How many queues a topic has on a broker, and who may use them."""
+    """The configuration of a topic on a broker: numbers of queues and permission."""
 
+    # Whether the topic is declared ordered, which GET_BROKER_CONSUME_STATS can select.
     order: bool = False
+    # Sum of PERM_READ, PERM_WRITE and PERM_INHERIT.
     perm: int = PERM_READ | PERM_WRITE
     read_queue_nums: int = 16
     topic_filter_type: str = SINGLE_TAG
@@ -48,7 +50,7 @@ class TopicConfig(Body, kw_only=True):
     write_queue_nums: int = 16
 
     def __str__(self) -> str:
-        """As Java prints it, since remarks quote it."""
+        """Return the text that Java prints, because remarks contain it."""
         return (
             f"TopicConfig [topicName={self.topic_name}, readQueueNums={self.read_queue_nums}, "
             f"writeQueueNums={self.write_queue_nums}, perm={perm_text(self.perm)}, "
@@ -58,13 +60,20 @@ class TopicConfig(Body, kw_only=True):
 
 
 class SubscriptionGroupConfig(Body, kw_only=True):
-    """What a consumer group may do on a broker."""
+    """The configuration of a consumer group on a broker.
+
+    `retry_max_times` is the number of retries before a message becomes a dead letter, `retry_queue_nums` the number of
+    queues of the retry topic. A consumer with a large backlog is sent to broker id `which_broker_when_consume_slowly`,
+    any other to `broker_id`.
+    """
 
     broker_id: int = 0
     consume_broadcast_enable: bool = True
     consume_enable: bool = True
+    # Kept and reported; no broker of 4.9 evaluates it.
     consume_from_min_enable: bool = True
     group_name: str
+    # Whether members are notified when the membership changes.
     notify_consumer_ids_changed_enable: bool = True
     retry_max_times: int = 16
     retry_queue_nums: int = 1
@@ -72,33 +81,35 @@ class SubscriptionGroupConfig(Body, kw_only=True):
 
 
 class DataVersion(Body, kw_only=True):
-    """Tells a newer table from an older one: a wall clock in milliseconds and a counter."""
+    """The version of a table: a counter, and the time of the last change in milliseconds."""
 
     counter: int = 0
     timestamp: int = 0
 
     def next(self, now_ms: int) -> DataVersion:
+        """Return the version after one more change."""
         return DataVersion(counter=self.counter + 1, timestamp=now_ms)
 
 
 class TopicConfigSerializeWrapper(Body, kw_only=True):
-    """All topics of a broker: config/topics.json, the body of code 21, part of a registration."""
+    """All topics of a broker: config/topics.json, the response body of request 21, part of a registration."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = {}
 
 
 class SubscriptionGroupWrapper(Body, kw_only=True):
-    """All groups of a broker: config/subscriptionGroup.json and the body of code 201."""
+    """All groups of a broker: config/subscriptionGroup.json and the response body of request 201."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
 
 
 class CreateTopicRequestHeader(Header, kw_only=True):
-    """UPDATE_AND_CREATE_TOPIC."""
+    """UPDATE_AND_CREATE_TOPIC: the fields of a TopicConfig."""
 
     topic: str
+    # Ignored by brokers.
     default_topic: str = "TBW102"
     read_queue_nums: int
     write_queue_nums: int
@@ -109,20 +120,20 @@ class CreateTopicRequestHeader(Header, kw_only=True):
 
 
 class TopicRequestHeader(Header, kw_only=True):
-    """Any request about one topic: GET_TOPIC_STATS_INFO, QUERY_TOPIC_CONSUME_BY_WHO."""
+    """Requests about one topic, such as GET_TOPIC_STATS_INFO and QUERY_TOPIC_CONSUME_BY_WHO."""
 
     topic: str
 
 
 class GetConsumeStatsRequestHeader(Header, kw_only=True):
-    """GET_CONSUME_STATS: a group's progress, on one topic or on all it has."""
+    """GET_CONSUME_STATS: the consumer offsets of a group, on one topic or on all of its topics."""
 
     consumer_group: str
     topic: str | None = None
 
 
 class TopicOffset(Body, kw_only=True):
-    """One queue's ends and the store time of its newest message (milliseconds, 0 when empty)."""
+    """The ends of a queue, and the store time of its newest message (milliseconds, 0 if it is empty)."""
 
     last_update_timestamp: int = 0
     max_offset: int = 0
@@ -130,47 +141,49 @@ class TopicOffset(Body, kw_only=True):
 
 
 class OffsetWrapper(Body, kw_only=True):
-    """One queue's end, a group's place in it, and the store time of the last message consumed."""
+    """The end of a queue, the consumer offset of a group, and the store time (ms) of the last consumed message."""
 
+    # The end of the queue.
     broker_offset: int = 0
     consumer_offset: int = 0
+    # Milliseconds since 1970, 0 for none.
     last_timestamp: int = 0
 
 
 class ConsumeStats(Body, kw_only=True):
-    """A group's place in every queue it consumes. Not a plain JSON document: its map is keyed by queues."""
+    """The offsets of a group by queue, and the messages per second that it consumes. Not standard JSON."""
 
     consume_tps: float = 0.0
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
 
 
 def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
-    """The body of GET_TOPIC_STATS_INFO."""
+    """Return the response body of GET_TOPIC_STATS_INFO."""
     return fastjson.dumps({"offsetTable": _keyed(offsets)})
 
 
 def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
-    """The queues of a topic and their ends; RemoteProtocolError where the body is something else."""
+    """Return the ends of a topic's queues. RemoteProtocolError for a malformed body."""
     return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable"), TopicOffset)
 
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
-    """The body of GET_CONSUME_STATS."""
+    """Return the response body of GET_CONSUME_STATS."""
     return fastjson.dumps(consume_stats_members(stats))
 
 
 def consume_stats_members(stats: ConsumeStats) -> dict[str, Any]:
-    """A ConsumeStats as the object that stands in a body."""
+    """Return a ConsumeStats as the object in a body."""
     return {"consumeTps": stats.consume_tps, "offsetTable": _keyed(stats.offset_table)}
 
 
 def decode_consume_stats(data: bytes) -> ConsumeStats:
-    """A group's place in its queues; RemoteProtocolError where the body is something else."""
+    """Return the offsets of a group. RemoteProtocolError for a malformed body."""
     return consume_stats_from(decode_object(data, "ConsumeStats"))
 
 
 def consume_stats_from(members: dict[Any, Any]) -> ConsumeStats:
-    """The ConsumeStats that stands as an object in a body; RemoteProtocolError where it is something else."""
+    """Return the ConsumeStats of an object in a body. RemoteProtocolError if it is malformed."""
     return ConsumeStats(
         consume_tps=_convert(members.get("consumeTps") or 0.0, float),
         offset_table=_unkeyed(members.get("offsetTable"), OffsetWrapper),

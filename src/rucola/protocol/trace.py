@@ -1,7 +1,7 @@
-"""Message trace: what clients tell of a message's way, and how it stands in the messages of RMQ_SYS_TRACE_TOPIC.
+"""Message traces: the events that clients record in the messages of RMQ_SYS_TRACE_TOPIC.
 
-The body of such a message is UTF-8 text: entries, each of them ended by 0x02, with fields that are separated by 0x01.
-Its keys are the ids and keys of the messages that it tells of, so that a key query finds it.
+The body of a trace message is UTF-8 text: entries, each terminated by 0x02, with fields separated by 0x01. The keys of
+a trace message are the ids and keys of the traced messages, so a query by key finds it.
 
     Pub             timestamp regionId group topic msgId tags keys storeHost bodyLength costTime msgType offsetMsgId
                     success
@@ -10,11 +10,11 @@ Its keys are the ids and keys of the messages that it tells of, so that a key qu
     EndTransaction  timestamp regionId group topic msgId tags keys storeHost msgType transactionId transactionState
                     fromTransactionCheck
 
-Times are milliseconds. A SubAfter belongs to the SubBefore with its requestId. What a message lacks (a tag, keys) reads
-`null`. Older clients leave out offsetMsgId, contextCode, and timestamp and group of a SubAfter.
+Times are in milliseconds. A SubAfter belongs to the SubBefore with the same requestId. A missing tag or key is `null`.
+Older clients omit offsetMsgId, contextCode, and timestamp and group of a SubAfter.
 
-Answers to `TraceDataEncoder`, `TraceContext` and `TraceBean` of Apache RocketMQ 4.9.8, as its clients write outside
-Alibaba's cloud. Deliberate difference: an entry that cannot be read is passed over, where Apache loses the rest.
+Corresponds to `TraceDataEncoder`, `TraceContext` and `TraceBean` of Apache RocketMQ 4.9.8, as its clients write outside
+Alibaba's cloud. Deliberate difference: a malformed entry is skipped, where Apache loses the entries after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NONE: Final = "null"
 
 
 class MessageType(IntEnum):
-    """What kind of message was sent."""
+    """The kind of a sent message."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -41,7 +41,7 @@ class MessageType(IntEnum):
 
 
 class ConsumeReturnType(IntEnum):
-    """How a listener ended: the context code of a SubAfter."""
+    """The result of a listener: the contextCode of a SubAfter."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -51,7 +51,7 @@ class ConsumeReturnType(IntEnum):
 
 
 class Pub(msgspec.Struct, frozen=True, kw_only=True):
-    """A message was sent, and stored at `store_host`."""
+    """A producer sent a message, which was stored at `store_host`. `msg_id` is the unique key."""
 
     timestamp: int
     region_id: str
@@ -61,6 +61,7 @@ class Pub(msgspec.Struct, frozen=True, kw_only=True):
     tags: str | None
     keys: str | None
     store_host: str
+    # Bytes.
     body_length: int
     cost_ms: int
     message_type: MessageType
@@ -69,7 +70,7 @@ class Pub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer begins with a message, which was tried `retry_times` times before."""
+    """A consumer starts to consume a message, after `retry_times` earlier attempts."""
 
     timestamp: int
     region_id: str | None
@@ -81,20 +82,21 @@ class SubBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubAfter(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer has done with a message, well or not. Old clients tell no time and no group."""
+    """A consumer has completed or failed a message. Old clients record no time and no group."""
 
     request_id: str
     msg_id: str
     cost_ms: int
     success: bool
     keys: str | None
+    # A ConsumeReturnType.
     context_code: int = ConsumeReturnType.SUCCESS
     timestamp: int = 0
     group: str = ""
 
 
 class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer has committed a transaction or rolled it back, of itself or because it was asked."""
+    """A producer committed or rolled back a transaction, possibly in response to a transaction check."""
 
     timestamp: int
     region_id: str
@@ -114,12 +116,12 @@ Trace: TypeAlias = Pub | SubBefore | SubAfter | EndTransaction
 
 
 def encode(trace: Trace) -> str:
-    """One entry, with the 0x02 at its end: the fields of the struct in their order."""
+    """Return one entry with its terminator: the fields of the struct, in their order."""
     return CONTENT_SEPARATOR.join([type(trace).__name__, *map(_text, astuple(trace))]) + FIELD_SEPARATOR
 
 
 def decode(text: str) -> list[Trace]:
-    """All entries that can be read, in order."""
+    """Return all well-formed entries, in order."""
     traces: list[Trace] = []
     for entry in text.split(FIELD_SEPARATOR):
         kind, *fields = entry.split(CONTENT_SEPARATOR)
@@ -152,7 +154,7 @@ def _true(text: str) -> bool:
 
 
 def _pub(fields: list[str]) -> Pub:
-    """With 12 fields there is no offsetMsgId; what follows the success is the client's host, which is not read."""
+    """Return a Pub. With 12 fields it has no offsetMsgId; fields after success (the client's host) are ignored."""
     return Pub(
         timestamp=int(fields[0]),
         region_id=fields[1],

@@ -1,11 +1,11 @@
-"""Transactions: END_TRANSACTION (37) from a producer, CHECK_TRANSACTION_STATE (39) from a broker to a producer.
+"""END_TRANSACTION (37) from a producer, and CHECK_TRANSACTION_STATE (39) from a broker to a producer.
 
-`commit_or_rollback` is one of the transaction states of sysFlag: TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, or
-TRANSACTION_NOT for "not known yet", to which there is no answer. Half messages are named by their place: the queue
-offset in RMQ_SYS_TRANS_HALF_TOPIC and the physical offset. The body of a check is the half message as a record, with
-its real topic and queue.
+`commit_or_rollback` is a transaction state of sysFlag: TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, or TRANSACTION_NOT for
+"unknown", to which the broker does not respond. A half message is identified by its queue offset in
+RMQ_SYS_TRANS_HALF_TOPIC (`tran_state_table_offset`) and its physical offset (`commit_log_offset`). The body of a check
+is the record of the half message, with its real topic and queue.
 
-Answers to `EndTransactionRequestHeader` and `CheckTransactionStateRequestHeader` of Apache RocketMQ 4.9.8.
+Corresponds to `EndTransactionRequestHeader` and `CheckTransactionStateRequestHeader` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from rucola.protocol.command import Header
 
 
 class EndTransactionRequestHeader(Header, kw_only=True):
-    """END_TRANSACTION: what becomes of a half message."""
+    """END_TRANSACTION: commit or roll back a half message.
+
+    `from_transaction_check` is true in response to a check. `msg_id` is the unique key.
+    """
 
     producer_group: str
+    # Queue offset of the half message.
     tran_state_table_offset: int
+    # Physical offset of the half message.
     commit_log_offset: int
     commit_or_rollback: int
     from_transaction_check: bool | str = "false"
@@ -26,7 +31,7 @@ class EndTransactionRequestHeader(Header, kw_only=True):
 
 
 class CheckTransactionStateRequestHeader(Header, kw_only=True):
-    """CHECK_TRANSACTION_STATE: the broker has not heard how this transaction ended."""
+    """CHECK_TRANSACTION_STATE: request the state of a transaction that has not ended."""
 
     tran_state_table_offset: int
     commit_log_offset: int

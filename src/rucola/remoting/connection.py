@@ -57,12 +57,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from struct import Struct
 from typing import Any, Final, TypeAlias, cast
 
+from rucola.access import Caller, Refused
 from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.event_loop import WriteBatching, write_batching_of
+from rucola.remoting.refusals import refusal_response
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +123,8 @@ class Connection(asyncio.BufferedProtocol):
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
         self.peer = ""
+        self.caller = Caller("")
+        """The peer as services and interceptors know it."""
         self.closed = asyncio.Event()
         self._processors = processors
         self._view = buffer.view
@@ -279,6 +283,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_keepalive(transport.get_extra_info("socket"))
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
+        self.caller = Caller(self.peer)
         if self._on_open:
             self._on_open(self)
 
@@ -415,6 +420,8 @@ class Connection(asyncio.BufferedProtocol):
 
         Its remark is the text of an MQError; of any other error only the type, since the text may hold internals.
         """
+        if isinstance(error, Refused):
+            return refusal_response(command, error)
         if isinstance(error, MQError):
             remark = str(error)
             if command.is_oneway:

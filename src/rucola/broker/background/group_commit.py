@@ -1,17 +1,15 @@
-"""Flush: makes what was put durable, in a thread, for many messages at once.
+"""Group commit: one flush of the CommitLog shared by all senders that wait for it.
 
-`GroupCommit` runs `MessageStore.flush` (one msync a file) on a thread of its own, one run at a time. A message that
-needs durability before its answer waits for the first run that begins after it was put: every message that arrives
-during a run shares the next one, and so does what comes in the turns of the loop right before it. This is group commit,
-and needs no timer: under load the groups grow by themselves.
-Checkpoints have a thread of their own, since the queues may take longer than a sender waits.
+`GroupCommit` runs `MessageStore.flush` (one msync per file) in its own thread, one flush at a time. A message that must
+be durable before its response waits for the first flush that begins after its put. All messages that arrive during a
+flush share the next one, so groups grow with the load, without a timer. Checkpoints run in a second thread, because
+flushing the queues may take longer than a sender waits.
 
-The promise: `wait_flushed` returns True only when a flush that covers the physical offset has succeeded. After a
-flush has
-failed nobody knows what reached the disk, so the store takes no more writes, and every waiter gets False.
+Contract: `wait_flushed` returns True only if a flush that covers the physical offset has succeeded. After a failed
+flush it is unknown which bytes reached the disk; the store becomes read-only, and every waiter receives False.
 
-Answers to `GroupCommitService` and `FlushRealTimeService` of Apache RocketMQ 4.9.8. Deliberate difference: an error
-of the flush is never taken for success.
+Corresponds to `GroupCommitService` and `FlushRealTimeService` of Apache RocketMQ 4.9.8. Deliberate difference: a flush
+that fails is never reported as success.
 """
 
 from __future__ import annotations
@@ -25,27 +23,30 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 MAX_GATHER_ITERATIONS = 8
+"""Event loop iterations for which a flush is delayed at most while new waiters keep arriving."""
 
 QUEUES_PER_CHECKPOINT = 128
-"""Each costs the disk some tenths of a millisecond, and the processor as much as ten messages."""
+"""Flushing one ConsumeQueue costs some tenths of a millisecond of disk time and the CPU time of ten messages."""
 
 
 class GroupCommit:
-    """Flushes one store. Belongs to one event loop."""
+    """Flushes one store. All methods must be called in the same event loop."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, "flush")
         self._checkpoint_thread = ThreadPoolExecutor(1, "checkpoint")
-        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
+        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
+        """Physical offset and future of each waiter that the next flush will serve."""
         self._running: asyncio.Task[None] | None = None
+        """The task that flushes until there is no waiter; None while idle."""
 
     async def wait_flushed(self, physical_offset: int, timeout_ms: int) -> bool:
-        """Wait until everything below `physical_offset` is on disk; False where that fails or takes too long."""
+        """Wait until all bytes below `physical_offset` are on disk; False after a failed flush or the timeout."""
         if self._store.flushed_physical_offset >= physical_offset:
             return True
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((physical_offset, done))
+        self._waiters.append((physical_offset, done))
         self.start_flush()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -54,17 +55,17 @@ class GroupCommit:
             return False
 
     def start_flush(self) -> None:
-        """Begin a flush unless one is under way; that one is followed by another while somebody waits."""
+        """Start a flush unless one is running; the running task flushes again while there are waiters."""
         if self._running is None:
             self._running = asyncio.ensure_future(self._run())
 
     async def checkpoint(self) -> None:
-        """Bring log, some queues and index to disk, and the checkpoint after them, while flushes go on."""
+        """Flush the log, some queues and the index, then the checkpoint that covers them, concurrently with flushes."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, QUEUES_PER_CHECKPOINT)
 
     async def stop(self) -> None:
-        """Let flush and checkpoint under way end, and the threads with them. Others are served meanwhile."""
+        """Wait for the running flush and checkpoint, then end both threads without blocking the loop."""
         if self._running is not None:
             await self._running
         for thread in (self._thread, self._checkpoint_thread):
@@ -74,27 +75,36 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                # 1. Close the group: a waiter that arrives from here on belongs to the next flush, because its bytes
+                #    may have been appended after this flush has read the end of the log.
                 await self._gather()
-                waiting, self._waiting = self._waiting, []
+                waiters, self._waiters = self._waiters, []
+                # 2. Flush. The store keeps the reason of a failure and refuses puts from then on.
                 try:
                     await loop.run_in_executor(self._thread, self._store.flush)
                 except OSError as error:
-                    logger.error("flush failed; the store takes no more messages: %s", error)
+                    logger.error("flush failed; the store is read-only: %s", error)
+                # 3. Resolve the group against the offset that is known to be on disk, not against the outcome of this
+                #    call: a checkpoint may have flushed as well. Cancelled and timed-out futures are done already.
                 flushed = self._store.flushed_physical_offset
-                for physical_offset, done in waiting:
+                for physical_offset, done in waiters:
                     if not done.done():
                         done.set_result(flushed >= physical_offset)
-                if not self._waiting:
+                # 4. Waiters that arrived during the flush form the next group.
+                if not self._waiters:
                     return
         finally:
             self._running = None
 
     async def _gather(self) -> None:
-        """Let the group grow as long as each turn of the loop brings more, but not for ever: those whom the last flush
-        let go come again within a few turns, and would else wait for a flush of one or two of them."""
+        """Wait for a loop iteration that brings no new waiter, for MAX_GATHER_ITERATIONS at most.
+
+        Senders released by the last flush send their next message within a few iterations. Without this wait, the next
+        flush would begin with the first one or two of them, and all others would wait for the flush after it.
+        """
         count = 0
         for _ in range(MAX_GATHER_ITERATIONS):
-            if len(self._waiting) == count:
+            if len(self._waiters) == count:
                 break
-            count = len(self._waiting)
+            count = len(self._waiters)
             await asyncio.sleep(0)

@@ -1,8 +1,10 @@
-"""Registration: tells every name server which topics this broker has.
+"""Registration of the broker and its topics with all name servers.
 
-At the start, every `registerNameServerPeriod`, and at once when a topic comes or changes. Each name server is told on
-its own; one that is down holds up nobody and is told again at the next turn. A slave hears so of its master. Answers to
-`BrokerOuterAPI` of Apache RocketMQ 4.9.8.
+The broker registers at the start, every `registerNameServerPeriod`, and immediately when a topic is created or
+changed. Name servers are called concurrently and independently: a failed call is logged, and repeated by the next
+registration. The response gives a slave the addresses of its master.
+
+Corresponds to `BrokerOuterAPI` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -29,37 +31,39 @@ from rucola.remoting.client import RemotingClient
 
 logger = logging.getLogger(__name__)
 
-BOTH = PERM_READ | PERM_WRITE
+READ_WRITE = PERM_READ | PERM_WRITE
 
 
 class Registration:
-    """Keeps the name servers informed. `schedule` may be called often; turns are made one after the other."""
+    """Keeps the name servers up to date. Registrations never overlap; calls of `schedule` meanwhile are coalesced."""
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigTable, client: RemotingClient) -> None:
         self._config = config
         self._topics = topics
         self._client = client
-        self._turn: asyncio.Task[None] | None = None
-        self._again = False
+        self._task: asyncio.Task[None] | None = None
+        """The registration that `schedule` started last."""
+        self._is_outdated = False
+        """Whether `schedule` was called while a registration was running, which may have sent the older topics."""
         self.master_address = ""
-        """Where the master of this slave serves clients, as a name server said last; empty where none ever did."""
+        """Address at which the master of this slave serves clients, from the last response; empty until one had it."""
         self.master_ha_address = ""
-        """Likewise, where it serves slaves."""
+        """Address at which the master serves slaves, likewise."""
 
     def schedule(self) -> None:
-        """A topic came or changed: register as soon as possible."""
-        if self._turn is None or self._turn.done():
-            self._turn = asyncio.ensure_future(self._take_turns())
+        """Register as soon as possible, after a change of the topics."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._register_until_current())
         else:
-            self._again = True
+            self._is_outdated = True
 
     async def wait_registered(self) -> None:
-        """Wait until the name servers have been told of every change up to now."""
-        if self._turn is not None:
-            await asyncio.shield(self._turn)
+        """Wait until every change up to now is registered. Failed calls count as finished."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
 
     async def register(self) -> None:
-        """Tell every name server once."""
+        """Register once with every name server; on a slave, note the addresses of its master."""
         config = self._config
         body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics()))
         header = RegisterBrokerRequestHeader(
@@ -71,13 +75,13 @@ class Registration:
             compressed="false",
             body_crc32=body_crc(body),
         )
-        answers = await self._tell_all(RequestCode.REGISTER_BROKER, header, body)
+        responses = await self._invoke_all(RequestCode.REGISTER_BROKER, header, body)
         if config.broker_id != MASTER_ID:
-            for answer in answers:
+            for response in responses:
                 try:
-                    master = answer.decode_header(RegisterBrokerResponseHeader)
+                    master = response.decode_header(RegisterBrokerResponseHeader)
                 except RemoteProtocolError as error:
-                    logger.warning("a name server's answer to REGISTER_BROKER: %s", error)
+                    logger.warning("invalid response of a name server to REGISTER_BROKER: %s", error)
                     continue
                 if master.master_addr:
                     self.master_address = master.master_addr
@@ -85,34 +89,34 @@ class Registration:
                     return
 
     async def unregister(self) -> None:
-        """Tell every name server that this broker goes."""
-        if self._turn is not None:
-            await asyncio.wait([self._turn])
+        """Remove this broker from every name server, after the running registration has ended."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
         header = BrokerRequestHeader(
             broker_name=self._config.broker_name,
             broker_addr=self._address,
             cluster_name=self._config.broker_cluster_name,
             broker_id=self._config.broker_id,
         )
-        await self._tell_all(RequestCode.UNREGISTER_BROKER, header)
+        await self._invoke_all(RequestCode.UNREGISTER_BROKER, header)
 
     @property
     def _address(self) -> str:
         return f"{self._config.broker_ip1}:{self._config.listen_port}"
 
-    async def _take_turns(self) -> None:
+    async def _register_until_current(self) -> None:
         while True:
-            self._again = False
+            self._is_outdated = False
             await self.register()
-            if not self._again:
+            if not self._is_outdated:
                 return
 
-    async def _tell_all(
+    async def _invoke_all(
         self, code: RequestCode, header: RegisterBrokerRequestHeader | BrokerRequestHeader, body: bytes = b""
     ) -> list[RemotingCommand]:
-        """Tell every name server; the answers of those that gave one."""
+        """Send a request to every name server, and return the responses of those that answered."""
 
-        async def tell(address: str) -> RemotingCommand | None:
+        async def invoke(address: str) -> RemotingCommand | None:
             try:
                 command = RemotingCommand.request(code, header, body)
                 return await self._client.invoke_ok(address, command, self._config.register_broker_timeout_mills)
@@ -120,13 +124,13 @@ class Registration:
                 logger.warning("name server %s: %s failed: %s", address, code.name, error)
                 return None
 
-        answers = await asyncio.gather(*map(tell, self._config.namesrv_addresses))
-        return [answer for answer in answers if answer is not None]
+        responses = await asyncio.gather(*map(invoke, self._config.namesrv_addresses))
+        return [response for response in responses if response is not None]
 
     def _visible_topics(self) -> TopicConfigSerializeWrapper:
-        """The topics with the broker's own permission applied."""
+        """Return the topics as clients may see them: their permissions restricted by brokerPermission."""
         wrapper = self._topics.wrapper()
-        if self._config.broker_permission & BOTH == BOTH:
+        if self._config.broker_permission & READ_WRITE == READ_WRITE:
             return wrapper
         table: dict[str, TopicConfig] = {}
         for name, topic in wrapper.topic_config_table.items():

@@ -1,11 +1,11 @@
-"""Cleaning: winds the store's retention, and asks the system what retention must be told.
+"""Retention task: measures the disks periodically and deletes expired files.
 
-Every cleanResourceInterval the disks and the hour of this machine are looked at, and a round of
-`rucola.store.retention` runs: file by file, with a pause of deleteCommitLogFilesInterval between, each removed in a
-thread. The first look is at the start, so that a broker on a full disk takes no message at all.
+Every cleanResourceInterval the task reports disk usage and the local hour to the store, and runs one round of
+`rucola.store.retention`: files expire one by one, deleteCommitLogFilesInterval apart, and are deleted in a thread. The
+first measurement happens at the start, so that a broker on a full disk refuses the first message.
 
-Answers to the tasks of `DefaultMessageStore.addScheduleTask` in Apache RocketMQ 4.9.8, where the first look comes
-after a second, and the first round after a minute.
+Corresponds to the tasks of `DefaultMessageStore.addScheduleTask` in Apache RocketMQ 4.9.8. Deliberate difference:
+Apache first measures the disks after one second, and runs the first round after a minute.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 
 DiskUsageProbe = Callable[[Path], DiskUsage]
-"""Says how full the file system of an existing path is. Raises OSError. May wait for the disk."""
+"""Returns the usage of the file system that contains an existing path. Raises OSError; may block."""
 
 
 def disk_usage(path: Path) -> DiskUsage:
-    """How full the file system of a path is, as df counts it."""
+    """Return the usage of the file system that contains `path`, computed as `df` does."""
     figures = os.statvfs(path)
+    # df leaves the blocks reserved for root out of the total, so that a disk which refuses writes counts as 100 % full.
     used = (figures.f_blocks - figures.f_bfree) * figures.f_frsize
     return DiskUsage(path, used, used + figures.f_bavail * figures.f_frsize)
 
 
 class RetentionTask:
-    """Cleans one store. Belongs to its event loop.
+    """Applies the retention of one store. All methods must be called in its event loop.
 
-    `prepare_delete` is awaited before each file of the log: it brings to safety what must not go with the oldest,
-    and says
-    whether that is done.
+    `prepare_delete` is awaited before each log file is deleted. It moves messages that must outlive the file, and
+    returns False if that failed; the round ends then.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class RetentionTask:
         self._prepare_delete = prepare_delete
 
     async def check_disks(self) -> None:
-        """Tell the store the time, the hour and how full its disks are; a round of retention begins with that."""
+        """Report the time, the local hour and the disk usage to the store. Raises OSError."""
         disks = await in_thread(self._disks)
         now_ms = self._clock()
         self._store.begin_retention_round(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
 
     async def run(self) -> None:
-        """One round, from the look to the last file that goes. Raises OSError."""
+        """Run one round, from the measurement to the last expired file. Raises OSError."""
         await self.check_disks()
         while await self._prepare_delete() and self._store.expire(self._clock()):
             await in_thread(self._store.delete_expired)
@@ -69,6 +69,6 @@ class RetentionTask:
 
     def _disks(self) -> list[DiskUsage]:
         log = self._config.commit_log_directory
-        while not log.exists():
-            log = log.parent  # nothing was stored yet
+        while not log.exists():  # the directory is created by the first put
+            log = log.parent
         return [self._probe_disk(path) for path in dict.fromkeys((log, Path(self._config.store_path_root_dir)))]

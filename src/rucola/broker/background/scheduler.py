@@ -1,24 +1,28 @@
-"""Scheduler: all the work of a broker that no request asks for, each step bounded and never on the way of a message.
+"""Scheduler: the periodic and due tasks of a broker, none of them on the path of a request.
 
-    at once       dispatch what was put: ConsumeQueues, index, held pulls (see `ReputService`)
-    when due      deliver delayed messages (see `DueTask`)
-    every 20 ms   see whether requests wait too long (see `broker.congestion`)
-    every 100 ms  answer the held pulls whose time is up; touch the pages that the next messages will take
-    every 500 ms  flush the log (flushIntervalCommitLog)
-    every second  flush what was dispatched, and write the checkpoint that vouches for it
-    every 5 s     write the consumer offsets (flushConsumerOffsetInterval)
-    every 10 s    close the connections of clients that have fallen silent and those that are idle
-                  (serverChannelMaxIdleTimeSeconds), forget locks that have expired, sample the statistics, write how
-                  far delayed messages are delivered and what groups filter by, look at the disks and let old files go
-                  (cleanResourceInterval)
-    every 30 s    register with the name servers (registerNameServerPeriod)
-    every minute  ask about transactions that are open for too long (transactionCheckInterval); log how far slaves are
-                  behind
+    task                                                               interval                     registered by
+    dispatch of new records (`ReputService`)                           5 ms after a put             assembly/storage
+    delivery of delayed and timer messages, buffered puts (`DueTask`)  when due                     assembly/delivery
+    flow control                                                       20 ms                        assembly/serving
+    touch the pages that the next messages need                        100 ms                       assembly/serving
+    answer held pulls after their timeout                              100 ms                       assembly/connections
+    flush the log                                                      flushIntervalCommitLog       assembly/storage
+    checkpoint: flush queues and index, write the checkpoint           1 s                          assembly/storage
+    persist consumer offsets                                           flushConsumerOffsetInterval  assembly/metadata
+    persist consumer filters                                           10 s                         assembly/metadata
+    persist delivery offsets                                           10 s                         assembly/delivery
+    expire clients, sample statistics                                  10 s                         assembly/connections
+    expire queue locks                                                 10 s                         assembly/serving
+    close idle connections                                             10 s                         assembly/connections
+    retention                                                          cleanResourceInterval        assembly/storage
+    register with the name servers                                     registerNameServerPeriod     assembly/metadata
+    check transactions                                                 transactionCheckInterval     assembly/delivery
+    log the replication lag                                            60 s                         assembly/replication
+    synchronize the tables of the master (slave)                       10 s                         assembly/replication
 
-Instead of delivering and asking, a slave takes over its master's tables, every 10 s (see
-`broker.replication.synchronize`).
+A slave neither delivers messages nor checks transactions.
 
-Answers to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
+Corresponds to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -38,13 +42,14 @@ T = TypeVar("T")
 DISPATCH_DELAY_S = 0.005
 MESSAGES_PER_ITERATION = 256
 NEW_QUEUES_PER_ITERATION = 4
-"""Making the file of one can take a millisecond."""
+"""Bounds of one dispatch, so that it does not delay requests; creating the file of a queue can take a millisecond."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread; whoever is cancelled meanwhile waits until it has returned.
+    """Call a function in a thread. If the caller is cancelled, it waits until the function has returned.
 
-    So nothing of a step goes on after the clockwork has stopped, and writes a file that is written at the end as well.
+    Therefore no thread of a cancelled task runs on after the scheduler has stopped, and writes a file concurrently with
+    its last write at the stop.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
@@ -55,24 +60,29 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
 
 
 class ReputService:
-    """Dispatches soon after a put: at the end of this turn of the loop where a pull waits, else within 5 ms.
+    """Dispatches new records: in the same loop iteration if a pull is held, else within DISPATCH_DELAY_S.
 
-    The wait makes batches: dispatched a hundred at a time, a message costs a fifth of what it costs alone. Nobody can
-    notice it, since every read of the store dispatches first what is pending; much longer, and a batch would keep the
-    loop for a time that senders notice. What is much goes in several turns of the loop, others between them.
-    `on_dispatch` is called at each.
+    The name is Apache's: `ReputMessageService` "puts again" each record of the log, into ConsumeQueues and index.
+
+    The delay makes batches: in batches of a hundred, dispatch costs a fifth of the CPU time per message. It is not
+    observable, because every read of the store dispatches pending records first. A longer delay would produce batches
+    that block the loop noticeably. Large batches are split over several loop iterations.
     """
 
     def __init__(
         self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None] | None = None
     ) -> None:
         self.on_dispatch = on_dispatch
+        """Called after each dispatch; a master wakes its HA connections here."""
         self._store = store
         self._held = hold.held
         self._next: asyncio.Handle | None = None
+        """Pending dispatch in the next iteration."""
         self._later: asyncio.Handle | None = None
+        """Pending dispatch after DISPATCH_DELAY_S."""
 
     def on_pending(self) -> None:
+        """Schedule a dispatch. The store calls this when it gets its first pending record."""
         if self._held:
             if self._next is None:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
@@ -80,7 +90,7 @@ class ReputService:
             self._later = asyncio.get_running_loop().call_later(DISPATCH_DELAY_S, self._dispatch)
 
     def stop(self) -> None:
-        """Let what is due be: closing the store, on a thread of its own, dispatches it."""
+        """Cancel scheduled dispatches; closing the store dispatches what is pending, in its own thread."""
         for handle in (self._next, self._later):
             if handle is not None:
                 handle.cancel()
@@ -92,39 +102,39 @@ class ReputService:
             self._store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
             if self.on_dispatch is not None:
                 self.on_dispatch()
-        finally:  # nobody is told of what stays pending
+        finally:  # the store calls on_pending only for the first record, so a remainder must reschedule itself
             if self._store.has_pending:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
 
 
 class DueTask:
-    """Runs a step when it is due. The step returns when it is due next, or None when it has nothing to wait for.
+    """Runs a step at a due time. The step returns its next due time, or None if it has nothing to wait for.
 
-    Times are those of `clock`, milliseconds. `schedule_at` brings a ring forward, never back. A step that fails is
-    logged
-    and tried again. The wait is cut into pieces, so that a clock which is set is noticed.
+    Times are milliseconds of `clock`. `schedule_at` moves the due time forward, never back. A step that raises is
+    logged and retried. Waits are at most MAX_WAIT_MS long, so that a change of the wall clock is noticed.
     """
 
-    LONGEST_WAIT_MS = 60_000
-    WAIT_AFTER_FAILURE_MS = 10_000
+    MAX_WAIT_MS = 60_000
+    RETRY_DELAY_MS = 10_000
 
     def __init__(self, name: str, step: Callable[[], int | None], clock: Callable[[], int]) -> None:
         self._name = name
         self._step = step
         self._clock = clock
         self._due_ms: int | None = None
+        """When the step runs next; None while nothing is scheduled."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
     def schedule_at(self, due_ms: int) -> None:
-        """Run the step at `due_ms`, at once if that is past, unless it rings before anyway."""
+        """Run the step at `due_ms`, immediately if that has passed, unless it is scheduled for an earlier time."""
         if self._is_stopped or (self._due_ms is not None and self._due_ms <= due_ms):
             return
         self._due_ms = due_ms
         self._set_timer(due_ms)
 
     def stop(self) -> None:
-        """Ring no more."""
+        """Cancel the scheduled run and ignore later calls of `schedule_at`."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -132,35 +142,36 @@ class DueTask:
     def _set_timer(self, due_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        wait_ms = min(max(due_ms - self._clock(), 0), self.LONGEST_WAIT_MS)
-        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._ring)
+        wait_ms = min(max(due_ms - self._clock(), 0), self.MAX_WAIT_MS)
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._run)
 
-    def _ring(self) -> None:
+    def _run(self) -> None:
         assert self._due_ms is not None
-        if self._clock() < self._due_ms:
+        if self._clock() < self._due_ms:  # the wait was longer than MAX_WAIT_MS, or the clock was set back
             self._set_timer(self._due_ms)
             return
         self._due_ms = None
         try:
             next_ms = self._step()
         except Exception:
-            logger.exception("clockwork: %s failed", self._name)
-            next_ms = self._clock() + self.WAIT_AFTER_FAILURE_MS
+            logger.exception("task %s failed", self._name)
+            next_ms = self._clock() + self.RETRY_DELAY_MS
         if next_ms is not None:
             self.schedule_at(next_ms)
 
 
 class Scheduler:
-    """Runs steps at intervals until it is stopped. A step that fails is logged and tried again at its next turn."""
+    """Runs steps at fixed intervals. A step that raises is logged, and runs again after its interval."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     def every(self, interval_ms: int, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
+        """Run `step` every `interval_ms`, counted from the end of the previous run; await its result, if any."""
         self._tasks.append(asyncio.create_task(self._run(interval_ms / 1000, name, step), name=name))
 
     async def stop(self) -> None:
-        """Stop all steps; one that is under way is cancelled where it waits, unless that is for a thread."""
+        """Cancel all steps and wait for them. A step that runs a thread by `in_thread` ends when the thread returns."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -174,4 +185,4 @@ class Scheduler:
                 if outcome is not None:
                     await outcome
             except Exception:
-                logger.exception("clockwork: %s failed", name)
+                logger.exception("task %s failed", name)

@@ -1,1 +1,1 @@
-"""Delivery of messages that wait in the broker: delay levels, timed messages, transactions."""
+"""Delivery of waiting messages: delay levels, timer messages and transactions."""

@@ -1,12 +1,13 @@
-"""Delivery of a message that has waited: it is put into its own queue, which REAL_TOPIC and REAL_QID name.
+"""Delivery of a due message: a put into its own queue, named by REAL_TOPIC and REAL_QID.
 
-A message may have been delivered before: progress is noted after deliveries, and a crash may come in between. If that
-is possible, a message with a unique key is looked up in the index, and skipped if it was delivered. The record in its
-own queue is told from an older message with the same key by being younger than the one that waited; only for rolled
-messages (see `broker.timer`) that says nothing.
+A message may have been delivered before, since progress is written after deliveries and a crash may happen between the
+two. When that is possible, the message is looked up in the index by its unique key, and skipped if its own queue
+contains it. An older message with the same key is told apart by its position: the delivered record is behind the
+waiting one in the log. This does not hold for rolled messages (see `broker.delivery.timer`), which are compared without
+it.
 
-Answers to `ScheduleMessageService.DeliverDelayedMessageTimerTask` of Apache RocketMQ 4.9.8. Deliberate difference:
-maxMessageSize does not apply to a message that was admitted, where Apache stops the level until it is raised again.
+Corresponds to `ScheduleMessageService.DeliverDelayedMessageTimerTask` of Apache RocketMQ 4.9.8. Deliberate difference:
+maxMessageSize does not apply to admitted messages, where Apache blocks the level until the limit is raised again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 DELIVERY_BATCH = 256
-"""Most messages that are delivered in one turn, so that other work comes in between."""
+"""Messages that are delivered in one loop iteration at most, so that requests are served in between."""
 
 _MAX_QUEUE_ID = (1 << 31) - 1
 
@@ -35,47 +36,51 @@ _MAX_QUEUE_ID = (1 << 31) - 1
 def deliver(
     store: MessageStore, puts: InternalPuts, kind: str, physical_offset: int, now_ms: int, *, check_duplicate: bool
 ) -> bool:
-    """Put the message that waits at a physical offset into its own queue; False if the put failed.
+    """Put the waiting message at a physical offset into its own queue; return False if the put failed.
 
-    A damaged record, and one that names no queue, is skipped and logged.
+    `kind` names the put in logs and metrics. A record that is damaged or names no queue is skipped with an error in the
+    log. `check_duplicate` looks the message up in the index first.
     """
     try:
         message = stored_message(store, physical_offset)
-        own_place = _own_place(message)
+        own_queue = _own_queue(message)
     except InvalidMessage as error:
-        logger.error("%s: a message cannot be delivered and is skipped: %s", kind, error)
+        logger.error("%s: skipping a message that cannot be delivered: %s", kind, error)
         return True
+    # A rolled message was copied to the end of the log, so its delivered record may precede the copy.
     was_rolled = message.properties.pop(properties.TIMER_ROLL_TIMES, None) is not None
-    message.topic, message.queue_id = own_place
-    if (check_duplicate or was_rolled) and _is_there(store, message, 0 if was_rolled else physical_offset):
+    message.topic, message.queue_id = own_queue
+    if (check_duplicate or was_rolled) and _is_delivered(store, message, 0 if was_rolled else physical_offset):
         return True
     message.prepared_transaction_offset = 0
     return puts.put_again(kind, message, now_ms).status is PutMessageStatus.PUT_OK
 
 
-def _own_place(message: MessageExt) -> tuple[str, int]:
-    """Return topic and queue id of a message that waits. Raises InvalidMessage if its properties name no queue."""
+def _own_queue(message: MessageExt) -> tuple[str, int]:
+    """Return topic and queue id in REAL_TOPIC and REAL_QID. Raises InvalidMessage if they name no queue."""
     names = (properties.REAL_TOPIC, properties.REAL_QID)
     topic, queue = (message.properties.get(name, "") for name in names)
-    whose = f"message {message.msg_id} at physical offset {message.physical_offset}"
+    description = f"message {message.msg_id} at physical offset {message.physical_offset}"
     if topic == TRANS_HALF_TOPIC:
-        raise InvalidMessage(f"{whose} is half of a transaction")
+        raise InvalidMessage(f"{description} is a half message")
     try:
         queue_id = int(queue)
         check_queue_name(topic, queue_id)
     except (InvalidMessage, ValueError):
         queue_id = -1
     if not 0 <= queue_id <= _MAX_QUEUE_ID or len(topic.encode()) > MAX_TOPIC_LENGTH:
-        raise InvalidMessage(f"the properties {' and '.join(names)} of {whose} name no queue: {topic!r}, {queue!r}")
+        raise InvalidMessage(
+            f"the properties {' and '.join(names)} of {description} name no queue: {topic!r}, {queue!r}"
+        )
     return topic, queue_id
 
 
-def _is_there(store: MessageStore, waiting: MessageExt, since: int) -> bool:
-    """Tell whether its own queue has a record of this message behind the physical offset `since`."""
+def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
+    """Return whether the message's own queue contains it, in a record behind the physical offset `since`."""
     if waiting.unique_key is None:
         return False
     for record in store.query(waiting.topic, waiting.unique_key, DELIVERY_BATCH).records:
-        with suppress(InvalidMessage):  # a damaged record of another message must not keep this one back
+        with suppress(InvalidMessage):  # a damaged record of another message must not block this one
             found = decode(record, decompress=False, check_crc=False)
             if found.physical_offset > since and _identity(found) == _identity(waiting):
                 return True
@@ -83,6 +88,6 @@ def _is_there(store: MessageStore, waiting: MessageExt, since: int) -> bool:
 
 
 def _identity(message: MessageExt) -> tuple[object, ...]:
-    """Return what the waiting and the delivered record of a message have in common, and no two messages."""
-    place = (message.topic, message.queue_id, message.reconsume_times)
-    return *place, message.born_timestamp, message.body_crc, message.properties
+    """Return the fields that a waiting and a delivered record share, and two different messages do not."""
+    queue = (message.topic, message.queue_id, message.reconsume_times)
+    return *queue, message.born_timestamp, message.body_crc, message.properties

@@ -1,20 +1,21 @@
-"""Internal puts: records that the broker writes on its own account, most of them for an acknowledged message.
+"""Internal puts: records that the broker itself writes, most of them for an acknowledged message.
 
-Limits (maxMessageSize, permissions, topics) apply when a message is admitted, never again: once it is acknowledged, the
-broker has to carry it on. So an internal put that fails is retried, and whatever it belongs to does not move on:
+Limits (maxMessageSize, permissions, topics) apply when a message is admitted, and never again: the broker must process
+an acknowledged message to its end. Therefore a failed internal put is retried, and the state that depends on it does
+not advance:
 
-    put                                   after a failure
+    kind of put                           after a failure
     delay level n                         the offset of the level stays; retried with backoff
     timer message                         deliveredMs stays; retried with backoff
-    timer roll                            rolledOffset stays, and so does the file of the log; next round of retention
-    retry (and dead letter)               the response is an error; the consumer keeps the message and tries again
+    timer roll                            rolledOffset and the log file stay; retried in the next round of retention
+    retry (and dead letter)               the response is an error; the consumer keeps the message and retries
     commit                                the transaction stays open; the next check asks the producer again
-    op message                            after a commit kept in memory, and retried by the next end or check
-    transaction check                     the check ends there; retried by the next one (transactionCheckInterval)
-    reply, offset moved event             kept in memory, up to MAX_BUFFERED messages; retried with backoff
+    op message                            after a commit: remembered, and retried by the next end or check
+    transaction check                     the check ends; retried by the next one (transactionCheckInterval)
+    reply, offset moved event             buffered in memory, up to MAX_BUFFERED messages; retried with backoff
 
-The left column has the kinds under which failures are logged, once for each status until a put of that kind succeeds,
-and counted in the metric rocketmq_internal_put_failures_total.
+The kind is the label of log lines and of the metric rocketmq_internal_put_failures_total. A failure is logged once per
+kind and status until a put of that kind succeeds.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_MS = 1000
 LAST_RETRY_MS = 30_000
-"""Shortest and longest time between two attempts of a put; each wait is twice the one before."""
+"""Bounds of the exponential backoff between two attempts of a put."""
 
 MAX_BUFFERED = 1024
 MAX_BUFFERED_BYTES = 16 << 20
-"""Most messages, and most bytes of their bodies, that are kept in memory until they can be put."""
+"""Bounds of the buffer of `put_or_buffer`: messages, and bytes of their bodies."""
 
 _REASONS = {
-    PutMessageStatus.CREATE_MAPEDFILE_FAILED: "the disk has no room for it",
+    PutMessageStatus.CREATE_MAPEDFILE_FAILED: "the disk is full",
     PutMessageStatus.MESSAGE_ILLEGAL: "it does not fit a record, or the record does not fit a file of the CommitLog",
     PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: "its properties do not fit a record",
 }
@@ -49,29 +50,28 @@ _REASONS = {
 
 @dataclass(slots=True)
 class Backoff:
-    """When a put that failed is attempted again."""
+    """Exponential backoff of a put, from FIRST_RETRY_MS to LAST_RETRY_MS."""
 
     _wait_ms: int = 0
     _until_ms: int = 0
 
     def failed(self, now_ms: int) -> int:
-        """Note a failure and return the time of the next attempt, milliseconds."""
+        """Double the wait after a failure and return the time of the next attempt, in milliseconds."""
         self._wait_ms = min(max(2 * self._wait_ms, FIRST_RETRY_MS), LAST_RETRY_MS)
         self._until_ms = now_ms + self._wait_ms
         return self._until_ms
 
     def succeeded(self) -> None:
-        """Let the next failure wait for the shortest time again."""
+        """Reset the wait after a success."""
         self._wait_ms = self._until_ms = 0
 
     def next_ms(self, now_ms: int) -> int | None:
-        """Return the time of the next attempt, or None if that is now. A clock that was set back ends the wait."""
+        """Return the time of the next attempt, or None if it is due. A clock that was set back ends the wait."""
         return self._until_ms if 0 < self._until_ms - now_ms <= LAST_RETRY_MS else None
 
 
 class InternalPuts:
-    """The internal puts of one store. `on_buffered` is called with the time at which `put_buffered` is to be called
-    next."""
+    """Internal puts of one store. `on_buffered` receives the time at which `put_buffered` must be called next."""
 
     def __init__(self, store: MessageStore, on_buffered: Callable[[int], None] = lambda due_ms: None) -> None:
         self.failures: Counter[str] = Counter()
@@ -79,14 +79,15 @@ class InternalPuts:
         self._store = store
         self._on_buffered = on_buffered
         self._failing: dict[str, set[PutMessageStatus]] = {}
-        """What was logged of each kind since a put of it last succeeded."""
-        self._kept: deque[tuple[str, MessageInner]] = deque()
-        self._kept_bytes = 0
-        self._has_overflown = False
+        """Statuses that were logged per kind since a put of that kind last succeeded."""
+        self._buffer: deque[tuple[str, MessageInner]] = deque()
+        """Kind and message of each buffered put, oldest first."""
+        self._buffered_bytes = 0
+        self._has_overflowed = False
         self._backoff = Backoff()
 
     def put(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
-        """Put a message. A failure is logged and counted; the caller retries."""
+        """Put a message. A failure is logged and counted; the caller is responsible for the retry."""
         result = self._store.put(message, now_ms)
         if result.status is PutMessageStatus.PUT_OK:
             if kind in self._failing:
@@ -97,7 +98,7 @@ class InternalPuts:
         return result
 
     def put_again(self, kind: str, message: MessageExt, now_ms: int) -> PutResult:
-        """Put a stored message again, which may have been changed; see `put`."""
+        """Put a stored message again, possibly with another queue or other properties; see `put`."""
         try:
             inner = renewed(message)
         except InvalidMessage as error:
@@ -107,56 +108,56 @@ class InternalPuts:
         return self.put(kind, inner, now_ms)
 
     def reason(self, result: PutResult) -> str:
-        """Return why a put failed."""
+        """Return the reason of a failed put, for remarks and logs."""
         return self._store.write_state.reason or _REASONS.get(result.status, result.status.name)
 
     def put_or_buffer(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
-        """Put a message, or keep it in memory until it can be put. Messages keep their order.
+        """Put a message, or buffer it in memory until a put succeeds. Buffered messages keep their order.
 
-        For records that no queue or file leads back to. Kept messages are bounded, and lost if the broker ends first;
-        both are logged.
+        For messages that cannot be recovered from the store. The buffer is bounded, and lost with the process; both
+        losses are logged.
         """
         result = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
-        if not self._kept and (result := self.put(kind, message, now_ms)).status is PutMessageStatus.PUT_OK:
+        if not self._buffer and (result := self.put(kind, message, now_ms)).status is PutMessageStatus.PUT_OK:
             return result
         size = len(message.body)
-        if len(self._kept) >= MAX_BUFFERED or self._kept_bytes + size > MAX_BUFFERED_BYTES:
+        if len(self._buffer) >= MAX_BUFFERED or self._buffered_bytes + size > MAX_BUFFERED_BYTES:
             self.failures[kind] += 1
-            if not self._has_overflown:
-                logger.error("%s: too many messages wait until they can be put; more of them are lost", kind)
-            self._has_overflown = True
+            if not self._has_overflowed:
+                logger.error("%s: the buffer of messages that cannot be put is full; further messages are lost", kind)
+            self._has_overflowed = True
             return result
-        if not self._kept:
+        if not self._buffer:
             self._on_buffered(self._backoff.failed(now_ms))
-        self._kept.append((kind, message))
-        self._kept_bytes += size
+        self._buffer.append((kind, message))
+        self._buffered_bytes += size
         return result
 
     def put_buffered(self, now_ms: int) -> int | None:
-        """Put what was kept, and return the time of the next attempt; None if nothing is kept any more."""
+        """Put buffered messages; return the time of the next attempt, or None if the buffer is empty."""
         if (due_ms := self._backoff.next_ms(now_ms)) is not None:
             return due_ms
-        while self._kept:
-            kind, message = self._kept[0]
+        while self._buffer:
+            kind, message = self._buffer[0]
             if self.put(kind, message, now_ms).status is not PutMessageStatus.PUT_OK:
                 return self._backoff.failed(now_ms)
-            self._kept.popleft()
-            self._kept_bytes -= len(message.body)
+            self._buffer.popleft()
+            self._buffered_bytes -= len(message.body)
         self._backoff.succeeded()
-        self._has_overflown = False
+        self._has_overflowed = False
         return None
 
     def close(self, now_ms: int) -> None:
-        """Put what was kept, one last time; what cannot be put is lost, and logged."""
+        """Put buffered messages for the last time; log those that are lost."""
         self._backoff.succeeded()
         self.put_buffered(now_ms)
-        if self._kept:
-            lost = Counter(kind for kind, _ in self._kept)
-            logger.error("lost, as they could not be put before the end: %s", dict(lost))
+        if self._buffer:
+            lost = Counter(kind for kind, _ in self._buffer)
+            logger.error("buffered messages lost at the stop, as they could not be put: %s", dict(lost))
 
     def _failed(self, kind: str, result: PutResult, msg_id: str, topic: str, reason: str) -> None:
         self.failures[kind] += 1
         logged = self._failing.setdefault(kind, set())
         if result.status not in logged:
             logged.add(result.status)
-            logger.error("%s: message %s for %s cannot be put and is retried: %s", kind, msg_id, topic, reason)
+            logger.error("%s: put of message %s for %s failed and is retried: %s", kind, msg_id, topic, reason)

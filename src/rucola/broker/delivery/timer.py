@@ -1,37 +1,46 @@
-"""Messages for a time of their own: TIMER_DELIVER_MS (milliseconds since 1970), TIMER_DELAY_SEC, TIMER_DELAY_MS.
+"""Timer messages: delivery at an individual time, up to any distance in the future.
 
-Such a message waits in queue 0 of rmq_sys_wheel_timer. Its own place stands in REAL_TOPIC and REAL_QID, the time at
-which it is due in TIMER_OUT_MS, and once more as the tagsCode of its unit, so that the ConsumeQueue alone says what is
-due when. A time that is past means at once; a delay level, where there is one as well, is what counts.
+Clients request a time by TIMER_DELIVER_MS (milliseconds since 1970), TIMER_DELAY_SEC or TIMER_DELAY_MS. Such a message
+is stored in queue 0 of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its own queue, TIMER_OUT_MS its due time,
+which is also the tagsCode of its unit, so that the ConsumeQueue alone contains all due times. A time in the past means
+immediate delivery; a delay level takes precedence over a time.
 
-The queue is in the order of arrival, not of due times. So the nearest messages are kept in memory:
+The queue is ordered by arrival, not by due time. Therefore the nearest messages are kept in memory:
 
-    due times    |  delivered  |  near: a heap of 8,192 and more  |  far: on disk only
-                               ^ now                              ^ horizon
+    due times    |  delivered  |  near: a heap of NEAR_CAPACITY to twice that  |  far: only on disk
+                               ^ now                                           ^ horizon
 
-Every message that waits and is due before the horizon is near. When half of the near ones are delivered, the queue is
-looked through for those that follow, 16,384 units a turn, and the horizon moves on. Of far messages only this is kept:
-which stretches of 16,384 units have some, and between which due times; stretches without are never looked at again.
+Invariant: every waiting message with a key (due time, queue offset) below the horizon is in the heap. The algorithm:
 
-What was delivered is said by two numbers in `config/timer.json`. Once anything has waited, it is written every 10 s
-and at the stop, after a flush:
+1. A new message goes into the heap if it is below the horizon (or if there is none), else it is far.
+2. If the heap exceeds twice its capacity, the horizon moves back to the key at NEAR_CAPACITY; the rest becomes far.
+3. `deliver` pops due messages, DELIVERY_BATCH per call.
+4. When the heap is half empty and far messages exist, a scan of the queue finds the next nearest ones. It reads one
+   segment of SEGMENT_UNITS units per call, so that deliveries and requests continue in between.
+5. At the end of the scan the NEAR_CAPACITY nearest enter the heap, and the horizon moves behind the last of them. If
+   all far messages fit, there is no horizon any more.
+
+Of far messages, memory holds one entry per segment of the queue: the least and greatest due time in it. A scan skips
+segments whose messages are all delivered, and those that begin later than the nearest messages found so far.
+
+The progress is a checkpoint of three numbers in `config/timer.json`, written every 10 s after a flush, and at the stop
+(not before the first timer message, so that Apache's broker finds no unknown file):
 
     {"deliveredMs": d, "queueOffset": q, "rolledOffset": r}
 
-Of the units before q all that were due at d or before are delivered; those before r wait elsewhere. Retention would
-take messages that wait longer than the log is kept. Therefore no file of the log goes before what waits in it has been
-rolled: put once more at the end of the same queue, with TIMER_ROLL_TIMES raised.
+Of the units before q, all that were due at d or earlier are delivered; those before r were rolled. Rolling protects
+messages that wait longer than the log is retained: before a log file is deleted, the waiting messages in it are put
+again at the end of the same queue, with TIMER_ROLL_TIMES incremented.
 
-Promise: as for delay levels. No message is lost, each is delivered at least once; after a crash, what was delivered
-since the file was written is found by its unique key and passed over. There is no longest time. A delivery or a roll
-whose put fails is retried (see `broker.internal_puts`): deliveredMs and rolledOffset stay, and so does the file of the
-log.
+Delivery is at least once, as for delay levels: messages that were delivered after the last checkpoint are found by
+their unique key after a crash, and skipped. A put that fails is retried (see `broker.delivery.internal_puts`);
+deliveredMs, rolledOffset and the log file stay until it succeeds.
 
-`TimerMessageService` owns no clock: `deliver(now_ms)` delivers what is due and returns when something is due next.
+`TimerMessageService` has no clock: `deliver(now_ms)` delivers due messages and returns the next due time.
 
-Answers to `TimerMessageStore` of Apache RocketMQ 5; 4.9.8 has nothing like it, and keeps such messages where they are.
-Deliberate differences: times are exact to the millisecond, not the second; there is no timerMaxDelaySec; neither wheel
-nor timerlog, since the queue has all they could say.
+Corresponds to `TimerMessageStore` of Apache RocketMQ 5; 4.9.8 has no timer messages and delivers them immediately.
+Deliberate differences: millisecond precision instead of seconds; no timerMaxDelaySec; no timer wheel and no timerlog,
+because the ConsumeQueue contains the same information.
 """
 
 from __future__ import annotations
@@ -63,42 +72,45 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 TIMER_PROPERTIES = (properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
-"""How clients ask for a time; the first that a message has is the one that counts."""
+"""Properties that request a time. If a message has several, the first in this order counts."""
 NEAR_CAPACITY = 1 << 13
-"""How many messages are kept in memory, the nearest; twice as many for moments."""
+"""Heap capacity in messages; may briefly reach twice this value."""
 SEGMENT_UNITS = 1 << 14
-"""How many units are looked through in one turn."""
+"""Units that a scan reads per call."""
 
 _QUEUE = (TIMER_TOPIC, 0)
 _LATEST_MS = (1 << 63) - 1
 _is_count = re.compile("[0-9]{1,9}").fullmatch
 
 _Key = tuple[int, int]
-"""When a message is due, and its queue offset: the order of delivery."""
+"""(due time in ms, queue offset); messages are delivered in this order."""
 
 
 def redirect_delayed(
     topic: str, queue_id: int, pairs: dict[str, str], level_count: int, now_ms: int
 ) -> tuple[str, int]:
-    """Where a message for this queue goes: there, or where it waits when its properties ask for a delay or a time.
+    """Return the topic and queue id to store a message in: its own, a delay level's, or those of the timer topic.
 
-    Notes its own place and its time in `pairs` then. InvalidMessage where the delay or the time is no number.
+    If the message is delayed, its own queue and its due time are added to `pairs`. Raises InvalidMessage if the delay
+    or the time is no number.
     """
-    place = redirect_by_level(topic, queue_id, pairs, level_count)
-    if place[0] == SCHEDULE_TOPIC or properties.TIMER_OUT_MS in pairs:
-        return place
-    asked = next((name for name in TIMER_PROPERTIES if name in pairs), None)
-    if asked is None:
-        return place
+    target = redirect_by_level(topic, queue_id, pairs, level_count)
+    if target[0] == SCHEDULE_TOPIC or properties.TIMER_OUT_MS in pairs:  # delayed by level, or delivered by the timer
+        return target
+    requested = next((name for name in TIMER_PROPERTIES if name in pairs), None)
+    if requested is None:
+        return target
     try:
-        number = int(pairs[asked][:40])
+        number = int(pairs[requested][:40])
     except ValueError:
-        raise InvalidMessage(f"its property {asked} is {pairs[asked][:40]!r}; it must be a whole number") from None
-    due_ms = number if asked == properties.TIMER_DELIVER_MS else now_ms + number * _UNITS_MS[asked]
+        raise InvalidMessage(
+            f"its property {requested} is {pairs[requested][:40]!r}; it must be a whole number"
+        ) from None
+    due_ms = number if requested == properties.TIMER_DELIVER_MS else now_ms + number * _UNITS_MS[requested]
     if due_ms > _LATEST_MS:
-        raise InvalidMessage(f"its property {asked} is {number}, a time that no clock has")
+        raise InvalidMessage(f"its property {requested} is {number}, which exceeds 64 bits of milliseconds")
     if due_ms <= now_ms:
-        return place
+        return target
     pairs[properties.TIMER_OUT_MS] = str(due_ms)
     pairs[properties.REAL_TOPIC] = topic
     pairs[properties.REAL_QID] = str(queue_id)
@@ -109,7 +121,7 @@ _UNITS_MS = {properties.TIMER_DELAY_SEC: 1000, properties.TIMER_DELAY_MS: 1}
 
 
 class TimerCheckpoint(NamedTuple):
-    """How far delivery has come, as `config/timer.json` has it."""
+    """Progress of delivery, as stored in `config/timer.json`."""
 
     delivered_ms: int
     queue_offset: int
@@ -118,7 +130,7 @@ class TimerCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _FarSegment:
-    """A stretch of the queue that has far messages, due between these times."""
+    """Bounds of the due times of the far messages in one segment of the queue."""
 
     least_ms: int
     greatest_ms: int
@@ -126,22 +138,25 @@ class _FarSegment:
 
 @dataclass(slots=True)
 class _Scan:
-    """A look through the stretches under way: what is still to be looked at, and the nearest that were found.
+    """A scan of the far segments in progress: the remaining segments, and the nearest messages found so far.
 
-    It goes up to `end`; what has arrived since is found without it. Where more is found than can become near, nothing
-    that is due after `limit_ms` will.
+    The scan covers units before `end`; messages that arrive during the scan are added to `arrived`.
     """
 
-    stretches: list[int]
+    segments: list[int]
+    """Numbers of the segments that remain, the last one is next."""
     end: int
     found: list[npt.NDArray[np.int64]] = field(default_factory=list)
     """Due times and queue offsets, each of shape (n, 2)."""
     arrived: list[_Key] = field(default_factory=list)
+    """Keys of far messages that arrived since the scan began."""
     count: int = 0
+    """Number of rows in `found`."""
     limit_ms: int | None = None
+    """Once more messages were found than fit: the due time of the last that fits. Later messages stay far."""
 
     def keep_nearest(self, count: int) -> npt.NDArray[np.int64]:
-        """The nearest of what was found, in their order; the others are forgotten."""
+        """Drop all but the `count` nearest messages found, and return those in order of delivery."""
         keys = np.concatenate([*self.found, np.array(self.arrived, np.int64).reshape(-1, 2)])
         order = np.lexsort((keys[:, 1], keys[:, 0]))
         if len(order) > count:
@@ -152,9 +167,10 @@ class _Scan:
 
 
 class TimerMessageService:
-    """Delivers what is due.
+    """Delivers due timer messages of one store.
 
-    `near` messages are kept in memory, `stretch` units are looked through in a turn.
+    `path` is config/timer.json. `near_capacity` and `segment_units` are for tests. All methods but `persist` must be
+    called in the broker's event loop.
     """
 
     def __init__(
@@ -173,36 +189,44 @@ class TimerMessageService:
         self._near_capacity = near_capacity
         self._segment_units = segment_units
         self._near: list[_Key] = []
+        """Heap of the waiting messages below the horizon."""
         self._horizon: _Key | None = None
-        """Where the far messages begin; None while there are none."""
+        """Least key that a far message can have; None while there are none."""
         self._far: dict[int, _FarSegment] = {}
-        self._look: _Scan | None = None
+        """Segments with far messages, by queue offset divided by `segment_units`."""
+        self._scan: _Scan | None = None
+        """The scan in progress."""
         self._delivered_ms = 0
+        """Latest due time of a delivered message."""
         self._end = 0
+        """Queue offset behind the last unit that is in the heap or counted as far."""
         self._rolled_offset = 0
-        self._looked_up_until_ms = 0
+        """Units before this queue offset were rolled, or do not wait any more."""
+        self._check_duplicates_until_ms = 0
+        """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     def load(self) -> None:
-        """Read how far delivery has come. StoreCorrupt where the file cannot be read.
+        """Load the checkpoint. Raises StoreCorrupt if the file cannot be parsed.
 
-        What waited then is far until it is looked for; what came later is taken as it arrived.
+        Units before the checkpoint's queue offset count as far, with unknown due times; the first scan finds the
+        nearest. Units behind it are processed as new arrivals.
         """
         document = config_files.read_config(self._path)
-        noted = TimerCheckpoint(0, 0, 0) if document is None else _progress(self._path, document)
+        stored = TimerCheckpoint(0, 0, 0) if document is None else _parse_checkpoint(self._path, document)
         begin, end = self._store.min_offset(*_QUEUE), self._store.max_offset(*_QUEUE)
-        self._rolled_offset = max(begin, min(noted.rolled_offset, end))
-        self._end = max(self._rolled_offset, min(noted.queue_offset, end))
-        self._delivered_ms = noted.delivered_ms
+        self._rolled_offset = max(begin, min(stored.rolled_offset, end))
+        self._end = max(self._rolled_offset, min(stored.queue_offset, end))
+        self._delivered_ms = stored.delivered_ms
         if self._rolled_offset < self._end:
-            self._horizon = (min(noted.delivered_ms + 1, _LATEST_MS), 0)
-            for stretch in range(self._rolled_offset // self._segment_units, -(-self._end // self._segment_units)):
-                self._far[stretch] = _FarSegment(0, _LATEST_MS)
+            self._horizon = (min(stored.delivered_ms + 1, _LATEST_MS), 0)
+            for segment in range(self._rolled_offset // self._segment_units, -(-self._end // self._segment_units)):
+                self._far[segment] = _FarSegment(0, _LATEST_MS)
         while units := self._store.units(*_QUEUE, self._end, self._segment_units):
             self.on_arrival(self._end + len(units), [due_ms for _, _, due_ms in units])
-        self._looked_up_until_ms = self._store.last_store_timestamp
+        self._check_duplicates_until_ms = self._store.last_store_timestamp
 
     def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
-        """Take over the newest units of the queue, which ends at `end`."""
+        """Add the newest units of the queue. `end` is the queue offset behind the last of them."""
         for queue_offset, due_ms in enumerate(due_times_ms, end - len(due_times_ms)):
             key = (due_ms, queue_offset)
             if self._horizon is None or key < self._horizon:
@@ -211,28 +235,28 @@ class TimerMessageService:
                 self._put_far(key)
         self._end = end
         if len(self._near) > 2 * self._near_capacity:
-            self._draw_horizon()
+            self._shrink_heap()
 
     def checkpoint(self) -> TimerCheckpoint:
-        """How far delivery has come."""
+        """Return the progress up to now: everything due before the first waiting message is delivered."""
         first = self._first()
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
-    def persist(self, progress: TimerCheckpoint) -> None:
-        """Write a progress, once the messages that it speaks of are on disk. For any thread."""
-        if not progress.queue_offset and not self._path.exists():
-            return  # nothing ever waited, so a store that Apache's broker may open again gets no file that it has not
+    def persist(self, checkpoint: TimerCheckpoint) -> None:
+        """Write a checkpoint; the messages that it covers must be on disk. May be called in any thread."""
+        if not checkpoint.queue_offset and not self._path.exists():
+            return  # no timer message yet: create no file that Apache's broker does not have
         config_files.write_config(
             self._path,
             {
-                "deliveredMs": progress.delivered_ms,
-                "queueOffset": progress.queue_offset,
-                "rolledOffset": progress.rolled_offset,
+                "deliveredMs": checkpoint.delivered_ms,
+                "queueOffset": checkpoint.queue_offset,
+                "rolledOffset": checkpoint.rolled_offset,
             },
         )
 
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver what is due and return when to come back, milliseconds; None when nothing waits."""
+        """Deliver due messages, DELIVERY_BATCH at most; return when to call again, or None if none wait."""
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
         while retry_ms is None and self._near and self._near[0][0] <= now_ms and count < DELIVERY_BATCH:
@@ -242,7 +266,7 @@ class TimerMessageService:
             else:
                 retry_ms = self._backoff.failed(now_ms)
         if self._horizon is not None and len(self._near) <= self._near_capacity // 2:
-            self._look_further()
+            self._scan_segment()
             return now_ms
         if not self._near:
             return None
@@ -250,9 +274,10 @@ class TimerMessageService:
         return due_ms if retry_ms is None or due_ms > now_ms else retry_ms
 
     async def roll(self, clock: Callable[[], int]) -> bool:
-        """Put what waits in the oldest file of the log once more, so that the file may go.
+        """Put the waiting messages of the oldest log file again, so that the file may be deleted.
 
-        False where the store takes none now. Nothing is rolled while the oldest file is the only one.
+        Returns False if a put failed. Does nothing while the oldest file is the only one. Yields to the event loop
+        after each DELIVERY_BATCH units.
         """
         while True:
             done = self._roll_some(clock())
@@ -262,14 +287,14 @@ class TimerMessageService:
 
     @property
     def rolled_offset(self) -> int:
-        """Units of the queue before this one have been put once more, or wait no longer."""
+        """Queue offset before which every unit was rolled or does not wait any more."""
         return self._rolled_offset
 
-    # -- one message --------------------------------------------------------------------------------------------------
+    # -- delivering and rolling ----------------------------------------------------------------------------------------
 
     def _deliver_first(self, now_ms: int) -> bool:
-        """Deliver the nearest message; False if its put failed, and it stays the nearest then."""
-        key = heappop(self._near)  # before its delivery, during which others may arrive
+        """Deliver the nearest message; if its put fails, keep it and return False."""
+        key = heappop(self._near)  # first: the put may dispatch, and new arrivals change the heap
         delivered = False
         try:
             delivered = self._deliver_one(key, now_ms)
@@ -282,22 +307,22 @@ class TimerMessageService:
 
     def _deliver_one(self, key: _Key, now_ms: int) -> bool:
         due_ms, queue_offset = key
-        if queue_offset < self._rolled_offset:
+        if queue_offset < self._rolled_offset:  # its copy at the end of the queue is delivered instead
             return True
         units = self._store.units(*_QUEUE, queue_offset, 1)
         if not units:
             logger.error(
-                "timer message: the one at offset %d of %s left the log before it was due, and is lost; "
-                "the disk is too small for what waits",
+                "timer message: retention deleted the message at offset %d of %s before it was due; "
+                "the disk is too small for the waiting messages",
                 queue_offset,
                 TIMER_TOPIC,
             )
             return True
-        check_duplicate = due_ms <= self._looked_up_until_ms
+        check_duplicate = due_ms <= self._check_duplicates_until_ms
         return deliver(self._store, self._puts, "timer message", units[0][0], now_ms, check_duplicate=check_duplicate)
 
     def _roll_some(self, now_ms: int) -> bool | None:
-        """Roll some messages: True when all are, None when more follow, False when the store takes none."""
+        """Roll a batch of units: return True when the file is done, None if more follow, False if a put failed."""
         size = self._store.config.mapped_file_size_commit_log
         file_end = self._store.min_physical_offset // size * size + size
         if file_end >= self._store.max_physical_offset:
@@ -318,31 +343,31 @@ class TimerMessageService:
         try:
             message = stored_message(self._store, physical_offset)
         except InvalidMessage as error:
-            logger.error("timer roll: a message that waits cannot be read and is skipped: %s", error)
+            logger.error("timer roll: skipping a message that cannot be read: %s", error)
             return True
         times = message.properties.get(properties.TIMER_ROLL_TIMES, "")
-        marked = message.properties | {properties.TIMER_ROLL_TIMES: str(int(times) + 1 if _is_count(times) else 1)}
-        with suppress(InvalidMessage):  # without room for the mark the message is rolled without it
-            properties.join(marked)
-            message.properties = marked
+        counted = message.properties | {properties.TIMER_ROLL_TIMES: str(int(times) + 1 if _is_count(times) else 1)}
+        with suppress(InvalidMessage):  # properties that leave no space for the count: roll the message without it
+            properties.join(counted)
+            message.properties = counted
         return self._puts.put_again("timer roll", message, now_ms).status is PutMessageStatus.PUT_OK
 
-    # -- near and far -------------------------------------------------------------------------------------------------
+    # -- heap, horizon and scan ----------------------------------------------------------------------------------------
 
     def _first(self) -> _Key | None:
-        """The least key that may still wait; None where nothing does."""
+        """Return the least key that may still wait, or None if no message waits."""
         return self._near[0] if self._near else self._horizon
 
     def _put_far(self, key: _Key) -> None:
         due_ms, queue_offset = key
         far = self._far.setdefault(queue_offset // self._segment_units, _FarSegment(due_ms, due_ms))
         far.least_ms, far.greatest_ms = min(far.least_ms, due_ms), max(far.greatest_ms, due_ms)
-        if self._look is not None:
-            self._look.arrived.append(key)
+        if self._scan is not None:
+            self._scan.arrived.append(key)
 
-    def _draw_horizon(self) -> None:
-        """Keep the nearest messages near; the others become far."""
-        self._look = None  # it looks for what is behind the horizon that was
+    def _shrink_heap(self) -> None:
+        """Keep the NEAR_CAPACITY nearest messages in the heap; the others become far (step 2)."""
+        self._scan = None  # it searches behind the previous horizon, and would miss the messages between the two
         self._near.sort()
         self._horizon = self._near[self._near_capacity]
         beyond = self._near[self._near_capacity :]
@@ -350,20 +375,20 @@ class TimerMessageService:
         for key in beyond:
             self._put_far(key)
 
-    def _look_further(self) -> None:
-        """Look through one more stretch; after the last the nearest of what was found become near."""
-        self._store.max_offset(*_QUEUE)  # so that nothing arrives in between
-        look = self._look
-        if look is None:
-            look = self._look = _Scan(sorted(self._far, reverse=True), self._end)
-        if look.stretches:
-            self._look_through(look, look.stretches.pop())
-            if look.count > 2 * self._near_capacity:
-                look.keep_nearest(self._near_capacity)
+    def _scan_segment(self) -> None:
+        """Scan one more segment; after the last, move the nearest messages found into the heap (steps 4 and 5)."""
+        self._store.max_offset(*_QUEUE)  # dispatches pending records now, so that none arrive within this step
+        scan = self._scan
+        if scan is None:
+            scan = self._scan = _Scan(sorted(self._far, reverse=True), self._end)
+        if scan.segments:
+            self._collect(scan, scan.segments.pop())
+            if scan.count > 2 * self._near_capacity:  # bounds the memory of the scan
+                scan.keep_nearest(self._near_capacity)
             return
-        self._look = None
-        nearest = [(due_ms, queue_offset) for due_ms, queue_offset in look.keep_nearest(self._near_capacity).tolist()]
-        if look.limit_ms is not None:
+        self._scan = None
+        nearest = [(due_ms, queue_offset) for due_ms, queue_offset in scan.keep_nearest(self._near_capacity).tolist()]
+        if scan.limit_ms is not None:
             self._horizon = (nearest[-1][0], nearest[-1][1] + 1)
         else:
             self._horizon = None
@@ -371,36 +396,39 @@ class TimerMessageService:
         self._near += nearest
         heapify(self._near)
 
-    def _look_through(self, look: _Scan, stretch: int) -> None:
-        """Gather the far messages of one stretch, and note their due times."""
-        far, horizon = self._far[stretch], self._horizon
-        assert horizon is not None, "there are far messages without a horizon"
+    def _collect(self, scan: _Scan, segment: int) -> None:
+        """Collect the far messages of one segment, and update the bounds of its due times."""
+        far, horizon = self._far[segment], self._horizon
+        assert horizon is not None, "far messages without a horizon"
+        # 1. Skip a segment whose messages have all become near, and one without a message that is near enough.
         if far.greatest_ms < horizon[0]:
-            del self._far[stretch]
+            del self._far[segment]
             return
-        if look.limit_ms is not None and far.least_ms > look.limit_ms:
+        if scan.limit_ms is not None and far.least_ms > scan.limit_ms:
             return
-        stretch_end = (stretch + 1) * self._segment_units
-        begin = max(stretch * self._segment_units, self._rolled_offset, self._store.min_offset(*_QUEUE))
-        end = min(stretch_end, look.end)
+        # 2. Read the due times of its units in one array, and select those behind the horizon.
+        segment_end = (segment + 1) * self._segment_units
+        begin = max(segment * self._segment_units, self._rolled_offset, self._store.min_offset(*_QUEUE))
+        end = min(segment_end, scan.end)
         units = self._store.unit_array(*_QUEUE, begin, end)
         keys = np.empty((len(units), 2), np.int64)
         keys[:, 0] = units["tags_code"]
         keys[:, 1] = np.arange(begin, begin + len(units))
         keys = keys[(keys[:, 0] > horizon[0]) | ((keys[:, 0] == horizon[0]) & (keys[:, 1] >= horizon[1]))]
-        look.found.append(keys)
-        look.count += len(keys)
-        if end < stretch_end:
-            return  # more may have arrived in it
+        scan.found.append(keys)
+        scan.count += len(keys)
+        # 3. Tighten the bounds, unless units have arrived in this segment since the scan began.
+        if end < segment_end:
+            return
         if len(keys):
             far.least_ms, far.greatest_ms = int(keys[:, 0].min()), int(keys[:, 0].max())
         else:
-            del self._far[stretch]
+            del self._far[segment]
 
 
-def _progress(path: Path, document: object) -> TimerCheckpoint:
+def _parse_checkpoint(path: Path, document: object) -> TimerCheckpoint:
     try:
         names = ("deliveredMs", "queueOffset", "rolledOffset")
         return TimerCheckpoint(*[int(document[name]) for name in names])  # type: ignore[index]
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(path, 0, f"no progress of timed delivery ({error!r})") from None
+        raise StoreCorrupt(path, 0, f"not a checkpoint of timer messages ({error!r})") from None

@@ -1,7 +1,7 @@
-"""TransactionCheckService: puts the questions of `TransactionalMessageService` to producers, and notes its progress
-safely.
+"""Transaction check service: sends the check requests of open transactions to their producers.
 
-Answers to `TransactionalMessageCheckService` and `AbstractTransactionalMessageCheckListener` of Apache RocketMQ 4.9.8.
+Corresponds to `TransactionalMessageCheckService` and `AbstractTransactionalMessageCheckListener` of Apache RocketMQ
+4.9.8.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.broker.services.client_calls import ClientCalls
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 50
-"""Questions in one turn of the loop, so that other work comes in between."""
+_CHECKS_PER_ITERATION = 50
+"""Check requests that are sent in one loop iteration, so that other requests are served in between."""
 
 
 class TransactionCheckService:
-    """One round of questions at each `run`."""
+    """Checks all open transactions at each `run`."""
 
     def __init__(
         self,
@@ -34,34 +33,33 @@ class TransactionCheckService:
         store: MessageStore,
         offsets: ConsumerOffsetTable,
         clients: ClientRegistry,
-        flush: GroupCommit,
+        group_commit: GroupCommit,
         clock: Callable[[], int],
     ) -> None:
         self._transactions = transactions
         self._store = store
         self._offsets = offsets
         self._clients = clients
-        self._flush = flush
+        self._group_commit = group_commit
         self._clock = clock
 
     async def run(self) -> None:
-        """Ask about the transactions that are open for too long. A group without a producer now is asked next time."""
-        for number, question in enumerate(self._transactions.check(self._clock()), 1):
-            producer = self._clients.next_producer(question.group)
+        """Send a check request for each transaction that timed out; skip groups without a connected producer."""
+        for number, check in enumerate(self._transactions.check(self._clock()), 1):
+            producer = self._clients.next_producer(check.group)
             if producer is None:
-                logger.warning("no producer of group %r is connected to be asked about its transaction", question.group)
+                logger.warning("transaction check: no producer of group %r is connected", check.group)
             else:
-                request = RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, question.header, question.record)
-                producer.send(request)
-            if number % _AT_ONCE == 0:
+                self._calls.check_transaction(producer, check.header, check.record)
+            if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         await self.commit_offsets()
 
     async def commit_offsets(self) -> None:
-        """Write how far the transactions are done with, once what that rests on is on disk."""
-        progress = self._transactions.offsets()
+        """Commit the offsets of the half and op queues, after a flush of the records that justify them."""
+        committed = self._transactions.offsets()
         timeout_ms = self._store.config.sync_flush_timeout
-        flushed = await self._flush.wait_flushed(self._store.max_physical_offset, timeout_ms)
-        if flushed and self._store.write_state.failure is None:
-            self._transactions.commit_offsets(progress)
+        is_flushed = await self._group_commit.wait_flushed(self._store.max_physical_offset, timeout_ms)
+        if is_flushed and self._store.write_state.failure is None:
+            self._transactions.commit_offsets(committed)
             await in_thread(self._offsets.snapshot_writer())

@@ -1,33 +1,35 @@
-"""Transactions: messages that nobody sees until their producer says so.
+"""Transactional messages: half messages, their commit or rollback, and checks of those that stay open.
 
-A half message (TRAN_MSG=true) is kept in RMQ_SYS_TRANS_HALF_TOPIC, its own place in REAL_TOPIC and REAL_QID. When its
-producer ends it, a commit puts it into its own queue (sysFlag COMMIT, preparedTransactionOffset = the half message's
-address), and a commit as well as a rollback leave a mark in RMQ_SYS_TRANS_OP_HALF_TOPIC: tag `d`, the half message's
-queue offset as body. A half message without a mark is open.
+A half message (TRAN_MSG=true) is stored in RMQ_SYS_TRANS_HALF_TOPIC; REAL_TOPIC and REAL_QID name its own queue.
+When its producer ends the transaction, a commit puts the message into its own queue (sysFlag COMMIT,
+preparedTransactionOffset = physical offset of the half message). Commit and rollback both put an op message into
+RMQ_SYS_TRANS_OP_HALF_TOPIC, with tag `d` and the queue offset of the half message as body. A half message without an
+op message is open.
 
     half queue    e e e o e o o e        e ended, o open
-                        ^ half_begin: everything before is ended, or went on as a copy at the end of the queue
-    op queue      0 2 1 4 7              marks, in the order of the ends
+                        ^ half_begin: everything before is ended, or continues as a copy at the end of the queue
+    op queue      0 2 1 4 7              op messages, in the order of the ends
 
-Open for longer than transactionTimeOut, a half message is copied to the end of its queue with
-TRANSACTION_CHECK_TIMES one higher, and its producer group is asked about it. After transactionCheckMax such checks
-it goes to TRANS_CHECK_MAX_TIME_TOPIC instead. CHECK_IMMUNITY_TIME_IN_SECONDS takes the place of the timeout for one
-message; until then it is copied along, with the queue offset of the first in TRAN_PREPARED_QUEUE_OFFSET.
+A half message that is open for longer than transactionTimeOut is copied to the end of its queue, with
+TRANSACTION_CHECK_TIMES incremented, and its producer group receives a check request. After transactionCheckMax checks
+it moves to TRANS_CHECK_MAX_TIME_TOPIC instead. CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout for one message;
+until it has passed, the message is copied without a check, with the queue offset of the first copy in
+TRAN_PREPARED_QUEUE_OFFSET.
 
-How far both queues are done with stands in the consumer offsets of CID_RMQ_SYS_TRANS, so everything survives a restart:
-the marks from there on say which half messages after `half_begin` are ended.
+The progress in both queues is stored as consumer offsets of CID_RMQ_SYS_TRANS. After a restart, the op messages from
+there on show which half messages behind `half_begin` are ended.
 
-Promise: a committed message is delivered at least once, and one that was rolled back, or never ended, never. It is
-delivered once, whatever is repeated, unless the broker crashes during a check, is started again between a check and a
-late end that the producer sends for the message before it, or ends while an op message waits for room on the disk.
+Delivery: a committed message is delivered at least once; one that was rolled back or never ended is not delivered.
+Duplicates are possible only if the broker crashes during a check, if it restarts between a check and a late end that
+refers to the message before the check, or if it stops while the op message of a commit cannot be put.
 
-What is acknowledged must be able to commit: a half message is refused if its delay cannot be read, or if its properties
-leave no room for what checks and the commit add. A put that fails leaves the transaction open (see
-`broker.internal_puts`); only an op message, whose commit is done, is kept in memory and retried.
+An acknowledged half message must be able to commit. It is refused if its delay cannot be parsed, or if its properties
+leave no space for those that checks and the commit add. A put that fails leaves the transaction open (see
+`broker.delivery.internal_puts`); only the op message of a finished commit is remembered and retried.
 
-Answers to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
-RocketMQ 4.9.8. Deliberate differences: an end that comes twice, or late, after a check, counts once; copies for
-the sake of CHECK_IMMUNITY_TIME do not count as checks; a transactional message with a delay is delayed after its
+Corresponds to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
+RocketMQ 4.9.8. Deliberate differences: an end that is repeated, or refers to the message before a check, counts once;
+copies during CHECK_IMMUNITY_TIME do not count as checks; a transactional message with a delay is delayed after its
 commit, where Apache loses it.
 """
 
@@ -59,15 +61,15 @@ REMOVE_TAG = "d"
 
 _HALF_QUEUE = (TRANS_HALF_TOPIC, 0)
 _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
-_READ_AT_ONCE = 1000
+_UNITS_PER_READ = 1000
 
 RESERVED_PROPERTIES_SIZE = 128
-"""Bytes that the properties of a half message must leave free: TRANSACTION_CHECK_TIMES and TRAN_PREPARED_QUEUE_OFFSET,
-which checks add, and TIMER_OUT_MS, which the commit may add, take 110 at most."""
+"""Bytes that the properties of a half message must leave free. TRANSACTION_CHECK_TIMES and TRAN_PREPARED_QUEUE_OFFSET,
+added by checks, and TIMER_OUT_MS, added by a commit, take 110 bytes at most."""
 
 
 class TransactionCheckRequest(NamedTuple):
-    """A question to a producer group: how did this transaction end?"""
+    """A CHECK_TRANSACTION_STATE request for a producer group; `record` is the encoded half message."""
 
     group: str
     header: CheckTransactionStateRequestHeader
@@ -75,14 +77,14 @@ class TransactionCheckRequest(NamedTuple):
 
 
 class TransactionOffsets(NamedTuple):
-    """The queue offsets before which nothing is needed any more."""
+    """Offsets in the half and op queues before which no message is needed any more."""
 
     half: int
     op: int
 
 
 class TransactionalMessageService:
-    """The transactions of one store."""
+    """The transactions of one store. All methods must be called in the broker's event loop."""
 
     def __init__(
         self,
@@ -101,63 +103,77 @@ class TransactionalMessageService:
         self._delay_level_count = delay_level_count
         self._timeout_ms = config.transaction_time_out
         self._check_max = config.transaction_check_max
+        # Half messages are identified by their queue offsets.
         self._half_begin = 0
-        self._known_from = 0  # of half messages before this one it is not known whether they were ended or copied
+        """First half message that may be open."""
+        self._loaded_begin = 0
+        """Value of `_half_begin` after `load`. How earlier half messages ended is not known."""
         self._op_end = 0
-        self._ended: dict[int, int] = {}  # queue offset of the half message -> that of its mark
-        self._unmarked: set[int] = set()  # queue offsets of half messages that are committed without a mark as yet
-        self._copies: dict[int, int] = {}  # queue offset of a half message -> that of the copy that took its place
-        self._discarded: set[int] = set()  # queue offsets of half messages that were laid aside and may yet be ended
+        """Queue offset behind the last op message that was read or put."""
+        self._ended: dict[int, int] = {}
+        """Ended half messages from `_half_begin` on, with the queue offsets of their op messages."""
+        self._committed_without_op: set[int] = set()
+        """Committed half messages whose op message could not be put yet."""
+        self._copies: dict[int, int] = {}
+        """Half messages that were replaced by a copy, with the queue offset of the copy."""
+        self._discarded: set[int] = set()
+        """Half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC; a late end still applies to them."""
 
     def load(self) -> None:
-        """Read from the store which transactions are open."""
-        self._half_begin = self._known_from = self._first(*_HALF_QUEUE)
-        self._op_end = self._first(*_OP_QUEUE)
-        while units := self._store.units(*_OP_QUEUE, self._op_end, _READ_AT_ONCE):
+        """Read from the store which transactions are open: those without an op message."""
+        self._half_begin = self._loaded_begin = self._first_needed(*_HALF_QUEUE)
+        self._op_end = self._first_needed(*_OP_QUEUE)
+        while units := self._store.units(*_OP_QUEUE, self._op_end, _UNITS_PER_READ):
             for queue_offset, (physical_offset, _, _) in enumerate(units, self._op_end):
                 try:
-                    mark = stored_message(self._store, physical_offset)
+                    op = stored_message(self._store, physical_offset)
                 except InvalidMessage as error:
-                    logger.error("an op message cannot be read; its transaction may be checked again: %s", error)
+                    logger.error(
+                        "skipping an op message that cannot be read; its transaction may be checked again: %s", error
+                    )
                     continue
-                if mark.tags == REMOVE_TAG and mark.body.isdigit():
-                    self._ended[int(mark.body)] = queue_offset
+                if op.tags == REMOVE_TAG and op.body.isdigit():
+                    self._ended[int(op.body)] = queue_offset
             self._op_end += len(units)
-        self._pass_ended()
+        self._advance_half_begin()
 
-    def _first(self, topic: str, queue_id: int) -> int:
-        noted = self._offsets.get(TRANSACTION_GROUP, topic, queue_id)
-        return max(self._store.min_offset(topic, queue_id), min(noted, self._store.max_offset(topic, queue_id)))
+    def _first_needed(self, topic: str, queue_id: int) -> int:
+        committed = self._offsets.get(TRANSACTION_GROUP, topic, queue_id)
+        return max(self._store.min_offset(topic, queue_id), min(committed, self._store.max_offset(topic, queue_id)))
 
     def offsets(self) -> TransactionOffsets:
-        """How far both queues are done with now."""
+        """Return the current offsets of both queues."""
         return TransactionOffsets(self._half_begin, min(self._ended.values(), default=self._op_end))
 
-    def commit_offsets(self, progress: TransactionOffsets) -> None:
-        """Note progress, once everything that was put before it was taken is on disk."""
-        self._offsets.commit(TRANSACTION_GROUP, *_HALF_QUEUE, progress.half)
-        self._offsets.commit(TRANSACTION_GROUP, *_OP_QUEUE, progress.op)
+    def commit_offsets(self, offsets: TransactionOffsets) -> None:
+        """Commit offsets; everything that was put before they were taken must be on disk."""
+        self._offsets.commit(TRANSACTION_GROUP, *_HALF_QUEUE, offsets.half)
+        self._offsets.commit(TRANSACTION_GROUP, *_OP_QUEUE, offsets.op)
 
-    # A half message comes.
+    # -- prepare -------------------------------------------------------------------------------------------------------
 
     def prepare(self, topic: str, queue_id: int, pairs: dict[str, str], now_ms: int) -> tuple[str, int]:
-        """Return where a half message for this queue goes. Notes its own place in `pairs`.
+        """Return the half queue, and add the message's own queue to `pairs`.
 
-        Raises InvalidMessage for a message that could not be committed.
+        Raises InvalidMessage for a message that could not be committed later.
         """
         redirect_delayed(topic, queue_id, dict(pairs), self._delay_level_count, now_ms)
         pairs[properties.REAL_TOPIC] = topic
         pairs[properties.REAL_QID] = str(queue_id)
-        size, most = len(properties.join(pairs)), properties.MAX_PROPERTIES_SIZE - RESERVED_PROPERTIES_SIZE
-        if size > most:
-            raise InvalidMessage(f"half of a transaction with {size} bytes of properties; {most} are allowed")
+        size, limit = len(properties.join(pairs)), properties.MAX_PROPERTIES_SIZE - RESERVED_PROPERTIES_SIZE
+        if size > limit:
+            raise InvalidMessage(f"a half message with {size} bytes of properties; {limit} are allowed")
         self._topics.ensure(TRANS_HALF_TOPIC, 1, now_ms)
         return _HALF_QUEUE
 
-    # It is ended.
+    # -- end -----------------------------------------------------------------------------------------------------------
 
     def end(self, header: EndTransactionRequestHeader, now_ms: int) -> str | None:
-        """Commit or roll back. Returns why that cannot be, or None when it is done."""
+        """Commit or roll back a half message. Returns None, or the remark of a refusal.
+
+        The header addresses the half message by physical offset; both the first message and every copy are accepted.
+        """
+        # 1. Validate the request against the half message it refers to.
         try:
             half = stored_message(self._store, header.commit_log_offset)
         except InvalidMessage as error:
@@ -168,13 +184,17 @@ class TransactionalMessageService:
             return f"The producer group wrong: {header.producer_group} did not send this message"
         if half.queue_offset != header.tran_state_table_offset:
             return f"The transaction state table offset wrong: it is {half.queue_offset}"
+        # 2. Follow the copies of earlier checks: the op message must name the newest one.
         newest = half.queue_offset
         while newest in self._copies:
             newest = self._copies[newest]
-        if newest in self._ended or newest in self._unmarked:
+        # 3. Ignore a repeated end. Before `_half_begin`, everything is ended, except what was discarded.
+        if newest in self._ended or newest in self._committed_without_op:
             return None
-        if self._known_from <= newest < self._half_begin and newest not in self._discarded:
+        if self._loaded_begin <= newest < self._half_begin and newest not in self._discarded:
             return None
+        # 4. Commit: first the message, then the op message. Between the two, the message counts as committed, so that
+        #    a repeated end does not deliver it twice.
         if header.commit_or_rollback == sysflag.TRANSACTION_COMMIT:
             try:
                 put = self._put_committed(half, now_ms)
@@ -182,44 +202,36 @@ class TransactionalMessageService:
                 return f"the message cannot be committed: {error!r}"
             if put.status is not PutMessageStatus.PUT_OK:
                 return self._puts.reason(put)
-            self._unmarked.add(newest)
-            self._mark_committed(now_ms)
+            self._committed_without_op.add(newest)
+            self._put_missing_ops(now_ms)
             return None
-        marked = self._mark(newest, now_ms)
-        return None if marked.status is PutMessageStatus.PUT_OK else self._puts.reason(marked)
+        # 5. Roll back: only the op message.
+        put = self._put_op(newest, now_ms)
+        return None if put.status is PutMessageStatus.PUT_OK else self._puts.reason(put)
 
     def _put_committed(self, half: MessageExt, now_ms: int) -> PutResult:
         pairs = half.properties
-        place = (pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QID]))
+        own_queue = (pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QID]))
         try:
-            half.topic, half.queue_id = redirect_delayed(*place, pairs, self._delay_level_count, now_ms)
-        except InvalidMessage as error:  # from a broker that took it all the same
-            logger.error("the transaction of message %s is committed without a delay: %s", half.msg_id, error)
-            half.topic, half.queue_id = place
+            half.topic, half.queue_id = redirect_delayed(*own_queue, pairs, self._delay_level_count, now_ms)
+        except InvalidMessage as error:  # admitted by another broker, which did not validate the delay
+            logger.error("committing message %s without its delay: %s", half.msg_id, error)
+            half.topic, half.queue_id = own_queue
         half.sys_flag = sysflag.with_transaction_state(half.sys_flag, sysflag.TRANSACTION_COMMIT)
         half.prepared_transaction_offset = half.physical_offset
         return self._puts.put_again("commit", half, now_ms)
 
-    def _mark_committed(self, now_ms: int) -> bool:
-        """Put the op messages of commits that have none as yet; False if one could not be put."""
-        for half_queue_offset in sorted(self._unmarked):
-            if self._mark(half_queue_offset, now_ms).status is not PutMessageStatus.PUT_OK:
+    def _put_missing_ops(self, now_ms: int) -> bool:
+        """Put the missing op messages of commits; return False at the first that fails."""
+        for half_queue_offset in sorted(self._committed_without_op):
+            if self._put_op(half_queue_offset, now_ms).status is not PutMessageStatus.PUT_OK:
                 return False
-            self._unmarked.discard(half_queue_offset)
+            self._committed_without_op.discard(half_queue_offset)
         return True
 
-    def _mark(self, half_queue_offset: int, now_ms: int) -> PutResult:
-        """Put the op message that ends a half message, and take the transaction for ended if that succeeds."""
-        marked = self._put_mark(half_queue_offset, now_ms)
-        if marked.status is PutMessageStatus.PUT_OK:
-            self._ended[half_queue_offset] = marked.queue_offset
-            self._op_end = marked.queue_offset + 1
-            self._discarded.discard(half_queue_offset)
-            self._pass_ended()
-        return marked
-
-    def _put_mark(self, half_queue_offset: int, now_ms: int) -> PutResult:
-        mark = MessageInner(
+    def _put_op(self, half_queue_offset: int, now_ms: int) -> PutResult:
+        """Put the op message of a half message; the transaction is ended if that succeeds."""
+        op = MessageInner(
             *_OP_QUEUE,
             body=b"%d" % half_queue_offset,
             properties=properties.join({properties.TAGS: REMOVE_TAG, properties.WAIT: "true"}),
@@ -229,56 +241,72 @@ class TransactionalMessageService:
             born_host=self._store_host,
             tags_code=tags_code(REMOVE_TAG),
         )
-        return self._puts.put("op message", mark, now_ms)
+        put = self._puts.put("op message", op, now_ms)
+        if put.status is PutMessageStatus.PUT_OK:
+            self._ended[half_queue_offset] = put.queue_offset
+            self._op_end = put.queue_offset + 1
+            self._discarded.discard(half_queue_offset)
+            self._advance_half_begin()
+        return put
 
-    def _pass_ended(self) -> None:
+    def _advance_half_begin(self) -> None:
         while self._ended.pop(self._half_begin, None) is not None:
             self._half_begin += 1
 
-    # It is not ended.
+    # -- check ---------------------------------------------------------------------------------------------------------
 
     def check(self, now_ms: int) -> Iterator[TransactionCheckRequest]:
-        """Look at the half messages that were there when this began, and ask about those that are open for too long.
+        """Visit the half messages that exist now, and yield a check request for each that timed out.
 
-        Other methods may be called between two questions. It ends early at a message that is too young, since those
-        after it are younger, and when a put fails.
+        Other methods may be called between two requests. Ends early at a message that is too young, since all behind
+        it are younger, and at a failed put.
         """
-        if not self._mark_committed(now_ms):
+        if not self._put_missing_ops(now_ms):
             return
-        end = self._store.max_offset(*_HALF_QUEUE)
+        end = self._store.max_offset(*_HALF_QUEUE)  # copies of this check are behind it, and wait for the next
         self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
         while True:
-            self._pass_ended()
-            at = self._half_begin
-            if at >= end:
+            self._advance_half_begin()
+            offset = self._half_begin
+            if offset >= end:
                 break
-            if at in self._unmarked:
+            if offset in self._committed_without_op:
                 return
-            half = self._half_at(at)
+            half = self._half_at(offset)
+            copied = None
             if half is not None and not self._is_ended_by_first(half):
-                pairs = half.properties
-                if (checked := _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))) >= self._check_max:
-                    if not self._discard(half, now_ms):
-                        return
-                else:
-                    age_ms = now_ms - half.born_timestamp
-                    immune_s = pairs.get(properties.CHECK_IMMUNITY_TIME_IN_SECONDS)
-                    if immune_s is not None and age_ms < self._immunity_ms(immune_s):
-                        pairs.setdefault(properties.TRAN_PREPARED_QUEUE_OFFSET, str(at))
-                        if self._copy(half, now_ms) is None:
-                            return
-                    elif immune_s is None and 0 <= age_ms < self._timeout_ms:
-                        return
-                    else:
-                        pairs[properties.TRANSACTION_CHECK_TIMES] = str(checked + 1)
-                        if (copied := self._copy(half, now_ms)) is None:
-                            return
-                        if copied.status is PutMessageStatus.PUT_OK:
-                            self._half_begin = at + 1
-                            yield self._question(half, copied)
-                            continue
-            self._half_begin = at + 1
-        self._forget_what_is_done()
+                is_handled, copied = self._check_one(half, now_ms)
+                if not is_handled:
+                    return
+            self._half_begin = offset + 1  # before the yield: the producer's end may arrive meanwhile
+            if half is not None and copied is not None:
+                yield self._check_request(half, copied)
+        self._forget_ended()
+
+    def _check_one(self, half: MessageExt, now_ms: int) -> tuple[bool, PutResult | None]:
+        """Check one open half message. Returns whether the check may continue behind it, and the copy to ask about.
+
+        condition, in this order                                  action
+        transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
+        its own immunity time has not passed                      copy it without a check
+        no immunity time, and younger than transactionTimeOut     stop here
+        otherwise                                                 copy it, and ask its producer group
+        """
+        pairs = half.properties
+        checked = _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))
+        if checked >= self._check_max:
+            return self._discard(half, now_ms), None
+        age_ms = now_ms - half.born_timestamp
+        immune_s = pairs.get(properties.CHECK_IMMUNITY_TIME_IN_SECONDS)
+        if immune_s is not None and age_ms < self._immunity_ms(immune_s):
+            pairs.setdefault(properties.TRAN_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
+            return self._copy(half, now_ms) is not None, None
+        if immune_s is None and 0 <= age_ms < self._timeout_ms:
+            return False, None
+        pairs[properties.TRANSACTION_CHECK_TIMES] = str(checked + 1)
+        copied = self._copy(half, now_ms)
+        is_copied = copied is not None and copied.status is PutMessageStatus.PUT_OK
+        return copied is not None, copied if is_copied else None
 
     def _half_at(self, queue_offset: int) -> MessageExt | None:
         units = self._store.units(*_HALF_QUEUE, queue_offset, 1)
@@ -289,7 +317,7 @@ class TransactionalMessageService:
             return None
 
     def _is_ended_by_first(self, half: MessageExt) -> bool:
-        """Whether the message of which this is a copy was ended, as a broker before this one noted it."""
+        """Return whether the first message of this copy was ended, as an op message before a restart shows."""
         first = half.properties.get(properties.TRAN_PREPARED_QUEUE_OFFSET)
         return first is not None and _number(first, -1) in self._ended
 
@@ -298,16 +326,16 @@ class TransactionalMessageService:
         return self._timeout_ms if value == -1 else value * 1000
 
     def _copy(self, half: MessageExt, now_ms: int) -> PutResult | None:
-        """Put the half message at the end of its queue; None if that must be tried again.
+        """Put a copy of the half message at the end of its queue; None if that failed and must be retried.
 
-        One whose properties leave no room for what a check adds (another broker took it) is laid aside as it was, and
-        the result says so.
+        If the properties leave no space for those that a check adds (another broker admitted the message), the message
+        is discarded unchanged, and the result is PROPERTIES_SIZE_EXCEEDED.
         """
         try:
             renewed(half)
         except InvalidMessage:
-            before = stored_message(self._store, half.physical_offset)
-            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED) if self._discard(before, now_ms) else None
+            unchanged = stored_message(self._store, half.physical_offset)
+            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED) if self._discard(unchanged, now_ms) else None
         result = self._puts.put_again("transaction check", half, now_ms)
         if result.status is not PutMessageStatus.PUT_OK:
             return None
@@ -315,24 +343,24 @@ class TransactionalMessageService:
         return result
 
     def _discard(self, half: MessageExt, now_ms: int) -> bool:
-        """Put a half message that nobody ends where operators find it; False if the put failed."""
+        """Move a half message to TRANS_CHECK_MAX_TIME_TOPIC, for operators; False if the put failed."""
         self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1, now_ms)
         half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
         if self._puts.put_again("transaction check", half, now_ms).status is not PutMessageStatus.PUT_OK:
             return False
         logger.error(
-            "the transaction of message %s for %s was never ended by group %s; it goes to %s",
+            "the transaction of message %s for %s was not ended by group %s; moving it to %s",
             half.msg_id, half.properties.get(properties.REAL_TOPIC), half.properties.get(properties.PGROUP),
             TRANS_CHECK_MAX_TIME_TOPIC,
         )  # fmt: skip
         self._discarded.add(half.queue_offset)
         return True
 
-    def _question(self, half: MessageExt, copied: PutResult) -> TransactionCheckRequest:
+    def _check_request(self, half: MessageExt, copied: PutResult) -> TransactionCheckRequest:
         pairs = half.properties
         half.topic = pairs.get(properties.REAL_TOPIC, half.topic)
         half.queue_id = _number(pairs.get(properties.REAL_QID))
-        place = (copied.queue_offset, copied.physical_offset, half.store_timestamp, self._store_host)
+        position = (copied.queue_offset, copied.physical_offset, half.store_timestamp, self._store_host)
         half.physical_offset = copied.physical_offset
         return TransactionCheckRequest(
             pairs.get(properties.PGROUP, ""),
@@ -343,21 +371,21 @@ class TransactionalMessageService:
                 transaction_id=half.unique_key,
                 offset_msg_id=half.offset_msg_id,
             ),
-            encode(renewed(half), *place),
+            encode(renewed(half), *position),
         )
 
-    def _forget_what_is_done(self) -> None:
-        """Every half message was looked at, so what was kept to recognize earlier ones is needed no more."""
+    def _forget_ended(self) -> None:
+        """Drop the state of half messages before `_half_begin`, after a check has visited all of them."""
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}
         open_copies: dict[int, int] = {}
-        for half, copy in sorted(self._copies.items(), reverse=True):  # a copy comes after what it copies
+        for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy is behind its original
             if copy >= self._half_begin or copy in open_copies:
                 open_copies[half] = copy
         self._copies = open_copies
 
 
-def _number(text: str | None, otherwise: int = 0) -> int:
+def _number(text: str | None, default: int = 0) -> int:
     try:
-        return int(text) if text is not None else otherwise
+        return int(text) if text is not None else default
     except ValueError:
-        return otherwise
+        return default

@@ -1,5 +1,12 @@
-"""What the broker answers, one module a subject, named as in `rucola.protocol`.
+"""The broker's remoting adapters: header -> service -> response.
 
-A processor is a function `(connection, command) -> Reply`. Each module holds one class that is given what it needs
-and offers `table()`, its processors by request code.
+One module per subject. Each has one class that takes the services it needs and returns its endpoints: request code,
+action, request type, resource and handler (see `rucola.remoting.endpoints`). A handler `(connection, command, request)
+-> Reply` reads arguments from the decoded request, calls one service, and encodes the result. It decides nothing that
+another protocol would have to decide again. Refusals pass through it as exceptions.
+
+`endpoints.broker_endpoints` lists them all. Two adapters do more than translate, because a measurement asks for it:
+
+    send     the response is formatted straight into bytes, 1.5 µs cheaper per message than a RemotingCommand
+    pull     a pull that is held keeps its decoded header, and answers over its connection when messages arrive
 """

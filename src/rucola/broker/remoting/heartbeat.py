@@ -1,65 +1,88 @@
-"""Clients: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38).
-
-The first heartbeat of a consumer group makes the group and its retry topic, so that the group can subscribe to it.
-
-Answers to `ClientManageProcessor` and a part of `ConsumerManageProcessor` of Apache RocketMQ 4.9.8.
-"""
+"""Adapter of HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38) and CHECK_CLIENT_CONFIG (46)."""
 
 from __future__ import annotations
 
-from rucola.broker.state import BrokerState
-from rucola.message.topics import retry_topic
-from rucola.protocol.body import decode_body, encode_body
+from collections.abc import Iterator
+
+from rucola.access import Action, Resource
+from rucola.broker.services.clients import ClientService
+from rucola.broker.tables.persistence import TableWriting
+from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.connections import CheckClientRequestBody
 from rucola.protocol.heartbeat import (
     GetConsumerListByGroupRequestHeader,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     UnregisterClientRequestHeader,
 )
-from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
-from rucola.remoting.connection import Connection, Processor, Reply
+from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import Endpoint
 
 
-class HeartbeatProcessor:
-    """Keeps the list of clients."""
+def _announced(heartbeat: HeartbeatData) -> Iterator[Resource]:
+    """Yield the resources of a heartbeat: each subscription, and each group."""
+    for consumer in heartbeat.consumer_data_set:
+        yield Resource(group=consumer.group_name)
+        yield from (Resource(wanted.topic, consumer.group_name) for wanted in consumer.subscription_data_set)
+    yield from (Resource(group=producer.group_name) for producer in heartbeat.producer_data_set)
+    if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
+        yield Resource()
 
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
 
-    def table(self) -> dict[int, Processor]:
-        return {
-            RequestCode.HEART_BEAT: self.heart_beat,
-            RequestCode.UNREGISTER_CLIENT: self.unregister_client,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.get_consumer_list_by_group,
-        }
+def _left_groups(header: UnregisterClientRequestHeader) -> list[Resource]:
+    return [Resource(group=group) for group in (header.producer_group, header.consumer_group) if group] or [Resource()]
 
-    def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
-        heartbeat = decode_body(HeartbeatData, command.body)
-        now_ms = self._state.clock()
-        for consumer in heartbeat.consumer_data_set:
-            group = self._state.groups.find(consumer.group_name, now_ms)
-            if group is not None:
-                sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
-                self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
-            self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
-        self._state.clients.heartbeat(connection, heartbeat, command.language, command.version, now_ms)
-        return self._state.persistence.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
-    def unregister_client(self, connection: Connection, command: RemotingCommand) -> Reply:
-        header = command.decode_header(UnregisterClientRequestHeader)
-        if header.consumer_group:
-            self._state.groups.find(header.consumer_group, self._state.clock())
-        self._state.clients.unregister(connection, header.producer_group, header.consumer_group)
-        return self._state.persistence.reply_when_persisted(command.response(ResponseCode.SUCCESS))
+def _checked_subscription(request: CheckClientRequestBody) -> Resource:
+    return Resource(request.subscription_data.topic if request.subscription_data else "", request.group)
 
-    def get_consumer_list_by_group(self, connection: Connection, command: RemotingCommand) -> Reply:
-        header = command.decode_header(GetConsumerListByGroupRequestHeader)
-        group = self._state.clients.consumers.get(header.consumer_group)
-        if group is None:
-            return command.response(
-                ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {header.consumer_group}"
-            )
-        body = encode_body(GetConsumerListByGroupResponseBody(consumer_id_list=group.client_ids))
-        return command.response(ResponseCode.SUCCESS, body=body)
+
+class HeartbeatAdapter:
+    """Heartbeats of clients, and what depends on them."""
+
+    def __init__(self, service: ClientService, writing: TableWriting) -> None:
+        self._service = service
+        self._writing = writing
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        leaving, members = UnregisterClientRequestHeader, GetConsumerListByGroupRequestHeader
+        return (
+            Endpoint(RequestCode.HEART_BEAT, Action.HEARTBEAT, self.heart_beat, HeartbeatData, _announced),
+            Endpoint(RequestCode.UNREGISTER_CLIENT, Action.UNREGISTER, self.unregister, leaving, _left_groups),
+            Endpoint(
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+                Action.QUERY,
+                self.consumer_ids,
+                members,
+                lambda header: Resource(group=header.consumer_group),
+            ),
+            Endpoint(
+                RequestCode.CHECK_CLIENT_CONFIG,
+                Action.QUERY,
+                self.check_config,
+                CheckClientRequestBody,
+                _checked_subscription,
+            ),
+        )
+
+    def heart_beat(self, connection: Connection, command: RemotingCommand, heartbeat: HeartbeatData) -> Reply:
+        self._service.heartbeat(connection, heartbeat, command.language, command.version)
+        return self._writing.once_settled(command.response(ResponseCode.SUCCESS))
+
+    def unregister(
+        self, connection: Connection, command: RemotingCommand, header: UnregisterClientRequestHeader
+    ) -> Reply:
+        self._service.unregister(connection, header.producer_group, header.consumer_group)
+        return self._writing.once_settled(command.response(ResponseCode.SUCCESS))
+
+    def consumer_ids(
+        self, connection: Connection, command: RemotingCommand, header: GetConsumerListByGroupRequestHeader
+    ) -> Reply:
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=self._service.consumer_ids(header.consumer_group))
+        return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+
+    def check_config(self, connection: Connection, command: RemotingCommand, request: CheckClientRequestBody) -> Reply:
+        self._service.check_subscription(request.subscription_data)
+        return command.response(ResponseCode.SUCCESS)

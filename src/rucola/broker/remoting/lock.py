@@ -1,36 +1,42 @@
-"""Locks on queues: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
-
-Answers to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
-"""
+"""Adapter of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from rucola.broker.queue_locks import QueueLocks
-from rucola.protocol.body import decode_body, encode_body
+from rucola.access import Action, Resource
+from rucola.broker.services.locks import LockService
+from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
-from rucola.remoting.connection import Connection, Processor, Reply
+from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import Endpoint
 
 
-class LockProcessor:
-    """Gives out the locks of `QueueLocks`."""
+def _locked_topics(request: LockBatchRequestBody) -> Iterator[Resource]:
+    """Yield the group with each topic of its queues; the group alone if it names no queue."""
+    for topic in {queue.topic for queue in request.mq_set} or {""}:
+        yield Resource(topic, request.consumer_group)
 
-    def __init__(self, locks: QueueLocks, clock: Callable[[], int]) -> None:
-        self._locks = locks
-        self._clock = clock
 
-    def table(self) -> dict[int, Processor]:
-        return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+class LockAdapter:
+    """Locks of queues for ordered consumption."""
 
-    def lock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        wanted = decode_body(LockBatchRequestBody, command.body)
-        held = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set, self._clock())
+    def __init__(self, service: LockService) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        request = LockBatchRequestBody
+        return (
+            Endpoint(RequestCode.LOCK_BATCH_MQ, Action.LOCK, self.lock, request, _locked_topics),
+            Endpoint(RequestCode.UNLOCK_BATCH_MQ, Action.LOCK, self.unlock, request, _locked_topics),
+        )
+
+    def lock(self, connection: Connection, command: RemotingCommand, request: LockBatchRequestBody) -> Reply:
+        held = self._service.lock(request.consumer_group, request.client_id, request.mq_set)
         return command.response(ResponseCode.SUCCESS, body=encode_body(LockBatchResponseBody(lock_ok_mq_set=held)))
 
-    def unlock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        given_back = decode_body(LockBatchRequestBody, command.body)
-        self._locks.unlock(given_back.consumer_group, given_back.client_id, given_back.mq_set)
+    def unlock(self, connection: Connection, command: RemotingCommand, request: LockBatchRequestBody) -> Reply:
+        self._service.unlock(request.consumer_group, request.client_id, request.mq_set)
         return command.response(ResponseCode.SUCCESS)

@@ -42,6 +42,10 @@ class SubscriptionGroupTable:
             if name not in self._table:
                 self._table[name] = SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)
 
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        """Return the group's settings, or None if there are none. Creates nothing."""
+        return self._table.get(group)
+
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
         """The group, made now where that is allowed; None for an unknown one. InvalidMessage for an illegal name."""
         config = self._table.get(group)

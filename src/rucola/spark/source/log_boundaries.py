@@ -1,7 +1,7 @@
 """Record boundaries in a store's CommitLog: its end, the next record, the address after n records.
 
 Records are chained: the size in a record's frame is the distance to the next one. A walk along the chain
-(`StoreReader.runs`) yields runs of whole records and ends with a `Stop` where no whole record begins. ConsumeQueue
+(`StoreReader.runs`) yields runs of whole records and ends with a `ScanEnd` where no whole record begins. ConsumeQueue
 units point at records independently of the chain, so they lead past damage and to the end without a walk over the whole
 log.
 """
@@ -9,7 +9,7 @@ log.
 from __future__ import annotations
 
 from rucola.store.reader import StoreReader
-from rucola.store.scan import Stop
+from rucola.store.scan import ScanEnd
 
 
 def log_end(reader: StoreReader) -> int:
@@ -32,9 +32,9 @@ def log_end(reader: StoreReader) -> int:
 def _chain_end(reader: StoreReader, begin: int) -> int:
     """Return the physical offset at which the chain of whole records from `begin` ends."""
     for item in reader.runs(begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             return item.physical_offset
-    raise AssertionError("a walk ends with a Stop")
+    raise AssertionError("a walk ends with a ScanEnd")
 
 
 def queue_log_end(reader: StoreReader, topic: str, queue_id: int) -> int:
@@ -51,7 +51,7 @@ def skip_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple
     """
     left = count
     for item in reader.runs(begin):
-        if isinstance(item, Stop):
+        if isinstance(item, ScanEnd):
             following = next_record(reader, item.physical_offset + 1)
             return end if following is None else min(following, end), count - left
         if len(item.positions) > left:
@@ -59,7 +59,7 @@ def skip_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple
         left -= len(item.positions)
         if left == 0 or item.end >= end:
             return min(item.end, end), count - left
-    raise AssertionError("a walk ends with a Stop")
+    raise AssertionError("a walk ends with a ScanEnd")
 
 
 def next_record(reader: StoreReader, physical_offset: int, max_queues: int | None = None) -> int | None:

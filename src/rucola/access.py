@@ -1,0 +1,160 @@
+"""Access to a server: caller, action, resource, and the refusal of a request.
+
+Every request that the broker or the name server answers is described by three values before its service runs:
+
+    caller      the peer that sent it                          Caller(address="10.0.0.7:51234")
+    action      what it does, one of `Action`                  Action.PUBLISH
+    resource    the topic or consumer group that it names      Resource(topic="Orders")
+
+Interceptors see these three and raise `Refused` to reject the request. Services raise `Refused` as well, for reasons
+that only they can find. Nothing here depends on a wire protocol: `rucola.remoting.refusals` translates reasons to
+response codes, and adapters for another protocol would bring a table of their own.
+
+To add access control or an audit log, implement `Interceptor` and pass it to `Broker` or `Namesrv`:
+
+    class AuditLog:
+        def check_for(self, action: Action) -> Check | None:
+            if action is Action.QUERY:
+                return None                    # queries are not logged, and cost nothing
+            return lambda caller, resource: logger.info("%s %s %s", caller.address, action.name, resource)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from rucola.errors import MQError
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The peer that sends a request. A connection creates one and uses it for all of its requests."""
+
+    address: str
+    """"ip:port" of the peer."""
+
+
+class Resource(msgspec.Struct, frozen=True, gc=False):
+    """The topic and the group that a request names. Both are empty if it concerns the server as a whole.
+
+    A msgspec struct, because one is created per request: 0.06 µs, a third of what a named tuple takes.
+    """
+
+    topic: str = ""
+    group: str = ""
+
+
+class Action(Enum):
+    """What a request does. Requests that an interceptor would never tell apart share an action."""
+
+    # Messages
+    PUBLISH = auto()
+    """Store a message, a batch, half of a transaction, or a reply."""
+    RETRY = auto()
+    """Store a message again for a group that failed to consume it."""
+    END_TRANSACTION = auto()
+    FETCH = auto()
+    """Pull messages of a queue."""
+    QUERY = auto()
+    """Read messages by key or id, offsets, tables, settings or statistics."""
+
+    # Clients and consumer groups
+    HEARTBEAT = auto()
+    UNREGISTER = auto()
+    """Take a client out of its groups."""
+    LOCK = auto()
+    """Lock or unlock queues for ordered consumption."""
+    COMMIT = auto()
+    """Store a consumer offset."""
+    RESET_OFFSET = auto()
+    """Change the consumer offsets of a group on behalf of an operator."""
+    CALL_CLIENT = auto()
+    """Have the broker send a request to a connected client."""
+
+    # Administration
+    ALTER_TOPIC = auto()
+    ALTER_GROUP = auto()
+    ALTER_CONFIG = auto()
+    CLEAN_UP = auto()
+    """Delete expired files and queues now."""
+
+    # Name servers
+    REGISTER_BROKER = auto()
+    """Register or unregister a broker with its topics."""
+    ROUTE = auto()
+    """Read routes, clusters and lists of topics."""
+    ALTER_ROUTE = auto()
+    """Delete a topic's route, or change the permission of a broker's queues."""
+    ALTER_KV = auto()
+    """Change the key-value table."""
+
+
+class Reason(Enum):
+    """Why a request is refused, in terms of messages, topics and groups."""
+
+    INVALID = auto()
+    """An argument has no meaning here."""
+    NOT_FOUND = auto()
+    """A message, queue, client or statistic that the request names does not exist."""
+    NO_VALUE = auto()
+    """Nothing is stored under the key or offset that the request names."""
+    FAILED = auto()
+    """The request was valid and could not be carried out."""
+    FORBIDDEN = auto()
+    """The permission of the broker, topic or group does not allow it."""
+    BUSY = auto()
+    """Flow control: the request would wait for too long."""
+    UNAVAILABLE = auto()
+    """This server stores no messages now."""
+    NOT_MASTER = auto()
+    """Only the master of a broker name ends transactions."""
+    ILLEGAL_MESSAGE = auto()
+    """A record cannot hold the message, or a limit of the broker forbids it."""
+    TOPIC_NOT_FOUND = auto()
+    GROUP_NOT_FOUND = auto()
+    INVALID_SUBSCRIPTION = auto()
+    """The expression of a subscription cannot be parsed."""
+    SUBSCRIPTION_NOT_FOUND = auto()
+    SUBSCRIPTION_OUTDATED = auto()
+    """The client has a newer version of its subscription than its last heartbeat carried."""
+    FILTER_NOT_FOUND = auto()
+    """The compiled filter of a subscription is not known."""
+    CLIENT_OFFLINE = auto()
+    CLIENT_TIMEOUT = auto()
+    """A client did not answer the broker in time."""
+
+
+class Refused(MQError):
+    """A request that a service or an interceptor rejects.
+
+    `reason` is for programs, the text for people. `details` are facts about the server that go with the refusal; the
+    remoting adapters send them as ext fields.
+    """
+
+    def __init__(self, reason: Reason, text: str, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.details = details
+
+
+Check: TypeAlias = Callable[[Caller, Resource], None]
+"""Lets a request pass, or raises Refused.
+
+Called on the event loop before every request of one action; must not block.
+"""
+
+
+class Interceptor(Protocol):
+    """A rule that applies to requests before their services."""
+
+    def check_for(self, action: Action) -> Check | None:
+        """Return the check for requests of this action, or None if the rule never applies to them.
+
+        Called once per request code, when the server starts. A rule that changes while the server runs returns a
+        check and decides in it.
+        """

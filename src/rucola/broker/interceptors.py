@@ -1,0 +1,127 @@
+"""The broker's interceptors: what is checked before any service runs.
+
+    SlaveRefusal    a slave rejects every request that would make its log or tables differ from its master's
+    FlowControl     requests that would wait for too long are rejected (`rucola.broker.flow_control`)
+    Permission      the permission of the broker, of the topic and of the group allows the action
+
+`broker_interceptors` returns them in this order, behind those that the embedding program adds (see `rucola.access`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from rucola.access import Action, Caller, Check, Interceptor, Reason, Refused, Resource
+from rucola.broker.config import BrokerConfig
+from rucola.broker.flow_control import FlowControl
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS
+from rucola.protocol.topic import PERM_READ, PERM_WRITE
+
+
+def broker_interceptors(
+    added: Iterable[Interceptor],
+    slave_refusal: SlaveRefusal | None,
+    flow_control: FlowControl,
+    permission: Permission,
+) -> list[Interceptor]:
+    """Return the whole chain of a broker; `slave_refusal` is None on a master."""
+    return [*added, *([slave_refusal] if slave_refusal is not None else []), flow_control, permission]
+
+
+_NO_MESSAGES = (Reason.UNAVAILABLE, "this broker is a slave and takes no messages")
+_NO_CHANGES = (
+    Reason.FAILED,
+    "Can't modify topic or subscription group from slave broker, please execute it from master broker.",
+)
+_REFUSED_BY_SLAVE = {
+    Action.PUBLISH: _NO_MESSAGES,
+    Action.RETRY: _NO_MESSAGES,
+    Action.END_TRANSACTION: (Reason.NOT_MASTER, "this broker is a slave and ends no transactions"),
+    Action.ALTER_TOPIC: _NO_CHANGES,
+    Action.ALTER_GROUP: _NO_CHANGES,
+}
+
+
+class SlaveRefusal:
+    """Rejects changes on a slave, and names the master if a name server has announced it.
+
+    Consumer offsets are accepted, as Apache's slave accepts them: consumers commit them here while the master is down,
+    and the master's replace them afterwards.
+
+    Corresponds to the checks for BrokerRole.SLAVE in `DefaultMessageStore`, `EndTransactionProcessor` and
+    `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: CONSUMER_SEND_MSG_BACK is rejected with the
+    code of the other messages, where Apache answers SYSTEM_ERROR.
+    """
+
+    def __init__(self, master_address: Callable[[], str]) -> None:
+        self._master_address = master_address
+
+    def check_for(self, action: Action) -> Check | None:
+        refusal = _REFUSED_BY_SLAVE.get(action)
+        if refusal is None:
+            return None
+        reason, text = refusal
+
+        def refuse(caller: Caller, resource: Resource) -> None:
+            raise Refused(reason, f"{text}; its master is {self._master_address() or 'not known yet'}")
+
+        return refuse
+
+
+class Permission:
+    """Checks brokerPermission, the permission of the topic, and the consumeEnable of the group.
+
+    A topic or group that does not exist passes: the service creates it, and checks again, or rejects the request with
+    the reason that it is missing.
+    """
+
+    def __init__(self, config: BrokerConfig, topics: TopicConfigTable, groups: SubscriptionGroupTable) -> None:
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._region: Mapping[str, str] = config.region_fields
+        self._checks: dict[Action, Check] = {
+            Action.PUBLISH: self.check_publish,
+            Action.RETRY: self.check_retry,
+            Action.FETCH: self.check_fetch,
+        }
+
+    def check_for(self, action: Action) -> Check | None:
+        return self._checks.get(action)
+
+    def check_publish(self, caller: Caller, resource: Resource) -> None:
+        """Raise Refused if the topic accepts no messages from producers. Called for every message: 0.2 µs."""
+        name = resource.topic
+        topic = self._topics.get(name)
+        # One condition decides for all valid requests; the reason is only looked for afterwards.
+        if self._config.broker_permission & PERM_WRITE and name not in NOT_ALLOWED_SEND_TOPICS:
+            if topic is None or topic.perm & PERM_WRITE:
+                return
+            raise self._forbidden("topic", name, "sending", self._region)
+        if not self._config.broker_permission & PERM_WRITE:
+            raise self._forbidden("broker", self._config.broker_ip1, "sending", self._region)
+        raise Refused(Reason.FORBIDDEN, f"Sending message to topic[{name}] is forbidden.", self._region)
+
+    def check_retry(self, caller: Caller, resource: Resource) -> None:
+        """Raise Refused if the retry topic accepts no messages."""
+        if not self._config.broker_permission & PERM_WRITE:
+            raise self._forbidden("broker", self._config.broker_ip1, "sending")
+        topic = self._topics.get(resource.topic)
+        if topic is not None and not topic.perm & PERM_WRITE:
+            raise self._forbidden("topic", resource.topic, "sending")
+
+    def check_fetch(self, caller: Caller, resource: Resource) -> None:
+        """Raise Refused if the group may not read the topic. Called for every pull, and again while it is held."""
+        if not self._config.broker_permission & PERM_READ:
+            raise self._forbidden("broker", self._config.broker_ip1, "pulling")
+        group = self._groups.get(resource.group)
+        if group is not None and not group.consume_enable:
+            raise Refused(Reason.FORBIDDEN, f"subscription group no permission, {resource.group}")
+        topic = self._topics.get(resource.topic)
+        if topic is not None and not topic.perm & PERM_READ:
+            raise self._forbidden("topic", resource.topic, "pulling")
+
+    def _forbidden(self, kind: str, name: str, doing: str, details: Mapping[str, str] | None = None) -> Refused:
+        return Refused(Reason.FORBIDDEN, f"the {kind}[{name}] {doing} message is forbidden", details)

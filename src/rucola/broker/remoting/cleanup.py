@@ -1,0 +1,34 @@
+"""Adapter of clean-ups: TRIGGER_DELETE_FILES (27), DELETE_EXPIRED_COMMITLOG (329), CLEAN_EXPIRED_CONSUMEQUEUE (306) and
+CLEAN_UNUSED_TOPIC (316)."""
+
+from __future__ import annotations
+
+from rucola.access import Action
+from rucola.broker.services.cleanup import CleanupService
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.remoting.connection import Answer, Connection, Reply
+from rucola.remoting.endpoints import Endpoint
+
+
+class CleanupAdapter:
+    """Deletion of expired files and unused queues on request."""
+
+    def __init__(self, service: CleanupService) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(RequestCode.TRIGGER_DELETE_FILES, Action.CLEAN_UP, self.delete_expired_files),
+            Endpoint(RequestCode.DELETE_EXPIRED_COMMITLOG, Action.CLEAN_UP, self.delete_expired_files),
+            Endpoint(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, Action.CLEAN_UP, self.delete_unused_queues),
+            Endpoint(RequestCode.CLEAN_UNUSED_TOPIC, Action.CLEAN_UP, self.delete_unused_queues),
+        )
+
+    def delete_expired_files(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+        self._service.delete_expired_files()
+        return command.response(ResponseCode.SUCCESS)
+
+    async def delete_unused_queues(self, connection: Connection, command: RemotingCommand, request: None) -> Answer:
+        await self._service.delete_unused_queues()
+        return command.response(ResponseCode.SUCCESS)

@@ -1,0 +1,99 @@
+"""Calls to clients over their connections: the remoting side of `rucola.broker.services.client_calls`.
+
+A client in C++ reads the offsets of a reset as a list, every other client as an object. Deliberate difference to Apache
+RocketMQ 4.9.8: each client is sent the form that its language reads, whatever the operator's language is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from rucola.access import Reason, Refused
+from rucola.broker.client_registry import ClientChannel, Member
+from rucola.errors import RemotingConnectError, RemotingError, RemotingTimeout
+from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.connections import GetConsumerStatusRequestHeader, decode_client_status
+from rucola.protocol.group import ResetOffsetRequestHeader, encode_offset_table
+from rucola.protocol.heartbeat import NotifyConsumerIdsChangedRequestHeader
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.reply import ReplyMessageRequestHeader
+from rucola.protocol.transaction import CheckTransactionStateRequestHeader
+from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
+
+logger = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_MS = 10_000
+"""How long a client may take to answer."""
+STATUS_TIMEOUT_MS = 5000
+
+
+class RemotingClientCalls:
+    """Carries out the broker's calls to connected clients."""
+
+    def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
+        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+        _connection(channel).send(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+
+    def check_transaction(
+        self, channel: ClientChannel, request: CheckTransactionStateRequestHeader, record: bytes
+    ) -> None:
+        _connection(channel).send(RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, request, record))
+
+    def reset_offsets(
+        self,
+        members: Iterable[tuple[ClientChannel, Member]],
+        request: ResetOffsetRequestHeader,
+        offsets: Mapping[MessageQueue, int],
+    ) -> None:
+        forms = {as_list: encode_offset_table(dict(offsets), as_list=as_list) for as_list in (False, True)}
+        for channel, member in members:
+            body = forms[member.language == LanguageCode.CPP.name]
+            _connection(channel).send(RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, request, body))
+
+    async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
+        push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, request, body)
+        try:
+            received = await _connection(channel).request(push, Deadline(CLIENT_TIMEOUT_MS))
+        except RemotingError as error:
+            return str(error)
+        if received.code != ResponseCode.SUCCESS:
+            return f"it answered code {received.code}, {received.remark}"
+        return None
+
+    async def consumer_status(
+        self, channel: ClientChannel, client_id: str, topic: str, group: str
+    ) -> dict[MessageQueue, int] | None:
+        header = GetConsumerStatusRequestHeader(topic=topic, group=group)
+        request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
+        try:
+            answer = await _connection(channel).request(request, Deadline(STATUS_TIMEOUT_MS))
+        except RemotingError as error:
+            logger.warning("client %s of group %s did not return its status: %s", client_id, group, error)
+            return None
+        return decode_client_status(answer.body) if answer.code == ResponseCode.SUCCESS and answer.body else None
+
+    async def forward(
+        self, command: RemotingCommand, channel: ClientChannel, request: RemotingCommand, consumer: str
+    ) -> RemotingCommand:
+        """Send an operator's request to a client, and return the client's response as that to `command`.
+
+        `consumer` names the client in the text of a Refused, which is raised if it does not answer.
+        """
+        try:
+            answer = await _connection(channel).request(request, Deadline(CLIENT_TIMEOUT_MS))
+        except RemotingTimeout as error:
+            raise Refused(Reason.CLIENT_TIMEOUT, f"consumer {consumer} Timeout: {error}") from None
+        except RemotingConnectError as error:
+            raise Refused(Reason.FAILED, f"invoke consumer {consumer} Exception: {error}") from None
+        forwarded = command.response(answer.code, body=answer.body, remark=answer.remark)
+        forwarded.ext = dict(answer.ext_fields)
+        return forwarded
+
+
+def _connection(channel: ClientChannel) -> Connection:
+    """Return the connection that a channel is. All clients of this broker are connected by remoting."""
+    assert isinstance(channel, Connection)
+    return channel

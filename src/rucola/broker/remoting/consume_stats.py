@@ -1,0 +1,87 @@
+"""Adapter of the statistics of consumer groups.
+
+GET_CONSUME_STATS (208), QUERY_CONSUME_TIME_SPAN (303), QUERY_CORRECTION_OFFSET (308), GET_BROKER_CONSUME_STATS (317).
+"""
+
+from __future__ import annotations
+
+from rucola.access import Action, Resource
+from rucola.broker.services.consume_stats import ConsumeStatsService
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.group import (
+    GetConsumeStatsInBrokerRequestHeader,
+    QueryConsumeTimeSpanBody,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryCorrectionOffsetBody,
+    QueryCorrectionOffsetRequestHeader,
+    encode_consume_stats_list,
+)
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, encode_consume_stats
+from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import Endpoint, server_resource
+
+
+class ConsumeStatsAdapter:
+    """Offsets, backlogs and times of consumer groups."""
+
+    def __init__(self, service: ConsumeStatsService) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                RequestCode.GET_CONSUME_STATS,
+                Action.QUERY,
+                self.of_group,
+                GetConsumeStatsRequestHeader,
+                lambda header: Resource(header.topic or "", header.consumer_group),
+            ),
+            Endpoint(
+                RequestCode.QUERY_CONSUME_TIME_SPAN,
+                Action.QUERY,
+                self.time_spans,
+                QueryConsumeTimeSpanRequestHeader,
+                lambda header: Resource(header.topic, header.group),
+            ),
+            Endpoint(
+                RequestCode.QUERY_CORRECTION_OFFSET,
+                Action.QUERY,
+                self.least_offsets,
+                QueryCorrectionOffsetRequestHeader,
+                lambda header: Resource(header.topic, header.compare_group),
+            ),
+            Endpoint(
+                RequestCode.GET_BROKER_CONSUME_STATS,
+                Action.QUERY,
+                self.of_broker,
+                GetConsumeStatsInBrokerRequestHeader,
+                server_resource,
+            ),
+        )
+
+    def of_group(self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsRequestHeader) -> Reply:
+        stats = self._service.of_group(header.consumer_group, header.topic)
+        return command.response(ResponseCode.SUCCESS, body=encode_consume_stats(stats))
+
+    def time_spans(
+        self, connection: Connection, command: RemotingCommand, header: QueryConsumeTimeSpanRequestHeader
+    ) -> Reply:
+        spans = self._service.time_spans(header.group, header.topic)
+        body = encode_body(QueryConsumeTimeSpanBody(consume_time_span_set=spans))
+        return command.response(ResponseCode.SUCCESS, body=body)
+
+    def least_offsets(
+        self, connection: Connection, command: RemotingCommand, header: QueryCorrectionOffsetRequestHeader
+    ) -> Reply:
+        excluded = set((header.filter_groups or "").split(","))
+        least = self._service.least_offsets(header.topic, header.compare_group, excluded)
+        body = encode_body(QueryCorrectionOffsetBody(correction_offsets=least))
+        return command.response(ResponseCode.SUCCESS, body=body)
+
+    def of_broker(
+        self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsInBrokerRequestHeader
+    ) -> Reply:
+        stats = self._service.of_broker(is_true(header.is_order))
+        return command.response(ResponseCode.SUCCESS, body=encode_consume_stats_list(stats))

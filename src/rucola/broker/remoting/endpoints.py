@@ -1,0 +1,56 @@
+"""All endpoints of a broker's remoting protocol."""
+
+from __future__ import annotations
+
+from rucola.access import Check
+from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.remoting.cleanup import CleanupAdapter
+from rucola.broker.remoting.client_calls import RemotingClientCalls
+from rucola.broker.remoting.connections import ConnectionAdapter
+from rucola.broker.remoting.consume_stats import ConsumeStatsAdapter
+from rucola.broker.remoting.group import GroupAdapter
+from rucola.broker.remoting.heartbeat import HeartbeatAdapter
+from rucola.broker.remoting.lock import LockAdapter
+from rucola.broker.remoting.offset import OffsetAdapter
+from rucola.broker.remoting.pull import PullAdapter
+from rucola.broker.remoting.query import QueryAdapter
+from rucola.broker.remoting.reply import ReplyAdapter
+from rucola.broker.remoting.retry import RetryAdapter
+from rucola.broker.remoting.runtime import RuntimeAdapter
+from rucola.broker.remoting.send import SendAdapter
+from rucola.broker.remoting.topic import TopicAdapter
+from rucola.broker.remoting.transaction import TransactionAdapter
+from rucola.broker.services.broker_services import BrokerServices
+from rucola.broker.state import BrokerState
+from rucola.remoting.endpoints import Endpoint
+
+
+def broker_endpoints(
+    services: BrokerServices,
+    state: BrokerState,
+    calls: RemotingClientCalls,
+    hold: PullRequestHold,
+    check_fetch: Check,
+) -> list[Endpoint]:
+    """Return the endpoints of every request code that a broker answers.
+
+    Held pulls wait in `hold`, and pass `check_fetch` again at each retry.
+    """
+    adapters = (
+        SendAdapter(services.publish, state.config),
+        ReplyAdapter(services.reply, state.config),
+        RetryAdapter(services.retry, state.writing),
+        TransactionAdapter(services.transactions),
+        PullAdapter(services.fetch, hold, check_fetch),
+        QueryAdapter(services.query),
+        OffsetAdapter(services.offsets),
+        HeartbeatAdapter(services.clients, state.writing),
+        LockAdapter(services.locks),
+        TopicAdapter(services.topics),
+        GroupAdapter(services.groups),
+        ConsumeStatsAdapter(services.consume_stats),
+        ConnectionAdapter(services.inspection, calls, state.config),
+        RuntimeAdapter(services.configuration, services.runtime_info),
+        CleanupAdapter(services.cleanup),
+    )
+    return [endpoint for adapter in adapters for endpoint in adapter.endpoints()]

@@ -1,0 +1,36 @@
+"""Adapter of CONSUMER_SEND_MSG_BACK (36)."""
+
+from __future__ import annotations
+
+from rucola.access import Action, Resource
+from rucola.broker.services.retry import RetryService
+from rucola.broker.tables.persistence import TableWriting
+from rucola.message.topics import retry_topic
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import Endpoint
+
+
+def retried_topic(header: ConsumerSendMsgBackRequestHeader) -> Resource:
+    """Return the resource of a retry: the group and its retry topic."""
+    return Resource(retry_topic(header.group), header.group)
+
+
+class RetryAdapter:
+    """Messages that consumers send back."""
+
+    def __init__(self, service: RetryService, writing: TableWriting) -> None:
+        self._service = service
+        self._writing = writing
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        request = ConsumerSendMsgBackRequestHeader
+        return (Endpoint(RequestCode.CONSUMER_SEND_MSG_BACK, Action.RETRY, self.send_back, request, retried_topic),)
+
+    def send_back(
+        self, connection: Connection, command: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
+    ) -> Reply:
+        self._service.retry(header, command.version)
+        return self._writing.once_settled(command.response(ResponseCode.SUCCESS))

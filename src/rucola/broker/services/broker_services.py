@@ -1,0 +1,84 @@
+"""BrokerServices: all services of a broker, built from its state."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rucola.access import Check
+from rucola.broker.durability import Durability
+from rucola.broker.services.cleanup import CleanupService
+from rucola.broker.services.client_calls import ClientCalls
+from rucola.broker.services.clients import ClientService
+from rucola.broker.services.configuration import ConfigurationService
+from rucola.broker.services.consume_stats import ConsumeStatsService
+from rucola.broker.services.fetch import FetchService
+from rucola.broker.services.groups import GroupService
+from rucola.broker.services.inspection import InspectionService
+from rucola.broker.services.locks import LockService
+from rucola.broker.services.offsets import OffsetService
+from rucola.broker.services.publish import PublishService
+from rucola.broker.services.query import QueryService
+from rucola.broker.services.reply import ReplyService
+from rucola.broker.services.retry import RetryService
+from rucola.broker.services.runtime_info import RuntimeInfoService
+from rucola.broker.services.topics import TopicService
+from rucola.broker.services.transactions import TransactionService
+from rucola.broker.state import BrokerState
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerServices:
+    """The use cases of a broker. Adapters of every protocol share them."""
+
+    publish: PublishService
+    reply: ReplyService
+    retry: RetryService
+    transactions: TransactionService
+    fetch: FetchService
+    query: QueryService
+    offsets: OffsetService
+    clients: ClientService
+    locks: LockService
+    topics: TopicService
+    groups: GroupService
+    consume_stats: ConsumeStatsService
+    inspection: InspectionService
+    configuration: ConfigurationService
+    runtime_info: RuntimeInfoService
+    cleanup: CleanupService
+
+
+def build_services(
+    state: BrokerState,
+    durability: Durability,
+    calls: ClientCalls,
+    check_publish: Check,
+    topics_registered: Callable[[], Awaitable[None]],
+    config_file: Path | None = None,
+) -> BrokerServices:
+    """Build all services.
+
+    `calls` reaches connected clients. `check_publish` is the permission check of topics that a message creates.
+    `topics_registered` waits until the name servers know all topics. Changes of the settings go to `config_file`.
+    """
+    publish = PublishService(state, durability, check_publish, topics_registered)
+    return BrokerServices(
+        publish=publish,
+        reply=ReplyService(state, publish, calls),
+        retry=RetryService(state),
+        transactions=TransactionService(state.transactions, state.clock),
+        fetch=FetchService(state),
+        query=QueryService(state.config, state.store),
+        offsets=OffsetService(state.store, state.offsets, state.delayed),
+        clients=ClientService(state),
+        locks=LockService(state.locks, state.clock),
+        topics=TopicService(state, topics_registered),
+        groups=GroupService(state, calls),
+        consume_stats=ConsumeStatsService(state),
+        inspection=InspectionService(state, calls),
+        configuration=ConfigurationService(state, config_file, topics_registered),
+        runtime_info=RuntimeInfoService(state, state.delayed),
+        cleanup=CleanupService(state.store, state.topics),
+    )

@@ -1,0 +1,40 @@
+"""Calls from the broker to its clients, which an adapter carries out over the client's connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from rucola.broker.client_registry import ClientChannel, Member
+from rucola.protocol.group import ResetOffsetRequestHeader
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.reply import ReplyMessageRequestHeader
+from rucola.protocol.transaction import CheckTransactionStateRequestHeader
+
+
+class ClientCalls(Protocol):
+    """What a broker asks of connected clients. Methods that are not coroutines send, and wait for no response."""
+
+    def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
+        """Tell a member that its group changed, so that it rebalances."""
+
+    def check_transaction(
+        self, channel: ClientChannel, request: CheckTransactionStateRequestHeader, record: bytes
+    ) -> None:
+        """Ask a producer how the transaction of a half message ended; it answers with a request of its own."""
+
+    def reset_offsets(
+        self,
+        members: Iterable[tuple[ClientChannel, Member]],
+        request: ResetOffsetRequestHeader,
+        offsets: Mapping[MessageQueue, int],
+    ) -> None:
+        """Have members continue at these offsets, and commit them."""
+
+    async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
+        """Deliver the reply to a request. Returns why the client does not have it, or None."""
+
+    async def consumer_status(
+        self, channel: ClientChannel, client_id: str, topic: str, group: str
+    ) -> dict[MessageQueue, int] | None:
+        """Return the offsets at which a client consumes the topic; None, with a warning, if it does not answer."""

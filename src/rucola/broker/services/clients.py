@@ -1,0 +1,65 @@
+"""Clients: their heartbeats, their leaving, and the members of a group.
+
+The first heartbeat of a consumer group creates the group and its retry topic, so that the group can subscribe to it.
+
+Corresponds to `ClientManageProcessor` and a part of `ConsumerManageProcessor` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from rucola.access import Reason, Refused
+from rucola.broker.client_registry import ClientChannel
+from rucola.broker.message_filter import check_supported, matches
+from rucola.broker.state import BrokerState
+from rucola.errors import InvalidMessage
+from rucola.message.properties import is_true
+from rucola.message.topics import retry_topic
+from rucola.protocol.heartbeat import HeartbeatData, SubscriptionData, subscription
+from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
+
+
+class ClientService:
+    """Keeps the client registry, and the tables that depend on it.
+
+    `heartbeat` and `unregister` may change tables; their responses wait until `BrokerState.writing` has settled.
+    """
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def heartbeat(self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int) -> None:
+        """Add or refresh a client in its groups."""
+        now_ms = self._state.clock()
+        for consumer in heartbeat.consumer_data_set:
+            group = self._state.groups.find(consumer.group_name, now_ms)
+            if group is not None:
+                sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
+                self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
+            self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
+        self._state.clients.heartbeat(channel, heartbeat, language, version, now_ms)
+
+    def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
+        """Remove a client from one or both groups."""
+        if consumer_group:
+            self._state.groups.find(consumer_group, self._state.clock())
+        self._state.clients.unregister(channel, producer_group, consumer_group)
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """Return the client ids of a consumer group's members. Raises Refused if it has none."""
+        members = self._state.clients.consumers.get(group)
+        if members is None:
+            raise Refused(Reason.NOT_FOUND, f"no consumer for this group, {group}")
+        return members.client_ids
+
+    def check_subscription(self, wanted: SubscriptionData | None) -> None:
+        """Raise Refused unless this broker can evaluate a subscription; None is one without an expression."""
+        if wanted is None:
+            return
+        check_supported(wanted, self._state.config)
+        try:
+            if wanted.is_tag_type:
+                subscription(wanted.topic, wanted.sub_string)
+            else:
+                matches(wanted.expression_type, wanted.sub_string)
+        except InvalidMessage as error:
+            raise Refused(Reason.INVALID_SUBSCRIPTION, str(error)) from None

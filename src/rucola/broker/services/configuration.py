@@ -1,0 +1,127 @@
+"""Configuration: the settings of a running broker, read and changed by operators.
+
+A change is applied as a whole or not at all. Every key must be known and its value valid. Keys that are read at
+start-up only (all except `CHANGEABLE`) may be given the value that they have, and no other. A change is written to the
+configuration file that the broker was started with before it takes effect; without such a file it lasts until the
+broker stops.
+
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: Apache silently accepts
+unknown keys and unreadable values, "changes" settings that have no effect before a restart, and overwrites the file
+with all settings, so that comments are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rucola import settings
+from rucola.access import Caller, Reason, Refused
+from rucola.broker.config import BrokerConfig
+from rucola.broker.state import BrokerState
+from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.files import replace_file
+from rucola.store.config import StoreConfig
+
+logger = logging.getLogger(__name__)
+
+CHANGEABLE = {
+    "autoCreateSubscriptionGroup",
+    "autoCreateTopicEnable",
+    "brokerFastFailureEnable",
+    "brokerPermission",
+    "cleanFileForciblyEnable",
+    "defaultQueryMaxNum",
+    "deleteCommitLogFilesInterval",
+    "destroyMapedFileIntervalForcibly",
+    "diskMaxUsedSpaceRatio",
+    "diskSpaceCleanForciblyRatio",
+    "diskSpaceWarningLevelRatio",
+    "fileReservedTime",
+    "haSlaveFallbehindMax",
+    "longPollingEnable",
+    "maxMessageSize",
+    "maxTransferBytesOnMessageInMemory",
+    "maxTransferCountOnMessageInMemory",
+    "offsetCheckInSlave",
+    "osPageCacheBusyTimeOutMills",
+    "registerBrokerTimeoutMills",
+    "shortPollingTimeMills",
+    "slaveReadEnable",
+    "slaveTimeout",
+    "syncFlushTimeout",
+    "waitTimeMillsInHeartbeatQueue",
+    "waitTimeMillsInPullQueue",
+    "waitTimeMillsInSendQueue",
+    "waitTimeMillsInTransactionQueue",
+}
+"""The keys whose values are read each time they are needed."""
+
+_REGISTERED = {"auto_create_topic_enable", "broker_permission"}
+"""The fields that change what the broker registers with name servers."""
+
+
+class ConfigurationService:
+    """Reads and changes the settings of broker and store.
+
+    `file` is the configuration file, if there is one. `topics_registered` waits until the name servers know all topics.
+    """
+
+    def __init__(self, state: BrokerState, file: Path | None, topics_registered: Callable[[], Awaitable[None]]) -> None:
+        self._state = state
+        self._file = file
+        self._topics_registered = topics_registered
+        self._changes = 0
+        self._changed_ms = state.stats.begin_ms
+
+    @property
+    def version(self) -> dict[str, int]:
+        """The number of changes since the start, and the time of the last one: a DataVersion."""
+        return {"counter": self._changes, "timestamp": self._changed_ms}
+
+    def properties(self) -> dict[str, str]:
+        """Return all settings by the keys of broker.conf."""
+        store = settings.to_properties(self._state.store.config)
+        del store["storeHost"]  # derived from the broker's address, no setting
+        return settings.to_properties(self._state.config) | store
+
+    async def update(self, caller: Caller, text: bytes) -> None:
+        """Change the settings in `text`, lines of a broker.conf. Raises ConfigError, RemoteProtocolError, Refused."""
+        try:
+            wanted = settings.parse(text.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+        present = self.properties()
+        unknown = sorted(wanted.keys() - present.keys())
+        if unknown:
+            raise ConfigError(f"{', '.join(unknown)}: this broker has no such setting; getBrokerConfig lists all")
+        for_broker = settings.changes(BrokerConfig, wanted)
+        for_store = settings.changes(StoreConfig, wanted)
+        fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present[key])
+        if fixed:
+            raise Refused(
+                Reason.FORBIDDEN,
+                f"{', '.join(fixed)}: read at start-up only; write it into broker.conf and restart the broker",
+            )
+        try:
+            await asyncio.to_thread(self._write, {key: value.strip() for key, value in wanted.items()})
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(Reason.FAILED, f"{self._file} cannot be written, so nothing is changed: {error}") from None
+        for config, changes in ((self._state.config, for_broker), (self._state.store.config, for_store)):
+            for name, value in changes.items():
+                setattr(config, name, value)
+        logger.info("%s changed the configuration: %s", caller.address, wanted)
+        self._changes += 1
+        self._changed_ms = self._state.clock()
+        if not for_broker.keys().isdisjoint(_REGISTERED):
+            self._state.topics.add_system_topics(self._state.clock())
+            self._state.topics.renew(self._state.clock())
+            await self._topics_registered()
+
+    def _write(self, wanted: dict[str, str]) -> None:
+        """Write settings into the configuration file, if there is one. Raises OSError, UnicodeDecodeError."""
+        if self._file is not None:
+            text = settings.replaced(self._file.read_text(encoding="utf-8"), wanted)
+            replace_file(self._file, text.encode("utf-8"))

@@ -1,0 +1,128 @@
+"""Consume statistics: how far groups have consumed, their backlogs, and the times of their messages.
+
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rucola.access import Reason, Refused
+from rucola.broker.services.groups import is_subscribed
+from rucola.broker.state import BrokerState
+from rucola.protocol.group import ConsumeStatsList, QueueTimeSpan
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.topic import ConsumeStats, OffsetWrapper
+
+MAX_LONG = 2**63 - 1
+
+
+class ConsumeStatsService:
+    """Compares the offsets of groups with the ends of queues."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def of_group(self, group: str, topic: str | None) -> ConsumeStats:
+        """Return a group's offsets beside the ends of the queues, on one topic or on all."""
+        stats = ConsumeStats()
+        for name in [topic] if topic else self._state.offsets.topics_of(group):
+            of_topic = self._of_topic(group, name)
+            if of_topic is not None:
+                stats.consume_tps += of_topic.consume_tps
+                stats.offset_table |= of_topic.offset_table
+        return stats
+
+    def of_broker(self, only_ordered: bool) -> ConsumeStatsList:
+        """Return the same for all groups, with their total backlog; optionally for ordered topics only."""
+        config = self._state.config
+        found = ConsumeStatsList(broker_addr=f"{config.broker_ip1}:{config.listen_port}")
+        for group in self._state.groups:
+            of_topics = [
+                stats
+                for topic in self._state.offsets.topics_of(group.group_name)
+                if (stats := self._of_topic(group.group_name, topic, only_ordered)) is not None
+            ]
+            found.groups[group.group_name] = of_topics
+            found.total_diff += sum(
+                queue.broker_offset - queue.consumer_offset
+                for stats in of_topics
+                for queue in stats.offset_table.values()
+            )
+        return found
+
+    def _of_topic(self, group: str, topic: str, only_ordered: bool = False) -> ConsumeStats | None:
+        """Return a group's offsets on a topic; None if the topic is deleted, or the clients do not subscribe to it."""
+        config = self._state.topics.get(topic)
+        if config is None or not is_subscribed(self._state, group, topic) or (only_ordered and not config.order):
+            return None
+        return ConsumeStats(
+            consume_tps=self._state.stats.consume_tps(group, topic, self._state.clock()),
+            offset_table={
+                self._queue(topic, queue_id): self._of_queue(group, topic, queue_id)
+                for queue_id in range(config.read_queue_nums)
+            },
+        )
+
+    def _of_queue(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
+        consumed = max(0, self._state.offsets.get(group, topic, queue_id))
+        last_ms = self._state.store.store_time(topic, queue_id, consumed - 1) if consumed else 0
+        return OffsetWrapper(
+            broker_offset=max(0, self._state.store.max_offset(topic, queue_id)),
+            consumer_offset=consumed,
+            last_timestamp=max(0, last_ms),
+        )
+
+    def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
+        """Return the times of the first, last and last consumed message of every queue. Raises Refused."""
+        config = self._state.topics.get(topic)
+        if config is None:
+            raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{topic}] not exist")
+        return [self._time_span(group, topic, queue_id) for queue_id in range(config.write_queue_nums)]
+
+    def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+        store = self._state.store
+        end = store.max_offset(topic, queue_id)
+        oldest_ms = store.earliest_store_time(topic, queue_id)
+        newest_ms = store.store_time(topic, queue_id, end - 1)
+        consumed = self._state.offsets.get(group, topic, queue_id)
+        consumed_ms = store.store_time(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
+        next_ms = store.store_time(topic, queue_id, max(consumed, store.min_offset(topic, queue_id)))
+        return QueueTimeSpan(
+            consume_time_stamp=consumed_ms,
+            consume_time_stamp_str=_text(consumed_ms),
+            delay_time=self._state.clock() - next_ms if consumed < end and next_ms >= 0 else 0,
+            max_time_stamp=newest_ms,
+            max_time_stamp_str=_text(newest_ms),
+            message_queue=self._queue(topic, queue_id),
+            min_time_stamp=oldest_ms,
+            min_time_stamp_str=_text(oldest_ms),
+        )
+
+    def least_offsets(self, topic: str, compare_group: str, excluded: set[str]) -> dict[int, int]:
+        """Return the least offset of all groups on each queue of a topic, except excluded groups.
+
+        A queue on which `compare_group` has consumed less than all of these gets the greatest number instead.
+        """
+        least: dict[int, int] = {}
+        for group in self._state.offsets.groups_of(topic):
+            if group in excluded:
+                continue
+            for queue_id, offset in self._state.offsets.of(group, topic).items():
+                if offset >= self._state.store.min_offset(topic, queue_id):
+                    least[queue_id] = min(offset, least.get(queue_id, MAX_LONG))
+        for queue_id, offset in self._state.offsets.of(compare_group, topic).items():
+            if least.get(queue_id, MAX_LONG) > offset:
+                least[queue_id] = MAX_LONG
+        return least
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._state.config.broker_name, queue_id)
+
+
+def _text(timestamp_ms: int) -> str:
+    """Return a time as Apache writes it for people; empty for a negative one."""
+    if timestamp_ms < 0:
+        return ""
+    seconds, milliseconds = divmod(timestamp_ms, 1000)
+    return f"{time.strftime('%Y-%m-%d#%H:%M:%S', time.localtime(seconds))}:{milliseconds:03}"

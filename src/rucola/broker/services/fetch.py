@@ -1,0 +1,279 @@
+"""Fetching: a consumer pulls messages of one queue.
+
+Every result carries the ends of the queue and the offset to continue at, whatever the outcome:
+
+    store's status                                    outcome
+    FOUND                                             FOUND, with records
+    NO_MATCHED_MESSAGE, MESSAGE_WAS_REMOVING          RETRY
+    OFFSET_FOUND_NULL, OFFSET_OVERFLOW_ONE            NOT_FOUND; held first if the pull allows it
+    NO_MESSAGE_IN_QUEUE, NO_MATCHED_LOGIC_QUEUE       NOT_FOUND at offset 0, else OFFSET_MOVED
+    OFFSET_TOO_SMALL, OFFSET_OVERFLOW_BADLY           OFFSET_MOVED, recorded in the topic OFFSET_MOVED_EVENT
+
+With slaveReadEnable the result suggests which broker to pull from next: the group's whichBrokerWhenConsumeSlowly (1) if
+it reads messages that are no longer in memory (accessMessageInMemoryMaxRatio), else its brokerId (0). Without it that
+is always the master. A slave may lack messages of its master, so it moves no consumer to another offset
+(offsetCheckInSlave): a pull of an offset that it does not have gets RETRY with the same offset, and a pull from behind
+the slave's end is held first, if it allows that. A slave ignores the consumer offset that a pull commits.
+
+The subscription is part of the pull (sysFlag bit SUBSCRIPTION) or of the group's last heartbeat. If it filters by
+properties (enablePropertyFilter), the group's compiled expression is in `tables.consumer_filters`. With
+filterSupportRetry, it is applied again when a message is retried through `%RETRY%group`.
+
+Corresponds to `PullMessageProcessor` and `ExpressionForRetryMessageFilter` of Apache RocketMQ 4.9.8. Deliberate
+differences: a pull whose own expression cannot be compiled is refused, where Apache returns every message; no pull
+finds a filter older than its subscription, since a heartbeat replaces both at once; a slave holds a pull from behind
+its end, where Apache's slave has the client repeat it at once, again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rucola import fastjson
+from rucola.access import Caller, Reason, Refused
+from rucola.broker.message_filter import Matches, MessageFilter, accepts, check_supported, matches
+from rucola.broker.services.messages import Fetched, FetchOutcome
+from rucola.broker.state import BrokerState
+from rucola.errors import InvalidMessage
+from rucola.message import MessageInner, properties
+from rucola.message.hashing import tags_code
+from rucola.message.topics import OFFSET_MOVED_EVENT, RETRY_PREFIX
+from rucola.protocol import pull
+from rucola.protocol.heartbeat import SubscriptionData, subscription
+from rucola.protocol.pull import PullMessageRequestHeader
+from rucola.protocol.route import MASTER_ID
+from rucola.protocol.topic import SubscriptionGroupConfig
+from rucola.store.config import GetMessageStatus, GetResult
+
+_OUTCOMES: Final = {
+    GetMessageStatus.FOUND: FetchOutcome.FOUND,
+    GetMessageStatus.NO_MATCHED_MESSAGE: FetchOutcome.RETRY,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: FetchOutcome.RETRY,
+    GetMessageStatus.OFFSET_FOUND_NULL: FetchOutcome.NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: FetchOutcome.NOT_FOUND,
+    GetMessageStatus.NO_MESSAGE_IN_QUEUE: FetchOutcome.OFFSET_MOVED,
+    GetMessageStatus.NO_MATCHED_LOGIC_QUEUE: FetchOutcome.OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: FetchOutcome.OFFSET_MOVED,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: FetchOutcome.OFFSET_MOVED,
+}
+_OUTSIDE: Final = frozenset(
+    {
+        GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+        GetMessageStatus.NO_MATCHED_LOGIC_QUEUE,
+        GetMessageStatus.OFFSET_TOO_SMALL,
+        GetMessageStatus.OFFSET_OVERFLOW_BADLY,
+    }
+)
+"""The statuses that a slave with a replication lag may have, too; the requested offset stays then."""
+_EMPTY_QUEUE: Final = (GetMessageStatus.NO_MESSAGE_IN_QUEUE, GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
+
+# Members as globals: a global costs half of what an attribute of an Enum class does.
+_RETRY, _NOT_FOUND, _OFFSET_MOVED = FetchOutcome.RETRY, FetchOutcome.NOT_FOUND, FetchOutcome.OFFSET_MOVED
+
+
+class FetchService:
+    """Reads messages for consumers."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def fetch(self, caller: Caller, request: PullMessageRequestHeader) -> Fetched | int:
+        """Read messages of a queue, and commit the consumer offset that the request may carry.
+
+        Returns the queue offset to wait at if there is no message and the request may be held. Raises Refused.
+        """
+        group, wanted = self._admit(caller, request)
+        if request.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
+            self._state.offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
+        may_wait = bool(request.sys_flag & pull.SUSPEND)
+        return self._read(request, group, wanted, request.queue_offset, may_wait=may_wait)
+
+    def fetch_held(
+        self, caller: Caller, request: PullMessageRequestHeader, queue_offset: int, is_last: bool
+    ) -> Fetched | int:
+        """Read again for a request that is held, from the offset it has reached. Raises Refused.
+
+        Returns the queue offset to go on waiting at, but with `is_last` always a result.
+        """
+        group, wanted = self._admit(caller, request)
+        return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
+
+    def deadline_ms(self, request: PullMessageRequestHeader) -> int:
+        """Return until when a request is held, milliseconds since 1970."""
+        config = self._state.config
+        wait_ms = request.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
+        return self._state.clock() + wait_ms
+
+    # What the consumer may read, and which messages of it.
+
+    def _admit(
+        self, caller: Caller, request: PullMessageRequestHeader
+    ) -> tuple[SubscriptionGroupConfig, MessageFilter]:
+        """Return the group of a pull, created now if that is allowed, and its filter. Raises Refused."""
+        group = self._state.groups.find(request.consumer_group, self._state.clock())
+        if group is None:
+            raise Refused(
+                Reason.GROUP_NOT_FOUND,
+                f"subscription group [{request.consumer_group}] does not exist; create it, or set "
+                "autoCreateSubscriptionGroup=true on the broker",
+            )
+        topic = self._state.topics.get(request.topic)
+        if topic is None:
+            raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{request.topic}] not exist, apply first please!")
+        if not 0 <= request.queue_id < topic.read_queue_nums:
+            raise Refused(
+                Reason.INVALID,
+                f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{caller.address}]",
+            )
+        try:
+            return group, self._filter(request, group)
+        except InvalidMessage as error:
+            raise Refused(Reason.INVALID_SUBSCRIPTION, f"parse the consumer's subscription failed: {error}") from None
+
+    def _filter(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
+        """Return the filter of a pull. Raises InvalidMessage for a wrong expression, or Refused."""
+        matched: Matches | None = None
+        if request.sys_flag & pull.SUBSCRIPTION:
+            wanted = subscription(request.topic, request.subscription, request.expression_type or "TAG")
+            if not wanted.is_tag_type:
+                matched = matches(wanted.expression_type, wanted.sub_string)
+        else:
+            wanted = self._subscription(request, group)
+            if not wanted.is_tag_type:
+                matched = self._state.filters.matches(request.topic, request.consumer_group)
+                if matched is None:
+                    raise Refused(
+                        Reason.FILTER_NOT_FOUND,
+                        "The broker's consumer filter data is not exist!Your expression may be wrong!",
+                    )
+        check_supported(wanted, self._state.config)
+        if self._state.config.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
+            matched = self._retry_filter(request.topic.removeprefix(RETRY_PREFIX))
+        return MessageFilter(accepts(wanted) if wanted.is_tag_type else None, matched)
+
+    def _retry_filter(self, group: str) -> Matches:
+        """Return the filter of a retry topic: the group's filter for the topic from which each message came."""
+
+        def matches_retry(pairs: Mapping[str, str]) -> bool:
+            wanted = self._state.filters.matches(pairs.get(properties.RETRY_TOPIC, ""), group)
+            return wanted is None or wanted(pairs)
+
+        return matches_retry
+
+    def _subscription(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
+        """Return the subscription that the group's heartbeats announced. Raises Refused."""
+        members = self._state.clients.consumers.get(request.consumer_group)
+        if members is None:
+            raise Refused(
+                Reason.SUBSCRIPTION_NOT_FOUND,
+                f"the consumer's group info not exist: no member of {request.consumer_group} has sent a heartbeat",
+            )
+        if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
+            raise Refused(
+                Reason.FORBIDDEN,
+                f"the consumer group[{request.consumer_group}] can not consume by broadcast way",
+            )
+        known = members.subscriptions.get(request.topic)
+        if known is None:
+            raise Refused(
+                Reason.SUBSCRIPTION_NOT_FOUND,
+                f"the consumer's subscription not exist: {request.consumer_group} does not subscribe to "
+                f"{request.topic}; members of one group must subscribe alike",
+            )
+        if known.sub_version < request.sub_version:
+            raise Refused(Reason.SUBSCRIPTION_OUTDATED, "the consumer's subscription not latest")
+        return known
+
+    # The read.
+
+    def _read(
+        self,
+        request: PullMessageRequestHeader,
+        group: SubscriptionGroupConfig,
+        wanted: MessageFilter,
+        queue_offset: int,
+        *,
+        may_wait: bool,
+        is_held: bool = False,
+    ) -> Fetched | int:
+        """Read from `queue_offset` on. Returns the offset to wait at instead of a result if the pull shall be held."""
+        result = self._state.store.get(
+            request.topic,
+            request.queue_id,
+            queue_offset,
+            request.max_msg_nums,
+            accepts=wanted.accepts,
+            matches=wanted.matches,
+        )
+        outcome = _OUTCOMES[result.status]
+        if result.records:
+            self._state.stats.got(request.consumer_group, request.topic, len(result.records), result.size)
+        elif not is_held:
+            self._state.stats.got_nothing()
+        if queue_offset == 0 and result.status in _EMPTY_QUEUE:
+            outcome = _NOT_FOUND
+        if may_wait and outcome is _NOT_FOUND:
+            return queue_offset
+        if may_wait and is_held and result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
+            return result.next_begin_offset
+        broker_id, next_offset = self._suggested_broker(group, result), result.next_begin_offset
+        store_config = self._state.store.config
+        if store_config.is_slave and not store_config.offset_check_in_slave:
+            if outcome is _OFFSET_MOVED:
+                if may_wait and result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY:
+                    return queue_offset
+                outcome, broker_id = _RETRY, group.broker_id
+            if result.status in _OUTSIDE:
+                next_offset = queue_offset
+        elif outcome is _OFFSET_MOVED:
+            self._record_offset_moved(request, result)
+        return Fetched(
+            outcome,
+            result.status.name,
+            broker_id,
+            next_offset,
+            result.min_offset,
+            result.max_offset,
+            result.records,
+        )
+
+    def _suggested_broker(self, group: SubscriptionGroupConfig, result: GetResult) -> int:
+        """Return the id of the broker from which the group should pull next."""
+        if not self._state.config.slave_read_enable:
+            return MASTER_ID
+        return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
+
+    def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
+        """Store a message in OFFSET_MOVED_EVENT: this group was moved to another offset. A slave stores nothing."""
+        if self._state.store.config.is_slave:
+            return
+        event = {
+            "consumerGroup": request.consumer_group,
+            "messageQueue": {
+                "brokerName": self._state.config.broker_name,
+                "queueId": request.queue_id,
+                "topic": request.topic,
+            },
+            "offsetNew": result.next_begin_offset,
+            "offsetRequest": request.queue_offset,
+        }
+        group = request.consumer_group
+        now_ms = self._state.clock()
+        self._state.puts.put_or_keep(
+            "offset moved event",
+            MessageInner(
+                OFFSET_MOVED_EVENT,
+                0,
+                fastjson.dumps(event),
+                properties.join({properties.KEYS: group, properties.TAGS: group}),
+                0,
+                0,
+                now_ms,
+                self._state.config.store_host,
+                tags_code=tags_code(group),
+                keys=group,
+            ),
+            now_ms,
+        )

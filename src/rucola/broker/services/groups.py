@@ -1,0 +1,113 @@
+"""Consumer groups: their settings, and moving their offsets.
+
+A reset of offsets is carried out by the clients of the group, which continue at the offsets that they are sent and
+commit them. A group without clients is not reset here: the refusal CLIENT_OFFLINE tells the operator to commit other
+offsets for it with UPDATE_CONSUMER_OFFSET.
+
+Corresponds to parts of `AdminBrokerProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8. Deliberate difference: a
+queue on which the group never committed is reset with the others.
+"""
+
+from __future__ import annotations
+
+from rucola.access import Reason, Refused
+from rucola.broker.services.client_calls import ClientCalls
+from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
+from rucola.broker.state import BrokerState
+from rucola.message.properties import is_true
+from rucola.message.topics import check_group
+from rucola.protocol.group import LATEST, ResetOffsetRequestHeader
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.topic import SubscriptionGroupConfig, SubscriptionGroupWrapper, TopicConfig
+
+
+class GroupService:
+    """Reads and changes consumer groups."""
+
+    def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
+        self._state = state
+        self._calls = calls
+
+    async def create_or_update(self, group: SubscriptionGroupConfig) -> None:
+        """Create a group or replace its settings; on disk afterwards. Raises InvalidMessage."""
+        check_group(group.group_name)
+        check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
+        self._state.groups.put(group, self._state.clock())
+        await self._state.writing.settled()
+
+    async def delete(self, group: str, with_offsets: bool) -> None:
+        """Delete a group's settings and statistics, and its consumer offsets if asked."""
+        self._state.groups.remove(group, self._state.clock())
+        if with_offsets:
+            self._state.offsets.remove_group(group)
+        self._state.stats.forget_group(group)
+        await self._state.writing.settled()
+
+    def all(self) -> SubscriptionGroupWrapper:
+        """Return all groups with their data version."""
+        return self._state.groups.wrapper()
+
+    def consuming(self, topic: str) -> list[str]:
+        """Return the groups that subscribe to a topic now or have offsets on it."""
+        groups = [*self._state.clients.subscribed_groups(topic), *self._state.offsets.groups_of(topic)]
+        return list(dict.fromkeys(groups))
+
+    def clone_offsets(self, source: str, destination: str, topic: str | None, is_offline: bool) -> None:
+        """Copy a group's offsets to another group, on one topic or on all.
+
+        Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`.
+        """
+        for name in [topic] if topic else self._state.offsets.topics_of(source):
+            if self._state.topics.get(name) is None:
+                continue
+            if is_offline or is_subscribed(self._state, source, name):
+                self._state.offsets.clone(source, destination, name)
+
+    def reset_offsets(self, request: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
+        """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
+        topic = self._state.topics.get(request.topic)
+        if topic is None:
+            raise Refused(
+                Reason.NOT_FOUND,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={request.topic}",
+            )
+        if not self._state.offsets.of(request.group, request.topic):
+            raise Refused(Reason.NOT_FOUND, f"THe consumer group <{request.group}> not exist")
+        group = self._state.clients.consumers.get(request.group)
+        if group is None:
+            raise Refused(
+                Reason.CLIENT_OFFLINE,
+                f"Consumer not online, so can not reset offset, Group: {request.group} Topic: {request.topic} "
+                f"Timestamp: {request.timestamp}",
+            )
+        offsets = self._reset_targets(request, topic)
+        self._calls.reset_offsets(group.members.items(), request, offsets)
+        return offsets
+
+    def _reset_targets(self, request: ResetOffsetRequestHeader, topic: TopicConfig) -> dict[MessageQueue, int]:
+        """Return the new offset of every queue, or of the one that the request names with an offset.
+
+        Without `is_force` no offset moves forward.
+        """
+        if request.queue_id is not None and request.offset is not None:
+            return {self._queue(request.topic, request.queue_id): request.offset}
+        offsets: dict[MessageQueue, int] = {}
+        for queue_id in range(topic.write_queue_nums):
+            committed = self._state.offsets.get(request.group, request.topic, queue_id)
+            if request.timestamp == LATEST:
+                offset = self._state.store.max_offset(request.topic, queue_id)
+            else:
+                offset = max(0, self._state.store.offset_by_time(request.topic, queue_id, request.timestamp))
+            if committed >= 0 and not is_true(request.is_force):
+                offset = min(offset, committed)
+            offsets[self._queue(request.topic, queue_id)] = offset
+        return offsets
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._state.config.broker_name, queue_id)
+
+
+def is_subscribed(state: BrokerState, group: str, topic: str) -> bool:
+    """Tell whether a group's clients subscribe to a topic. A group without clients counts as subscribed."""
+    members = state.clients.consumers.get(group)
+    return members is None or not members.subscriptions or topic in members.subscriptions

@@ -1,0 +1,118 @@
+"""Inspection: the connected clients, and the state inside one of them, for operators.
+
+Corresponds to parts of `AdminBrokerProcessor`, `ClientManageProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8.
+Deliberate differences: all clients of a group are asked for their status at the same time, and a message that does not
+exist is reported as missing, where Apache's broker fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rucola.access import Reason, Refused
+from rucola.broker.client_registry import ClientChannel, Member
+from rucola.broker.services.client_calls import ClientCalls
+from rucola.broker.state import BrokerState
+from rucola.message.ids import parse_offset_msg_id
+from rucola.protocol.connections import (
+    ClientConnection,
+    ConsumerConnection,
+    GetConsumerStatusRequestHeader,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+)
+from rucola.protocol.queue import MessageQueue
+
+
+class InspectionService:
+    """Lists connected clients and reaches them for operators."""
+
+    def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
+        self._state = state
+        self._calls = calls
+
+    def consumer_connections(self, name: str) -> ConsumerConnection:
+        """Return the members of a consumer group and its subscriptions. Raises Refused if it has no members."""
+        group = self._state.clients.consumers.get(name)
+        if group is None:
+            raise Refused(Reason.CLIENT_OFFLINE, f"the consumer group[{name}] not online")
+        return ConsumerConnection(
+            connection_set=_connections(group.members),
+            consume_from_where=group.consume_from_where,
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            subscription_table=group.subscriptions,
+        )
+
+    def producer_connections(self, name: str) -> ProducerConnection:
+        """Return the members of a producer group. Raises Refused if it has none."""
+        members = self._state.clients.producers.get(name)
+        if members is None:
+            raise Refused(Reason.NOT_FOUND, f"the producer group[{name}] not exist")
+        return ProducerConnection(connection_set=_connections(members))
+
+    def all_producers(self) -> ProducerTableInfo:
+        """Return the members of all producer groups."""
+        data = {
+            group: [
+                ProducerInfo(
+                    client_id=member.client_id,
+                    language=member.language,
+                    last_update_timestamp=member.last_heartbeat_ms,
+                    remote_ip=channel.peer,
+                    version=member.version,
+                )
+                for channel, member in members.items()
+            ]
+            for group, members in self._state.clients.producers.items()
+        }
+        return ProducerTableInfo(data=data)
+
+    def consumer(self, group: str, client_id: str) -> ClientChannel:
+        """Return the channel of a member of a consumer group. Raises Refused if the client is not connected."""
+        known = self._state.clients.consumers.get(group)
+        for channel, member in known.members.items() if known else ():
+            if member.client_id == client_id:
+                return channel
+        raise Refused(Reason.NOT_FOUND, f"The Consumer <{group}> <{client_id}> not online")
+
+    def record_of(self, offset_msg_id: str) -> bytes:
+        """Return the record that an offsetMsgId names. Raises InvalidMessage for no such id, or Refused."""
+        _, physical_offset = parse_offset_msg_id(offset_msg_id)
+        record = self._state.store.record_at(physical_offset)
+        if record is None:
+            raise Refused(Reason.NOT_FOUND, f"can not find message by the offset, {physical_offset}")
+        return bytes(record)
+
+    async def consumer_status(self, request: GetConsumerStatusRequestHeader) -> dict[str, dict[MessageQueue, int]]:
+        """Return the offsets at which the members of a group consume a topic, by client id.
+
+        All members are asked at once, or the one that the request names; a member that does not answer is left out.
+        Raises Refused if the group has no members.
+        """
+        group = self._state.clients.consumers.get(request.group)
+        if group is None:
+            raise Refused(Reason.NOT_FOUND, f"No Any Consumer online in the consumer group: [{request.group}]")
+        members = {
+            channel: member.client_id
+            for channel, member in group.members.items()
+            if request.client_addr in (None, "", member.client_id)
+        }
+        statuses = await asyncio.gather(
+            *(
+                self._calls.consumer_status(channel, client_id, request.topic, request.group)
+                for channel, client_id in members.items()
+            )
+        )
+        known = zip(members.values(), statuses, strict=True)
+        return {client_id: offsets for client_id, offsets in known if offsets is not None}
+
+
+def _connections(members: dict[ClientChannel, Member]) -> list[ClientConnection]:
+    return [
+        ClientConnection(
+            client_addr=channel.peer, client_id=member.client_id, language=member.language, version=member.version
+        )
+        for channel, member in members.items()
+    ]

@@ -1,0 +1,74 @@
+"""Offsets: those of consumer groups, the ends of queues, and offsets by time.
+
+A group without an offset on a queue begins at 0 if the queue still has its first message and that message counts as
+being in memory (accessMessageInMemoryMaxRatio): a young queue is consumed from its beginning, whatever ConsumeFromWhere
+says. Otherwise the broker has no offset for the group, and the client decides.
+
+Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rucola.access import Reason, Refused
+from rucola.broker.delivery.delay import DelayedDelivery
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.store.message_store import MessageStore
+
+
+class OffsetService:
+    """Reads and commits consumer offsets, and reads the ends of queues."""
+
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: DelayedDelivery) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._delayed = delayed
+
+    def consumer_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Return a group's offset on a queue. Raises Refused if it has none and the client shall decide."""
+        queue_offset = self._offsets.get(group, topic, queue_id)
+        if queue_offset >= 0:
+            return queue_offset
+        if self._is_old(topic, queue_id):
+            raise Refused(
+                Reason.NO_VALUE,
+                f"Not found: {group} has no offset on {topic}:{queue_id}, maybe this group consumer boot first",
+            )
+        return 0
+
+    def _is_old(self, topic: str, queue_id: int) -> bool:
+        """Tell whether a queue's first message is deleted, or so far back that it is read from disk."""
+        store = self._store
+        if store.min_offset(topic, queue_id) > 0:
+            return True
+        first = store.units(topic, queue_id, 0, 1)
+        return bool(first) and store.config.is_on_disk(store.max_physical_offset - first[0][0])
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Store a group's offset on a queue."""
+        self._offsets.commit(group, topic, queue_id, queue_offset)
+
+    def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Return the queue offset of the first message stored at that time or later."""
+        return self._store.offset_by_time(topic, queue_id, timestamp_ms)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset behind the last message."""
+        return self._store.max_offset(topic, queue_id)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset of the first message."""
+        return self._store.min_offset(topic, queue_id)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Return when the first message was stored, milliseconds since 1970; -1 if there is none."""
+        return self._store.earliest_store_time(topic, queue_id)
+
+    def all_consumer_offsets(self) -> Mapping[str, Mapping[int, int]]:
+        """Return the offsets of all groups, by "topic@group" and queue id."""
+        return self._offsets.table()
+
+    def delay_offsets(self) -> Mapping[int, int]:
+        """Return how far each delay level is delivered: queue offsets of SCHEDULE_TOPIC_XXXX by level."""
+        return self._delayed.offsets()

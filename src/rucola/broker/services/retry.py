@@ -1,0 +1,107 @@
+"""Retries: a message that a group failed to consume is stored again for that group.
+
+    1  find the record by its physical offset
+    2  count the attempt, and note the original topic and id in the properties
+    3  choose where it goes: `%RETRY%group` after a delay, or `%DLQ%group` if it was retried too often
+    4  put it; the delayed delivery moves it to the retry topic when it is due
+
+The message keeps its body and properties and gains
+
+    RETRY_TOPIC          its original topic, which consumers restore
+    ORIGIN_MESSAGE_ID    the offsetMsgId of the message that was sent first
+    reconsumeTimes       one more than before
+
+A message whose properties leave no room for these goes to `%DLQ%group` without them, with an error in the log: it could
+never be retried otherwise. If the put fails, the consumer gets an error, keeps the message and tries again.
+
+Corresponds to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+
+from rucola.access import Reason, Refused
+from rucola.broker.delivery.delay import postpone
+from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
+from rucola.broker.state import BrokerState
+from rucola.broker.stored_message import renewed, stored_message
+from rucola.errors import InvalidMessage
+from rucola.message import MessageExt, MessageInner, properties
+from rucola.message.properties import is_true
+from rucola.message.topics import retry_topic
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
+from rucola.store.config import PutMessageStatus
+
+logger = logging.getLogger(__name__)
+
+MAX_RECONSUME_TIMES = (1 << 31) - 1
+"""The largest count that a record can hold."""
+
+
+class RetryService:
+    """Stores messages again that consumers failed to process."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._delay_level_count = state.delay_level_count
+
+    def retry(self, request: ConsumerSendMsgBackRequestHeader, version: int) -> None:
+        """Store a message for another attempt of its group. `version` is that of the client. Raises Refused."""
+        now_ms = self._state.clock()
+        group = self._state.groups.find(request.group, now_ms)
+        if group is None:
+            raise Refused(
+                Reason.GROUP_NOT_FOUND,
+                f"subscription group not exist, {request.group}; create it, or set "
+                "autoCreateSubscriptionGroup=true on the broker",
+            )
+        if group.retry_queue_nums <= 0:
+            return
+        topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(request.unit_mode) else 0
+        topic = self._state.topics.ensure(retry_topic(request.group), group.retry_queue_nums, now_ms, topic_sys_flag)
+        try:
+            message = stored_message(self._state.store, request.offset)
+        except InvalidMessage as error:
+            raise Refused(Reason.NOT_FOUND, f"look message by offset failed, {request.offset}: {error}") from None
+        limit = max_reconsume_times(group, version, request.max_reconsume_times)
+        is_dead = message.reconsume_times >= limit or request.delay_level < 0
+        retry_queue = (topic.topic_name, random.randrange(group.retry_queue_nums))
+        attempt = self._next_attempt(message, request, None if is_dead else retry_queue, now_ms)
+        put = self._state.puts.put("retry", attempt, now_ms)
+        if put.status is not PutMessageStatus.PUT_OK:
+            raise Refused(Reason.FAILED, self._state.puts.reason(put))
+        self._state.stats.sent_back(request.group, message.properties.get(properties.RETRY_TOPIC, message.topic))
+
+    def _next_attempt(
+        self,
+        message: MessageExt,
+        request: ConsumerSendMsgBackRequestHeader,
+        retry_queue: tuple[str, int] | None,
+        now_ms: int,
+    ) -> MessageInner:
+        """Return the message to put: delayed for the retry queue, or a dead letter if that is None."""
+        attempt = replace(message, prepared_transaction_offset=0)
+        attempt.reconsume_times = min(message.reconsume_times + 1, MAX_RECONSUME_TIMES)
+        pairs = attempt.properties = message.properties | {properties.WAIT: "false"}
+        pairs.setdefault(properties.RETRY_TOPIC, message.topic)
+        pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+        if retry_queue is not None:
+            pairs[properties.DELAY] = str(request.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
+            attempt.topic, attempt.queue_id = postpone(*retry_queue, pairs, self._delay_level_count)
+        else:
+            pairs[properties.DELAY] = "0"
+            attempt.topic, attempt.queue_id = dead_letter_queue(self._state.topics, request.group, now_ms)
+        try:
+            return renewed(attempt)
+        except InvalidMessage as error:
+            attempt.topic, attempt.queue_id = dead_letter_queue(self._state.topics, request.group, now_ms)
+            attempt.properties = message.properties
+            logger.error(
+                "the properties of message %s leave no room for a retry by group %s; it goes to %s: %s",
+                message.msg_id, request.group, attempt.topic, error,
+            )  # fmt: skip
+            return renewed(attempt)

@@ -1,0 +1,120 @@
+"""Topics: their settings, the ends of their queues, and the units of a ConsumeQueue, for operators.
+
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: a topic that is deleted
+leaves its ConsumeQueues until their messages expire. If it is created again before that, it continues at the queue
+offsets where it ended, so that the committed offsets of groups keep their meaning. Numbers of queues and permissions
+out of range are refused, since every listing of a topic iterates over its queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from rucola import fastjson
+from rucola.access import Reason, Refused
+from rucola.broker.state import BrokerState
+from rucola.errors import InvalidMessage
+from rucola.message.topics import check_topic
+from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
+from rucola.protocol.queue import MessageQueue
+from rucola.protocol.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper, TopicOffset
+
+MAX_UNITS = 1000
+"""The most ConsumeQueue units in one result."""
+
+MAX_QUEUE_NUMS = 65_536
+MAX_PERM = 15
+"""Read, write, inherit, and the priority bit, which Apache's brokers define and never use."""
+
+
+class TopicService:
+    """Reads and changes topics. `topics_registered` waits until the name servers know all topics."""
+
+    def __init__(self, state: BrokerState, topics_registered: Callable[[], Awaitable[None]]) -> None:
+        self._state = state
+        self._topics_registered = topics_registered
+
+    async def create_or_update(self, topic: TopicConfig) -> None:
+        """Create a topic or replace its settings; on disk and registered afterwards. Raises InvalidMessage."""
+        self._check_user_topic(topic.topic_name)
+        check_range("readQueueNums", topic.read_queue_nums, MAX_QUEUE_NUMS)
+        check_range("writeQueueNums", topic.write_queue_nums, MAX_QUEUE_NUMS)
+        check_range("perm", topic.perm, MAX_PERM)
+        if topic.topic_filter_type not in TOPIC_FILTER_TYPES:
+            raise InvalidMessage(
+                f"topicFilterType is {topic.topic_filter_type!r}; {' or '.join(TOPIC_FILTER_TYPES)} is expected"
+            )
+        self._state.topics.put(topic, self._state.clock())
+        await self._settled()
+
+    async def delete(self, topic: str) -> None:
+        """Delete a topic's settings and statistics. Raises InvalidMessage for a topic of the system."""
+        self._check_user_topic(topic)
+        self._state.topics.remove(topic, self._state.clock())
+        self._state.stats.forget_topic(topic)
+        await self._settled()
+
+    def all(self) -> TopicConfigSerializeWrapper:
+        """Return all topics with their data version."""
+        return self._state.topics.wrapper()
+
+    def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
+        """Return the ends of a topic's queues, and when each was written last. Raises Refused."""
+        topic = self._state.topics.get(name)
+        if topic is None:
+            raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{name}] not exist")
+        offsets: dict[MessageQueue, TopicOffset] = {}
+        for queue_id in range(topic.write_queue_nums):
+            max_offset = max(0, self._state.store.max_offset(name, queue_id))
+            newest_ms = self._state.store.store_time(name, queue_id, max_offset - 1) if max_offset else 0
+            offsets[MessageQueue(name, self._state.config.broker_name, queue_id)] = TopicOffset(
+                last_update_timestamp=max(0, newest_ms),
+                max_offset=max_offset,
+                min_offset=max(0, self._state.store.min_offset(name, queue_id)),
+            )
+        return offsets
+
+    def consume_queue(self, request: QueryConsumeQueueRequestHeader) -> QueryConsumeQueueResponseBody | None:
+        """Return units of a ConsumeQueue, at most `MAX_UNITS`, with the subscription of a group to the topic.
+
+        None if the requested index is not in the queue. Raises Refused if there is no such queue.
+        """
+        ends = self._state.store.queues().get((request.topic, request.queue_id))
+        if ends is None:
+            raise Refused(Reason.NOT_FOUND, f"{request.queue_id}@{request.topic} is not exist!")
+        if not ends[0] <= request.index < ends[1]:
+            return None
+        body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
+        if request.consumer_group is not None:
+            group = self._state.clients.consumers.get(request.consumer_group)
+            body.subscription_data = group.subscriptions.get(request.topic) if group else None
+            if body.subscription_data is None:
+                body.filter_data = f"{request.consumer_group}@{request.topic} is not online!"
+            else:
+                data = self._state.filters.get(request.topic, request.consumer_group)
+                body.filter_data = fastjson.dumps_pretty(msgspec.to_builtins(data))
+        count = max(0, min(request.count, MAX_UNITS))
+        units = self._state.store.units(request.topic, request.queue_id, request.index, count)
+        body.queue_data = [
+            ConsumeQueueData(physic_offset=physical_offset, physic_size=size, tags_code=code)
+            for physical_offset, size, code in units
+        ]
+        return body
+
+    def _check_user_topic(self, topic: str) -> None:
+        """Raise InvalidMessage unless `topic` can be the name of a topic of users."""
+        check_topic(topic)
+        if self._state.topics.is_system_topic(topic):
+            raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
+
+    async def _settled(self) -> None:
+        await self._state.writing.settled()
+        await self._topics_registered()
+
+
+def check_range(name: str, value: int, greatest: int) -> None:
+    """Raise InvalidMessage unless a number is in the range 0 to `greatest`."""
+    if not 0 <= value <= greatest:
+        raise InvalidMessage(f"{name} is {value}; 0 to {greatest} are allowed")

@@ -1,0 +1,40 @@
+"""Ends of transactions: a producer commits or rolls back a half message.
+
+A producer that does not know the outcome yet (TRANSACTION_NOT) gets no response, as clients expect; the broker checks
+again later. Any other value than commit or rollback is refused.
+
+Corresponds to `EndTransactionProcessor` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rucola.access import Reason, Refused
+from rucola.broker.delivery.transactions import Transactions
+from rucola.message import sysflag
+from rucola.protocol.transaction import EndTransactionRequestHeader
+
+
+class TransactionService:
+    """Ends transactions."""
+
+    def __init__(self, transactions: Transactions, clock: Callable[[], int]) -> None:
+        self._transactions = transactions
+        self._clock = clock
+
+    def end(self, request: EndTransactionRequestHeader) -> bool:
+        """Commit or roll back. Returns False if the producer does not know the outcome yet. Raises Refused."""
+        outcome = request.commit_or_rollback
+        if outcome == sysflag.TRANSACTION_NOT:
+            return False
+        if outcome not in (sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK):
+            raise Refused(
+                Reason.INVALID,
+                f"commitOrRollback is {outcome}; {sysflag.TRANSACTION_COMMIT} (commit), "
+                f"{sysflag.TRANSACTION_ROLLBACK} (rollback) or {sysflag.TRANSACTION_NOT} (not known yet) is expected",
+            )
+        failure = self._transactions.end(request, self._clock())
+        if failure is not None:
+            raise Refused(Reason.FAILED, failure)
+        return True

@@ -1,0 +1,127 @@
+"""Endpoints: request codes with their interceptors, compiled into a server's table of processors.
+
+An endpoint describes the requests of one code: the action, how the request is decoded, the resource that it names, and
+the handler that answers it. `processor_table` compiles each endpoint into one processor:
+
+    1  decode the header or body into the endpoint's request type
+    2  read the resource that the request names
+    3  run the checks of all interceptors that apply to the action; the first Refused ends the request
+    4  call the handler with the decoded request
+
+A request that cannot be decoded passes the checks as one of the whole server before its error is answered: a caller
+without access learns nothing from it.
+
+The checks are selected once, when the table is built. Without a check, steps 2 and 3 disappear: interceptors that do
+not apply to an action cost its requests nothing. A Refused that any step raises, now or in an awaitable that the
+handler returns, becomes the response in `Connection` (see `remoting.refusals`).
+
+A server has no other way to answer a request, so no request code can bypass the chain
+(tests/broker/test_interceptors.py and tests/namesrv/test_interceptors.py send every code to a server that refuses all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rucola.access import Action, Check, Interceptor, Resource
+from rucola.errors import MQError
+from rucola.protocol.body import Body, decode_body
+from rucola.protocol.command import Header, RemotingCommand
+from rucola.remoting.connection import Connection, Processor, Reply
+
+Handler: TypeAlias = Callable[[Connection, RemotingCommand, Any], Reply]
+"""Answers a decoded request: (connection, command, request) -> Reply."""
+
+_SERVER = Resource()
+
+
+def server_resource(request: object) -> Resource:
+    """Return the resource of a request that concerns the server as a whole."""
+    return _SERVER
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The requests of one code."""
+
+    code: int
+    action: Action
+    handler: Handler
+    request: type[Header] | type[Body] | None = None
+    """What a request is decoded into: a Header from its ext fields, a Body from its body, None if it has neither."""
+    resource: Callable[[Any], Resource | Iterable[Resource]] = server_resource
+    """Reads the resource from a decoded request; several if it names several, each of which is checked."""
+
+    def compile(self, interceptors: Iterable[Interceptor]) -> Processor:
+        """Return the processor that runs the checks of these interceptors, in their order, and then the handler."""
+        checks = [check for interceptor in interceptors if (check := interceptor.check_for(self.action)) is not None]
+        if self.request is not None and issubclass(self.request, Header):
+            return _of_header(self.request, self.resource, checks, self.handler)
+        return _of_body(self.request, self.resource, checks, self.handler)
+
+
+def processor_table(endpoints: Iterable[Endpoint], interceptors: Iterable[Interceptor]) -> dict[int, Processor]:
+    """Return the processors of a server by request code. ValueError if two endpoints have the same code."""
+    chain = list(interceptors)
+    table: dict[int, Processor] = {}
+    for endpoint in endpoints:
+        if endpoint.code in table:
+            raise ValueError(f"request code {endpoint.code} has two endpoints")
+        table[endpoint.code] = endpoint.compile(chain)
+    return table
+
+
+def _of_header(
+    header_type: type[Header],
+    resource: Callable[[Any], Resource | Iterable[Resource]],
+    checks: list[Check],
+    handler: Handler,
+) -> Processor:
+    if not checks:
+        return lambda connection, command: handler(connection, command, command.decode_header(header_type))
+
+    def process(connection: Connection, command: RemotingCommand) -> Reply:
+        # Every send and pull passes here, and names one resource: its checks run in this function, which saves a call.
+        try:
+            header = command.decode_header(header_type)
+        except MQError:
+            _run(checks, connection, _SERVER)
+            raise
+        named = resource(header)
+        if isinstance(named, Resource):
+            caller = connection.caller
+            for check in checks:
+                check(caller, named)
+        else:
+            _run(checks, connection, *named)
+        return handler(connection, command, header)
+
+    return process
+
+
+def _of_body(
+    body_type: type[Any] | None,
+    resource: Callable[[Any], Resource | Iterable[Resource]],
+    checks: list[Check],
+    handler: Handler,
+) -> Processor:
+    def process(connection: Connection, command: RemotingCommand) -> Reply:
+        try:
+            request = decode_body(body_type, command.body) if body_type is not None else None
+        except MQError:
+            _run(checks, connection, _SERVER)
+            raise
+        if checks:
+            named = resource(request)
+            _run(checks, connection, *([named] if isinstance(named, Resource) else named))
+        return handler(connection, command, request)
+
+    return process
+
+
+def _run(checks: list[Check], connection: Connection, *resources: Resource) -> None:
+    for resource in resources:
+        for check in checks:
+            check(connection.caller, resource)

@@ -1,0 +1,37 @@
+"""Refusals as responses: the one table from `rucola.access.Reason` to response codes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rucola.access import Reason, Refused
+from rucola.protocol.codes import ResponseCode
+from rucola.protocol.command import RemotingCommand
+
+RESPONSE_CODES: Final = {
+    Reason.INVALID: ResponseCode.SYSTEM_ERROR,
+    Reason.NOT_FOUND: ResponseCode.SYSTEM_ERROR,
+    Reason.NO_VALUE: ResponseCode.QUERY_NOT_FOUND,
+    Reason.FAILED: ResponseCode.SYSTEM_ERROR,
+    Reason.FORBIDDEN: ResponseCode.NO_PERMISSION,
+    Reason.BUSY: ResponseCode.SYSTEM_BUSY,
+    Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Reason.NOT_MASTER: ResponseCode.SLAVE_NOT_AVAILABLE,
+    Reason.ILLEGAL_MESSAGE: ResponseCode.MESSAGE_ILLEGAL,
+    Reason.TOPIC_NOT_FOUND: ResponseCode.TOPIC_NOT_EXIST,
+    Reason.GROUP_NOT_FOUND: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    Reason.INVALID_SUBSCRIPTION: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+    Reason.SUBSCRIPTION_NOT_FOUND: ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    Reason.SUBSCRIPTION_OUTDATED: ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    Reason.FILTER_NOT_FOUND: ResponseCode.FILTER_DATA_NOT_EXIST,
+    Reason.CLIENT_OFFLINE: ResponseCode.CONSUMER_NOT_ONLINE,
+    Reason.CLIENT_TIMEOUT: ResponseCode.CONSUME_MSG_TIMEOUT,
+}
+
+
+def refusal_response(command: RemotingCommand, refused: Refused) -> RemotingCommand:
+    """Return the response to a request that was refused: code, text as remark, details as ext fields."""
+    response = command.response(RESPONSE_CODES[refused.reason], remark=str(refused))
+    if refused.details:
+        response.ext = dict(refused.details)
+    return response
