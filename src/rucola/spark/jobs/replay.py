@@ -158,6 +158,7 @@ def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> Data
 
 def count_batches(batches: Iterable[pa.RecordBatch]) -> list[QueuePlan]:
     """Return the counts of `count_by_queue` for record batches of this process."""
+    # Totals are merged batch by batch: memory holds one entry per queue, not the messages.
     found: dict[tuple[Any, ...], list[int]] = {}
     for batch in batches:
         groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
@@ -178,6 +179,8 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
         found, codes = resend.queue_codes(batch)
+        # Bounds per queue become bounds per row by indexing with the queue codes. A queue without bounds gets (0, -1),
+        # which no offset can meet.
         after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
@@ -339,6 +342,8 @@ def _load_plan(
 
 def _remaining_rows(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> int:
     reached = before.get(queue.queue, QueueProgress())
+    # At least one row remains unless the last message was acknowledged: messages may have been deleted from the source
+    # since they were counted, so the counts alone do not tell.
     return 0 if reached.physical_offset >= queue.last_physical_offset else max(queue.rows - reached.count, 1)
 
 
