@@ -18,6 +18,7 @@ async def _masters(client: AdminClient, address: str | None, cluster: str | None
     """Return the broker or the masters of the cluster that was named; by default all masters."""
     if address is not None or cluster is not None:
         return await targets(client, address, cluster)
+    # Without -b and -c, mqadmin cleans every cluster of the name servers.
     clusters = (await client.cluster.info()).cluster_addr_table
     return [one for name in sorted(clusters) for one in (await client.cluster.masters(name)).values()]
 

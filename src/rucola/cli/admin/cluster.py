@@ -49,6 +49,7 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
         stats = await gather_fail_fast(_runtime_stats(client, broker["brokerAddr"]) for broker in brokers)
         return [broker | {"runtimeStats": one} for broker, one in zip(brokers, stats, strict=True)]
 
+    # Each round uses a new connection, so that a name server that was restarted meanwhile is found again.
     for _ in rounds(interval):
         brokers = call_admin(namesrv_addr, request)
         if as_json:
@@ -80,6 +81,8 @@ def _totals(stats: dict[str, str]) -> tuple[int, ...]:
     def count(kind: str, moment: str) -> int:
         return int(stats.get(f"msg{kind}Total{moment}", 0))
 
+    # Brokers report running counters, and the values that these had at the last two midnights. The count of a day is the
+    # difference between two of them.
     yesterday = [count(kind, "TodayMorning") - count(kind, "YesterdayMorning") for kind in ("Put", "Get")]
     return (*yesterday, *(count(kind, "TodayNow") - count(kind, "TodayMorning") for kind in ("Put", "Get")))
 

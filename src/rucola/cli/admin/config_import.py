@@ -30,6 +30,7 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
     """Parse the settings in a file; ConfigError if it is malformed."""
     try:
         document: Any = msgspec.json.decode(path.read_bytes())
+        # exportMetadata writes an object with a table {name: settings}; RocketMQ 5 reads a plain list of settings.
         if isinstance(document, dict):
             document = list(document[table].values())
         return msgspec.convert(document, list[kind])  # type: ignore[valid-type]

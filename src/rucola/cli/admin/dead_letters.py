@@ -191,6 +191,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
         from rucola.spark.source.columns import SCHEMA
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: Parquet needs the extra `spark`, install `rucola[spark]`") from None
+    # A dead letter was pulled from the wire, and does not tell the name of its broker.
     columns = [column for column in SCHEMA if column.name != "brokerName"]
     schema = pa.schema([*columns, ("originTopic", pa.string()), ("redriven", pa.bool_())])
     rows: list[dict[str, Any]] = []
@@ -211,6 +212,8 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
 
 def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
     message = letter.message
+    # JSON fields have the names of the columns. Columns of other types replace theirs: timestamps are microseconds, and
+    # maps are lists of pairs.
     return _letter_json(letter) | {
         "body": message.body,
         "keys": message.keys.split() if message.keys else None,
@@ -271,6 +274,8 @@ def redrive_dlq(
     topics: Counter[str] = Counter()
 
     async def request(client: AdminClient) -> None:
+        # With ids, the number is known; otherwise the number of waiting dead letters is an estimate for the bar, since
+        # others may be added or re-driven meanwhile.
         total = len(ids) or (await client.dead_letters.stats(group)).waiting
         with progress_bar(f"re-driving {group}") as progress:
             results = client.dead_letters.redrive(

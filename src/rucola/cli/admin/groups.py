@@ -105,6 +105,7 @@ def consumer_progress(
         ]
         for queue, at in stats.offset_table.items()
     ]  # fmt: skip
+    # mqadmin has the client between the consumer offset and the difference, and the delay as the last column.
     if with_clients:
         columns.insert(5, "#Client IP")
         for row, queue in zip(rows, stats.offset_table, strict=True):
@@ -156,6 +157,7 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
     if as_json:
         print_json(groups)
         return
+    # A push consumer reports that it consumes passively, although it pulls internally.
     kinds = {"PASSIVELY": "PUSH", "ACTIVELY": "PULL"}
     rows = [
         (
@@ -334,6 +336,8 @@ def consumer_status(
         }
 
     infos = call_admin(namesrv_addr, request)
+    # Clients of one group must subscribe alike, because brokers keep one subscription per group. A queue is assigned to
+    # two clients for a moment during a rebalance, and permanently if they see different members.
     wanted = {frozenset((data.topic, data.sub_string) for data in info.subscription_set) for info in infos.values()}
     held = [queue for info in infos.values() for queue in info.mq_table]
     shared = sorted({queue for queue in held if held.count(queue) > 1})
@@ -462,6 +466,7 @@ def update_sub_group(
         "which_broker_when_consume_slowly": wanted["slow_broker"],
         "notify_consumer_ids_changed_enable": wanted["notify"],
     }
+    # Options that were not given keep the value of the group, or the default if the group is new.
     changes = {name: value for name, value in fields.items() if value is not None}
 
     async def request(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:

@@ -143,6 +143,8 @@ def query_msg_by_id(
             print_sent(sent)
         return
 
+    # offsetMsgIds of messages that were found only in the lake. It is searched whether the broker has deleted the message
+    # or cannot be reached, since a broker may have been removed after it was archived.
     archived: set[str] = set()
 
     async def one(client: AdminClient, msg_id: str) -> MessageExt:
@@ -246,6 +248,7 @@ def query_msg_by_unique_key(
         return call_admin(namesrv_addr, request)
 
     result, origins = query_both(live, lake, topic, unique_key, PAGE, unique=True)
+    # Results come newest first; the message that was stored first is the original, later ones are copies.
     result.messages.sort(key=lambda message: (message.store_timestamp, message.physical_offset))
     if not show_all:
         del result.messages[1:]

@@ -123,6 +123,7 @@ def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int,
     async def run() -> list[tuple[MessageQueue, MQError | None, float]]:
         async with Producer(TOOLS_PRODUCER, namesrv_addr) as producer:
             queues = sorted(await producer.queues(topic))
+            # One message at a time: concurrent sends would measure the queueing of requests instead of the broker.
             chosen = [queues[number % len(queues)] for number in range(amount)]
             return [(queue, *await _timed(producer, topic, queue, size)) for queue in chosen]
 
@@ -220,6 +221,7 @@ def cluster_rt(
                 for broker in sorted(brokers) if cluster in (None, name) else ():
                     queue = MessageQueue(broker, broker, 0)
                     timed = [await _timed(producer, broker, queue, size) for _ in range(amount)]
+                    # Failed sends are counted, but their time-outs do not distort the average.
                     good = [took for error, took in timed if error is None]
                     average = sum(good) / len(good) if good else 0.0
                     rows.append((name, broker, average, len(good), amount - len(good)))

@@ -118,6 +118,7 @@ def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> 
     brokers = {data.broker_name: data for data in route.broker_datas}
     queues = [data for data in route.queue_datas if data.broker_name in brokers]
     queues.sort(key=lambda data: data.broker_name)
+    # The totals count each broker's queues once, as mqadmin does.
     rows: list[tuple[object, ...]] = []
     for data in queues:
         broker = brokers[data.broker_name]
@@ -211,6 +212,8 @@ def update_topic(
 
     async def request(client: AdminClient) -> list[str]:
         order_conf: dict[str, int] = {}
+        # The order configuration names every broker of an ordered topic. For a whole cluster it is known; for a single
+        # broker it is added to those that are configured already.
         if cluster is not None:
             masters = await client.cluster.masters(cluster)
             order_conf = dict.fromkeys(masters, write_queue_nums)
