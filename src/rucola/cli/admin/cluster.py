@@ -81,8 +81,8 @@ def _totals(stats: dict[str, str]) -> tuple[int, ...]:
     def count(kind: str, moment: str) -> int:
         return int(stats.get(f"msg{kind}Total{moment}", 0))
 
-    # Brokers report running counters, and the values that these had at the last two midnights. The count of a day is the
-    # difference between two of them.
+    # Brokers report running counters, and the values that these had at the last two midnights. The count of a day is
+    # the difference between two of them.
     yesterday = [count(kind, "TodayMorning") - count(kind, "YesterdayMorning") for kind in ("Put", "Get")]
     return (*yesterday, *(count(kind, "TodayNow") - count(kind, "TodayMorning") for kind in ("Put", "Get")))
 

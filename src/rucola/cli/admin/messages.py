@@ -143,8 +143,8 @@ def query_msg_by_id(
             print_sent(sent)
         return
 
-    # offsetMsgIds of messages that were found only in the lake. It is searched whether the broker has deleted the message
-    # or cannot be reached, since a broker may have been removed after it was archived.
+    # offsetMsgIds of messages that were found only in the lake. It is searched whether the broker has deleted the
+    # message or cannot be reached, since a broker may have been removed after it was archived.
     archived: set[str] = set()
 
     async def one(client: AdminClient, msg_id: str) -> MessageExt:
