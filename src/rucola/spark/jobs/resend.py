@@ -106,7 +106,7 @@ class ResendTask:
     run: str
     ledger: Path
     target: SinkOptions
-    rates: Sequence[float] | None
+    rates: Sequence[float] | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows of a partition in a Spark task; yields one row with the number of messages sent."""
