@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the command line."""
+"""Fixtures for the tests of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.servers import server
 
 @pytest.fixture(scope="module")
 def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenCluster]:
-    """A copy of the golden store, served; for all tests of a module."""
+    """Serve a copy of the golden store, for all tests of a module."""
     directory = tmp_path_factory.mktemp("cluster")
     store = Path(shutil.copytree(golden / "g1-clean" / "store", directory / "store"))
     ports = ("--namesrv-port", "0", "--broker-port", "0")
@@ -26,7 +26,7 @@ def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """mqadmin was recorded where local time was UTC."""
+    """Set the time zone to UTC, as when the output of mqadmin was recorded."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()

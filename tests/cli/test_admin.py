@@ -1,4 +1,4 @@
-"""`rucola admin` against a server on the golden store, held against what mqadmin printed for the same store."""
+"""`rucola admin` with a server on the golden store, compared with the output of mqadmin for the same store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_tables_equal_mqadmins(cluster: GoldenCluster, command: str) -> None:
 
 
 def test_consumer_progress_equals_mqadmins(cluster: GoldenCluster) -> None:
-    """But for the rate, which a broker that has just started does not have."""
+    """Except the rate, which a broker that has just started does not report."""
     command = "consumerProgress -g G_g_tag"
     assert _without_rate(cluster.rows(command)) == _without_rate(cluster.expected(command))
 
@@ -127,7 +127,7 @@ def test_a_key_query_takes_a_time_window(cluster: GoldenCluster) -> None:
 
 
 def test_a_message_is_found_by_its_offset_msg_id(cluster: GoldenCluster) -> None:
-    """Ids in the store name the address of the broker that wrote it; here the same place is asked at this broker."""
+    """Ids in the store have the address of the broker that wrote it, so the id is changed to this broker's address."""
     port = int(cluster.broker.rpartition(":")[2])
     (message,) = cluster.json(f"queryMsgById -i 7F000001{port:08X}{0:016X}")
     assert message["commitLogOffset"] == 0
@@ -147,7 +147,7 @@ def test_topics_are_created_on_a_cluster(cluster: GoldenCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "reason"),
     [
         ("topicStatus -t Unknown", 1, "Unknown"),
         ("queryMsgByKey -t GA -k k --since yesterday", 1, "yesterday"),
@@ -199,9 +199,9 @@ def test_topics_are_created_on_a_cluster(cluster: GoldenCluster) -> None:
         ("clusterRT -c Elsewhere", 1, "Elsewhere"),
     ],
 )
-def test_a_failed_command_names_the_cause(cluster: GoldenCluster, command: str, code: int, said: str) -> None:
+def test_a_failed_command_names_the_cause(cluster: GoldenCluster, command: str, code: int, reason: str) -> None:
     result = cluster.admin(command)
     assert result.exit_code == code
     assert result.stdout == ""
-    assert said in result.stderr
+    assert reason in result.stderr
     assert code == 2 or len(result.stderr.splitlines()) == 1

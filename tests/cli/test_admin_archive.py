@@ -1,4 +1,4 @@
-"""`--archive LAKE`: one question to the live brokers and to the archive, when the log has lost its first file."""
+"""`--archive LAKE`: queries of live brokers and the archive, after the first file of the log was deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lake(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def aged(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenCluster]:
-    """A broker on a copy of the golden store without the first file of its log."""
+    """Serve a copy of the golden store without the first file of its log."""
     directory = tmp_path_factory.mktemp("aged")
     store = Path(shutil.copytree(golden / "g1-clean" / "store", directory / "store"))
     (store / "commitlog" / f"{0:020d}").unlink()
@@ -40,7 +40,7 @@ def aged(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gol
 
 @pytest.fixture(scope="module")
 def stored(golden: Path) -> list[dict[str, Any]]:
-    """What is archived, oldest first."""
+    """The archived messages, oldest first."""
     return [json.loads(line) for line in (golden / "g1-clean" / "expected.jsonl").read_text().splitlines()]
 
 
@@ -85,7 +85,7 @@ def test_a_unique_key_query_searches_broker_and_archive(
 
 
 def test_an_id_query_searches_broker_and_archive(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
-    """The broker that the recorded ids name is no more."""
+    """The broker whose address is in the recorded ids no longer exists."""
     gone = next(message for message in stored if message["topic"] == "GSpam")
     assert aged.admin(f"queryMsgById -i {gone['offsetMsgId']}").exit_code == 1
     (found,) = aged.json(f"queryMsgById -i {gone['offsetMsgId']} --archive {lake}")
@@ -98,7 +98,7 @@ def test_an_id_query_searches_broker_and_archive(aged: GoldenCluster, lake: Path
 
 
 def test_the_archive_answers_if_no_broker_does(aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]) -> None:
-    """A topic that is no more is no failure; a name server that does not answer is one."""
+    """A deleted topic is not a failure; a name server that does not answer is one."""
     gone = next(message for message in stored if message["topic"] == "GSpam")
     away = GoldenCluster("127.0.0.1:1", aged.broker, "")
     result = away.admin(f"queryMsgByUniqueKey -t GSpam -i {gone['msgId']} --archive {lake}")

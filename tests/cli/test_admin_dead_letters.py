@@ -1,4 +1,4 @@
-"""The commands of `rucola admin` about dead letters, on the golden store and on what the tests make."""
+"""Commands of `rucola admin` about dead letters, of the golden store and of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("_utc")
 
 
 def bury(cluster: GoldenCluster, group: str, count: int) -> None:
-    """Let a group have dead letters that come from topic GB, and one that does not say where it comes from."""
+    """Give a group dead letters of topic GB, and one without an original topic."""
     topic = f"%DLQ%{group}"
     cluster.done(f"updateTopic -c DefaultCluster -t {topic} -r 1 -w 1")
     with sync.Producer("buries", cluster.namesrv) as producer:
@@ -26,7 +26,7 @@ def bury(cluster: GoldenCluster, group: str, count: int) -> None:
 
 
 def test_dead_letters_of_the_golden_store_are_listed(cluster: GoldenCluster) -> None:
-    """Apache's broker has put them there."""
+    """Apache's broker has stored them."""
     found = cluster.json("dlqList")
     assert [group["group"] for group in found if group["count"]] != []
     for group in found:
@@ -89,7 +89,7 @@ def test_dead_letters_are_exported(cluster: GoldenCluster, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "reason"),
     [
         ("dlqList -g nobody", 1, "nobody"),
         ("printDlq -g nobody", 1, "group nobody has no dead letters"),
@@ -101,11 +101,11 @@ def test_dead_letters_are_exported(cluster: GoldenCluster, tmp_path: Path) -> No
     ],
 )
 def test_a_failed_dead_letter_command_names_the_cause(
-    cluster: GoldenCluster, command: str, code: int, said: str
+    cluster: GoldenCluster, command: str, code: int, reason: str
 ) -> None:
     result = cluster.admin(command)
     assert result.exit_code == code
-    assert said in result.stderr
+    assert reason in result.stderr
     assert not Path("unwritten").exists()
 
 

@@ -1,4 +1,4 @@
-"""Commands against a broker that has just started: Apache's leaves its rates empty for the first ten seconds."""
+"""Commands with a broker that has just started; Apache's broker has no rates for the first ten seconds."""
 
 from __future__ import annotations
 

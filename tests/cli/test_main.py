@@ -1,4 +1,4 @@
-"""The door: help, exit codes, and what is not loaded."""
+"""Entry point `rucola`: help, exit codes, and lazy imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.servers import run
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with the words that call it."""
+    """Every command, with its path."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

@@ -1,4 +1,4 @@
-"""docs/mqadmin.md says of each of mqadmin's commands whether it is there, as the code has it."""
+"""docs/mqadmin.md lists which commands of mqadmin are implemented, in agreement with the code."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ exportMetadata c:clusterName b:brokerAddr f:filePath t:topic g:subscriptionGroup
 exportConfigs c:clusterName f:filePath
 exportMetrics c:clusterName f:filePath
 """
-"""Each of mqadmin's commands with its flags, short and long; all of them take -n and -h as well."""
+"""The commands of mqadmin with their short and long flags; all of them have -n and -h, too."""
 MQADMIN = {name: flags for name, *flags in map(str.split, FLAGS.replace("\n    ", " ").strip().splitlines())}
 NOT_TO_BE_WRITTEN = {"print-log", "print-msg", "machine-room"}
-"""Long names that have a space where mqadmin has them, so that nobody can write them."""
+"""Long names that contain a space in mqadmin, and so cannot be typed."""
 LEFT_OUT = {("queryMsgById", "u")}
 ASKS_FIRST = {
     "cloneGroupOffset", "deleteExpiredCommitLog", "deleteKvConfig", "deleteSubGroup", "deleteTopic",
@@ -86,7 +86,7 @@ ASKS_FIRST = {
 
 
 def tables() -> tuple[set[str], set[str], set[str]]:
-    """mqadmin's commands that are there, the others that are there, and mqadmin's that are not."""
+    """Return the implemented commands of mqadmin, other commands, and unimplemented commands of mqadmin."""
     there, rest = DOCUMENT.read_text(encoding="utf-8").split("these mqadmin does not have:")
     own, not_there = rest.split("these there are not:")
     return commands_of(there), commands_of(own), commands_of(not_there)

@@ -1,4 +1,4 @@
-"""`rucola pipeline`: what archives, compacts and searches, by the command line."""
+"""`rucola pipeline`: archive, compact and search on the command line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_lake_is_filled_compacted_and_searched(golden: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (["archive"], "give either --store or --namesrvAddr"),
         (["archive", "--store", ".", "-n", "h:1"], "give either --store or --namesrvAddr"),
@@ -80,10 +80,10 @@ def test_a_lake_is_filled_compacted_and_searched(golden: Path, tmp_path: Path) -
         (["archive", "--store", ".", "--brokerName", "a", "--brokerName", "b"], "there are 1 stores and 2 names"),
     ],
 )
-def test_contradictory_options_are_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_contradictory_options_are_refused(tmp_path: Path, arguments: list[str], reason: str) -> None:
     result = invoke(*arguments, "--out", tmp_path / "lake")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert reason in result.stderr
     assert not (tmp_path / "lake").exists()
 
 

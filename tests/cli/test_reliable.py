@@ -1,4 +1,4 @@
-"""`rucola reliable`: processes as operators start them, on a database file and a running broker."""
+"""`rucola reliable` as processes, with a database file and a running broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.servers import run, server
 
 
 class Shop:
-    """A database file with tables, and messages in it."""
+    """A database file with tables and messages."""
 
     def __init__(self, directory: Path) -> None:
         self.url = f"sqlite:///{directory / 'shop.db'}"
@@ -73,13 +73,13 @@ def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     first, second, third = shop.add(3, ("billing", "stock"))
     shop.change(status="MANUAL", due_at=None, sends=16)
     assert "would send 3 messages again" in shop.ask("resend", "--status", "MANUAL", "--dry-run")
-    shop.ask("resend", first, code=1)  # nobody answers the question
+    shop.ask("resend", first, code=1)  # the prompt is not answered
     assert json.loads(shop.ask("stats", "--json"))["counts"]["MANUAL"] == 3
     assert shop.ask("resend", first, "--yes") == "1 of 1 changed\n"
     assert shop.ask("confirm", second, "--for-group", "stock", "--yes") == "1 of 1 changed\n"
     assert json.loads(shop.ask("show", second, "--json"))["stub"]["awaiting"] == ["billing"]
     assert shop.ask("confirm", second, "--yes") == "1 of 1 changed\n"
-    assert shop.ask("void", second, third, "--yes") == "1 of 2 changed\n"  # confirmed wins
+    assert shop.ask("void", second, third, "--yes") == "1 of 2 changed\n"  # the other one is confirmed
     counts = json.loads(shop.ask("stats", "--json"))["counts"]
     assert {status: count for status, count in counts.items() if count} == {"NEW": 1, "CONFIRMED": 1, "VOID": 1}
     assert "there is no message unknown" in shop.ask("void", "unknown", "--yes", code=1)

@@ -1,4 +1,4 @@
-"""`rucola store` on the golden stores, whole and damaged."""
+"""`rucola store` on golden stores, undamaged and damaged."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_grep_takes_a_time_window(store: Path) -> None:
 
 
 def test_impossible_offsets_and_files_are_refused(store: Path, tmp_path: Path) -> None:
-    """A file where a directory has to go, and a configuration that is no text: one line, no traceback."""
+    """A file in place of a directory, and a configuration that is not text: one line, no traceback."""
     file = tmp_path / "file"
     file.write_bytes(bytes(range(256)))
     for arguments in (
@@ -190,9 +190,9 @@ def test_repair_lists_what_it_leaves_out(store: Path, conf: Path, tmp_path: Path
     assert "GB|1|0" in result.stdout
     assert "2555 messages" in result.stdout
     assert run("check", tmp_path / "copy").exit_code == 0
-    told = json.loads(run("repair", store, "--out", tmp_path / "again", "-c", conf, "--json").stdout)
-    assert (told["kept"], told["lost"], told["clean"]) == (2555, 1, False)
-    assert told["left_out"][0]["messages"] == ["GB|1|0"]
+    output = json.loads(run("repair", store, "--out", tmp_path / "again", "-c", conf, "--json").stdout)
+    assert (output["kept"], output["lost"], output["clean"]) == (2555, 1, False)
+    assert output["left_out"][0]["messages"] == ["GB|1|0"]
     result = run("repair", store, "--out", tmp_path / "copy")
     assert result.exit_code == 1
     assert "is not empty" in result.stderr
@@ -235,7 +235,7 @@ def test_a_progress_bar_is_shown_on_a_terminal_and_kept_out_of_the_output(
         assert shown.stdout is not None
         answer = thread.submit(shown.stdout.read)
         drawn = bytearray()
-        with suppress(OSError):  # which is how a terminal ends
+        with suppress(OSError):  # a closed terminal raises it
             while more := screen.read(4096):
                 drawn += more
         assert answer.result().decode() == plain.stdout
@@ -247,9 +247,9 @@ def test_a_progress_bar_is_shown_on_a_terminal_and_kept_out_of_the_output(
 def test_help_shows_exit_codes_and_examples() -> None:
     assert "Exit codes:" in run("--help").stdout
     for command in ("check", "stat", "dump", "grep", "rebuild", "repair"):
-        told = run(command, "--help").stdout
-        assert f"rucola store {command} data" in told
-        assert "--json" in told
+        output = run(command, "--help").stdout
+        assert f"rucola store {command} data" in output
+        assert "--json" in output
 
 
 def test_dump_and_grep_always_print_json(store: Path) -> None:

@@ -1,13 +1,17 @@
-"""The programs in docs/pipeline-archive.md and docs/pipeline-search.md run, and do what stands beside them."""
+"""The programs on the pages of the pipeline run, and do what the pages describe."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+
+from rucola.spark.jobs import archive
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -38,3 +42,24 @@ def test_the_programs_of_the_pages_run(
     keys = [json.loads(line)["properties"].get("KEYS", "").split() for line in lines]
     assert names["orders"].count() == sum("grp-0" in each for each in keys)
     assert len(names["found"].messages) == 10
+
+
+@pytest.mark.spark
+def test_the_programs_of_audit_rebuild_and_replay_run(
+    spark: SparkSession,
+    golden: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store")
+    archive.run(spark, "store", "lake")
+    names: dict[str, Any] = {"spark": spark}
+    for page in ("audit", "rebuild", "replay"):
+        (program,) = programs(f"pipeline-{page}.md")
+        exec(program.replace("Orders", "GA").replace("paid", "TagA"), names)
+    assert (tmp_path / "audit" / "report.html").exists()
+    assert (tmp_path / "derived" / "consumequeue" / "GA").is_dir()
+    assert names["result"].rows > 0
+    assert str(names["result"].rows) in capsys.readouterr().out

@@ -105,8 +105,10 @@ def test_a_store_and_its_lake_are_replayed_identically(
 
 
 @pytest.mark.spark
-def test_a_message_that_no_broker_accepts_ends_the_run(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
-    """What was acknowledged before it is not sent again by the next run."""
+def test_a_message_that_no_broker_accepts_ends_the_run(
+    jobs: AnySession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    """Messages that were acknowledged before it are not sent again by the next run."""
     fill(small_store, 400, queues=1)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     ledger = tmp_path / "ledger"
@@ -298,10 +300,11 @@ async def test_idle_time_earns_no_credit_for_a_burst() -> None:
 
 
 def test_queues_are_distributed_evenly() -> None:
-    queues = [replay.QueuePlan("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
-    lanes = replay.assign_lanes(queues, {}, 2)
+    plans = [replay.QueuePlan("b", "T", n, rows, 0, 100) for n, rows in enumerate((50, 30, 20, 20))]
+    queues = replay.pending_queues(plans, {})
+    lanes = replay.assign_lanes(queues, 2)
     assert [[queue.rows for queue in lane] for lane in lanes] == [[50, 20], [30, 20]]
-    assert len(replay.assign_lanes(queues, {}, 16)) == 4
+    assert len(replay.assign_lanes(queues, 16)) == 4
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        # Errors with a documented meaning become one line and exit code 1. Anything else is a bug, and is raised.
         except StoreCorrupt as error:
             raise click.ClickException(f"{error}\n{advice(error)}".rstrip()) from None
         except MQError as error:

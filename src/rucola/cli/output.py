@@ -33,6 +33,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, foo
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for count, line in enumerate(lines, 1):
         table.add_row(*map(str, line), end_section=footer and count == len(lines) - 1)
+    # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=100_000)

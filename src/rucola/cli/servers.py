@@ -195,6 +195,8 @@ def broker_settings(properties: dict[str, str], config_file: Path | None) -> tup
 
 def set_store_directory(properties: dict[str, str], store: Path) -> None:
     """Set the store directory in the properties; a CommitLog directory below the old root moves along."""
+    # A broker.conf of Apache has absolute paths below its own root. For the root /data and the log /data/commitlog,
+    # the store /new gets the log /new/commitlog; a log outside the root stays where it is.
     old_root = Path(properties.get("storePathRootDir", store))
     log = properties.get("storePathCommitLog")
     if log is not None and Path(log).is_relative_to(old_root):

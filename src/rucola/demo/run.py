@@ -190,6 +190,7 @@ async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> S
             task = progress.add_task("2. Send   ", total=count)
             async for result in producer.send_many(messages()):
                 totals.sent += 1
+                # Any message would do as a sample; one from the middle is not at the edge of a file.
                 if totals.sent == count // 2 + 1:
                     sample.unique_key, sample.offset_msg_id = result.msg_id, result.offset_msg_id
                 if totals.sent % 1000 == 0:
@@ -211,6 +212,7 @@ async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, conso
         with _progress(console) as progress:
             task = progress.add_task("3. Consume", total=totals.sent)
             async for message in consumer.messages(IDLE_TIMEOUT_MS):
+                # Delivery is at least once: a rebalance or a lost acknowledgement may repeat a message.
                 if message.msg_id in seen:
                     totals.repeated += 1
                 else:
@@ -273,6 +275,7 @@ async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals,
     async with consumer:
         async for message in consumer.messages(IDLE_TIMEOUT_MS):
             rejected.append(message)
+            # A negative delay level makes the message a dead letter at once, without retries.
             await consumer.reconsume_later(message, delay_level=-1)
             if len(rejected) == count:
                 break

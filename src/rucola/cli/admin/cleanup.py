@@ -8,7 +8,7 @@ import click
 
 from rucola.admin import AdminClient
 from rucola.admin.brokers import BrokerAdmin
-from rucola.cli.admin.command import ask, broker_option, command, confirm, targets, yes_option
+from rucola.cli.admin.command import broker_option, call_admin, command, confirm, targets, yes_option
 from rucola.cli.output import print_json
 
 cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for all its masters.")
@@ -18,6 +18,7 @@ async def _masters(client: AdminClient, address: str | None, cluster: str | None
     """Return the broker or the masters of the cluster that was named; by default all masters."""
     if address is not None or cluster is not None:
         return await targets(client, address, cluster)
+    # Without -b and -c, mqadmin cleans every cluster of the name servers.
     clusters = (await client.cluster.info()).cluster_addr_table
     return [one for name in sorted(clusters) for one in (await client.cluster.masters(name)).values()]
 
@@ -31,13 +32,13 @@ def _everywhere(
 ) -> None:
     """Send a request to each broker in turn, and print the brokers."""
 
-    async def question(client: AdminClient) -> list[str]:
+    async def request(client: AdminClient) -> list[str]:
         addresses = await _masters(client, address, cluster)
         for one in addresses:
             await clean(client.brokers, one)
         return addresses
 
-    addresses = ask(namesrv_addr, question)
+    addresses = call_admin(namesrv_addr, request)
     if as_json:
         print_json({"brokerAddrs": addresses})
         return

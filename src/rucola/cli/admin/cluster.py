@@ -11,8 +11,8 @@ from rucola.admin import AdminClient, TopicTraffic
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.requests import gather_fail_fast
 from rucola.cli.admin.command import (
-    ask,
     broker_option,
+    call_admin,
     cluster_option,
     command,
     confirm,
@@ -38,7 +38,7 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
       rucola admin clusterList -m -i 10
     """
 
-    async def question(client: AdminClient) -> list[dict[str, Any]]:
+    async def request(client: AdminClient) -> list[dict[str, Any]]:
         info = await client.cluster.info()
         brokers: list[dict[str, Any]] = [
             {"clusterName": cluster, "brokerName": name, "brokerId": broker_id, "brokerAddr": address}
@@ -49,8 +49,9 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
         stats = await gather_fail_fast(_runtime_stats(client, broker["brokerAddr"]) for broker in brokers)
         return [broker | {"runtimeStats": one} for broker, one in zip(brokers, stats, strict=True)]
 
+    # Each round uses a new connection, so that a name server that was restarted meanwhile is found again.
     for _ in rounds(interval):
-        brokers = ask(namesrv_addr, question)
+        brokers = call_admin(namesrv_addr, request)
         if as_json:
             print_json(brokers)
         elif more:
@@ -80,6 +81,8 @@ def _totals(stats: dict[str, str]) -> tuple[int, ...]:
     def count(kind: str, moment: str) -> int:
         return int(stats.get(f"msg{kind}Total{moment}", 0))
 
+    # Brokers report running counters, and the values that these had at the last two midnights. The count of a day is
+    # the difference between two of them.
     yesterday = [count(kind, "TodayMorning") - count(kind, "YesterdayMorning") for kind in ("Put", "Get")]
     return (*yesterday, *(count(kind, "TodayNow") - count(kind, "TodayMorning") for kind in ("Put", "Get")))
 
@@ -124,11 +127,11 @@ def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster
     """
     one_of(address, cluster)
 
-    async def question(client: AdminClient) -> dict[str, dict[str, str]]:
+    async def request(client: AdminClient) -> dict[str, dict[str, str]]:
         addresses = await targets(client, address, cluster)
         return dict(zip(addresses, await gather_fail_fast(map(client.brokers.runtime_stats, addresses)), strict=True))
 
-    _print_settings(ask(namesrv_addr, question), as_json, 32, ": ", "" if address else "{address:<24} ")
+    _print_settings(call_admin(namesrv_addr, request), as_json, 32, ": ", "" if address else "{address:<24} ")
 
 
 def _print_settings(
@@ -162,13 +165,13 @@ def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | 
       rucola admin statsAll -a -t Flights
     """
 
-    async def question(client: AdminClient) -> list[TopicTraffic]:
+    async def request(client: AdminClient) -> list[TopicTraffic]:
         topics = [name for name in await client.topics.user_names() if topic in (None, name)]
         if topic is not None and not topics:
             raise ConfigError(f"there is no topic {topic}")
         return [await client.traffic.of_topic(name) for name in topics]
 
-    found = ask(namesrv_addr, question)
+    found = call_admin(namesrv_addr, request)
     if only_active:
         found = [of for of in found if of.came.day_count or any(group.out.day_count for group in of.groups)]
     if as_json:
@@ -203,12 +206,12 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
     """
     one_of(address, cluster)
 
-    async def question(client: AdminClient) -> dict[str, dict[str, str]]:
+    async def request(client: AdminClient) -> dict[str, dict[str, str]]:
         addresses = await targets(client, address, cluster)
         return dict(zip(addresses, await gather_fail_fast(map(client.brokers.config, addresses)), strict=True))
 
     title = "============{address}============"
-    _print_settings(ask(namesrv_addr, question), as_json, 50, "=  ", title=title)
+    _print_settings(call_admin(namesrv_addr, request), as_json, 50, "=  ", title=title)
 
 
 @command("updateBrokerConfig")
@@ -229,13 +232,13 @@ def update_broker_config(
     """
     one_of(address, cluster)
 
-    async def question(client: AdminClient) -> list[str]:
+    async def request(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
         for one in addresses:
             await client.brokers.update_config(one, {key: value})
         return addresses
 
-    addresses = ask(namesrv_addr, question)
+    addresses = call_admin(namesrv_addr, request)
     if as_json:
         print_json({"brokerAddrs": addresses, key: value})
         return
@@ -251,7 +254,7 @@ def get_namesrv_config(namesrv_addr: str, as_json: bool) -> None:
     Examples:
       rucola admin getNamesrvConfig -n localhost:9876
     """
-    tables = ask(namesrv_addr, lambda client: client.name_servers.configs())
+    tables = call_admin(namesrv_addr, lambda client: client.name_servers.configs())
     _print_settings(tables, as_json, 50, "=  ", title="============{address}============")
 
 
@@ -272,7 +275,7 @@ def update_namesrv_config(namesrv_addr: str, as_json: bool, key: str, value: str
                 raise ConfigError(f"name server {address} has no setting {key}; getNamesrvConfig lists all")
         await client.name_servers.update_config({key: value})
 
-    ask(namesrv_addr, change)
+    call_admin(namesrv_addr, change)
     if as_json:
         print_json({key: value})
     else:
@@ -290,7 +293,7 @@ def update_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str,
     Examples:
       rucola admin updateKvConfig -s ORDER_TOPIC_CONFIG -k Orders -v "broker-a:4"
     """
-    ask(namesrv_addr, lambda client: client.name_servers.put_kv(namespace, key, value))
+    call_admin(namesrv_addr, lambda client: client.name_servers.put_kv(namespace, key, value))
     if as_json:
         print_json({"namespace": namespace, "key": key, "value": value})
     else:
@@ -308,10 +311,10 @@ def delete_kv_config(namesrv_addr: str, as_json: bool, namespace: str, key: str,
     Examples:
       rucola admin deleteKvConfig -s ORDER_TOPIC_CONFIG -k Orders --yes
     """
-    if ask(namesrv_addr, lambda client: client.name_servers.get_kv(namespace, key)) is None:
+    if call_admin(namesrv_addr, lambda client: client.name_servers.get_kv(namespace, key)) is None:
         raise ConfigError(f"namespace {namespace} has no key {key}")
     confirm(yes, f"delete {key} from namespace {namespace}")
-    ask(namesrv_addr, lambda client: client.name_servers.delete_kv(namespace, key))
+    call_admin(namesrv_addr, lambda client: client.name_servers.delete_kv(namespace, key))
     if as_json:
         print_json({"namespace": namespace, "key": key})
     else:
@@ -339,9 +342,9 @@ def wipe_write_perm(namesrv_addr: str, as_json: bool, broker_name: str, yes: boo
     Examples:
       rucola admin wipeWritePerm -b broker-a --yes
     """
-    ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
+    call_admin(namesrv_addr, lambda client: _check_broker(client, broker_name))
     confirm(yes, f"stop all sends to broker {broker_name}")
-    counts = ask(namesrv_addr, lambda client: client.name_servers.wipe_write_permission(broker_name))
+    counts = call_admin(namesrv_addr, lambda client: client.name_servers.wipe_write_permission(broker_name))
     if as_json:
         print_json(counts)
         return
@@ -358,8 +361,8 @@ def add_write_perm(namesrv_addr: str, as_json: bool, broker_name: str) -> None:
     Examples:
       rucola admin addWritePerm -b broker-a
     """
-    ask(namesrv_addr, lambda client: _check_broker(client, broker_name))
-    counts = ask(namesrv_addr, lambda client: client.name_servers.add_write_permission(broker_name))
+    call_admin(namesrv_addr, lambda client: _check_broker(client, broker_name))
+    counts = call_admin(namesrv_addr, lambda client: client.name_servers.add_write_permission(broker_name))
     if as_json:
         print_json(counts)
         return

@@ -37,6 +37,7 @@ def command(name: str) -> Callable[[F], click.Command]:
     """Register a function as a command of `admin`, with the options that all commands have."""
 
     def decorate(function: F) -> click.Command:
+        # click shows the option that was added last first: help texts begin with -n and --json.
         with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
         with_namesrv = click.option(
             "-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", required=True, show_envvar=True,
@@ -47,14 +48,14 @@ def command(name: str) -> Callable[[F], click.Command]:
     return decorate
 
 
-def ask(namesrv_addr: str, question: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Call `question` with an AdminClient that is open for the duration of the call, and return its result."""
+def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:
+    """Call `request` with an AdminClient that is open for the duration of the call, and return its result."""
 
-    async def asking() -> T:
+    async def call() -> T:
         async with AdminClient(namesrv_addr) as client:
-            return await question(client)
+            return await request(client)
 
-    return asyncio.run(asking())
+    return asyncio.run(call())
 
 
 topic_option = click.option("-t", "--topic", required=True, help="Name of the topic.")
@@ -116,6 +117,7 @@ def time_of(text: str, option: str) -> int:
         return time.time_ns() // 1_000_000
     if text.isascii() and text.isdigit():
         return int(text)
+    # strptime has no milliseconds, so they are cut off and parsed separately.
     moment, _, milliseconds = text.rpartition(":")
     try:
         if len(milliseconds) != 3:

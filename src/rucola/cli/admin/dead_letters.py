@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
-from rucola.cli.admin.command import ask, begin_option, command, confirm, end_option, times_of, yes_option
+from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, times_of, yes_option
 from rucola.cli.message_view import message_json
 from rucola.cli.output import print_json, print_table, progress_bar, time_text
 from rucola.errors import ConfigError
@@ -42,11 +42,11 @@ def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
       rucola admin dlqList -g billing --json
     """
 
-    async def question(client: AdminClient) -> list[DeadLetterStats]:
+    async def request(client: AdminClient) -> list[DeadLetterStats]:
         groups = [group] if group is not None else await client.dead_letters.groups()
         return [await client.dead_letters.stats(name) for name in groups]
 
-    found = ask(namesrv_addr, question)
+    found = call_admin(namesrv_addr, request)
     if as_json:
         names = ("group", "count", "waiting", "oldestTimestamp", "newestTimestamp")
         rows = [(of.consumer_group, of.count, of.waiting, of.oldest_ms, of.newest_ms) for of in found]
@@ -88,7 +88,7 @@ def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, e
     """
     begin_ms, end_ms = times_of(begin, end)
 
-    async def question(client: AdminClient) -> list[tuple[object, ...]]:
+    async def request(client: AdminClient) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = []
         async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
             message = letter.message
@@ -101,7 +101,7 @@ def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, e
             )  # fmt: skip
         return rows
 
-    rows = ask(namesrv_addr, question)
+    rows = call_admin(namesrv_addr, request)
     if not as_json:
         columns = (
             "#Offset Message ID", "#Origin Topic", "#Tags", "#Keys", "#Reconsume Times", "#Store Timestamp",
@@ -142,7 +142,7 @@ def export_dlq(
     begin_ms, end_ms = times_of(begin, end)
     write = _parquet if form == "parquet" else _json_lines
 
-    async def question(client: AdminClient) -> int:
+    async def request(client: AdminClient) -> int:
         count = 0
         with _atomic_file(output) as file, write(file) as add:
             async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
@@ -150,7 +150,7 @@ def export_dlq(
                 count += 1
         return count
 
-    count = ask(namesrv_addr, question)
+    count = call_admin(namesrv_addr, request)
     if as_json:
         print_json({"group": group, "output": str(output), "format": form, "count": count})
     else:
@@ -191,6 +191,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
         from rucola.spark.source.columns import SCHEMA
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: Parquet needs the extra `spark`, install `rucola[spark]`") from None
+    # A dead letter was pulled from the wire, and does not tell the name of its broker.
     columns = [column for column in SCHEMA if column.name != "brokerName"]
     schema = pa.schema([*columns, ("originTopic", pa.string()), ("redriven", pa.bool_())])
     rows: list[dict[str, Any]] = []
@@ -211,6 +212,8 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
 
 def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
     message = letter.message
+    # JSON fields have the names of the columns. Columns of other types replace theirs: timestamps are microseconds, and
+    # maps are lists of pairs.
     return _letter_json(letter) | {
         "body": message.body,
         "keys": message.keys.split() if message.keys else None,
@@ -270,7 +273,9 @@ def redrive_dlq(
     counts: Counter[RedriveStatus] = Counter()
     topics: Counter[str] = Counter()
 
-    async def question(client: AdminClient) -> None:
+    async def request(client: AdminClient) -> None:
+        # With ids, the number is known; otherwise the number of waiting dead letters is an estimate for the bar, since
+        # others may be added or re-driven meanwhile.
         total = len(ids) or (await client.dead_letters.stats(group)).waiting
         with progress_bar(f"re-driving {group}") as progress:
             results = client.dead_letters.redrive(
@@ -288,7 +293,7 @@ def redrive_dlq(
 
     if not dry_run:
         confirm(yes, f"send {f'{len(ids)} of ' if ids else ''}the dead letters of group {group} again")
-    ask(namesrv_addr, question)
+    call_admin(namesrv_addr, request)
     if not as_json:
         print_table(("#Topic", "#Would Send" if dry_run else "#Sent"), sorted(topics.items()))
     click.echo(f"{counts[RedriveStatus.DONE_BEFORE]} re-driven before, {counts[RedriveStatus.FAILED]} failed", err=True)

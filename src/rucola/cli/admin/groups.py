@@ -20,8 +20,8 @@ from rucola.admin import (
     version_text,
 )
 from rucola.cli.admin.command import (
-    ask,
     broker_option,
+    call_admin,
     cluster_option,
     command,
     confirm,
@@ -78,7 +78,7 @@ def consumer_progress(
         return
     name = group
 
-    async def question(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str], dict[MessageQueue, int]]:
+    async def request(client: AdminClient) -> tuple[ConsumeStats, dict[MessageQueue, str], dict[MessageQueue, int]]:
         stats = await client.groups.consume_stats(name, topic)
         if not stats.offset_table:
             await client.groups.check_exists(name)
@@ -86,7 +86,7 @@ def consumer_progress(
         topics = sorted({queue.topic for queue in stats.offset_table}) if with_delay else []
         return stats, owners, await client.groups.consume_delays(name, topics)
 
-    stats, owners, delays_ms = ask(namesrv_addr, question)
+    stats, owners, delays_ms = call_admin(namesrv_addr, request)
     diff_total = sum(map(_diff, stats.offset_table.values()))
     if as_json:
         queues = [
@@ -105,6 +105,7 @@ def consumer_progress(
         ]
         for queue, at in stats.offset_table.items()
     ]  # fmt: skip
+    # mqadmin has the client between the consumer offset and the difference, and the delay as the last column.
     if with_clients:
         columns.insert(5, "#Client IP")
         for row, queue in zip(rows, stats.offset_table, strict=True):
@@ -134,7 +135,7 @@ async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
 
 
 def _all_groups(namesrv_addr: str, as_json: bool) -> None:
-    async def question(client: AdminClient) -> list[dict[str, Any]]:
+    async def request(client: AdminClient) -> list[dict[str, Any]]:
         groups = []
         for name in await client.groups.names():
             stats = await client.groups.consume_stats(name)
@@ -152,10 +153,11 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
             )
         return groups
 
-    groups = ask(namesrv_addr, question)
+    groups = call_admin(namesrv_addr, request)
     if as_json:
         print_json(groups)
         return
+    # A push consumer reports that it consumes passively, although it pulls internally.
     kinds = {"PASSIVELY": "PUSH", "ACTIVELY": "PULL"}
     rows = [
         (
@@ -195,7 +197,7 @@ def broker_consume_stats(
     Examples:
       rucola admin brokerConsumeStats -b localhost:10911 -l 1000
     """
-    stats = ask(
+    stats = call_admin(
         namesrv_addr,
         lambda client: client.brokers.consume_stats(address, only_ordered=order, timeout_ms=timeout_ms),
     )
@@ -234,7 +236,7 @@ def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: s
     Examples:
       rucola admin consumerConnection -g billing
     """
-    connection = ask(namesrv_addr, lambda client: client.groups.consumer_connection(group, address))
+    connection = call_admin(namesrv_addr, lambda client: client.groups.consumer_connection(group, address))
     if as_json:
         print_json(connection)
         return
@@ -268,7 +270,7 @@ def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str
     Examples:
       rucola admin producerConnection -g airline -t Flights
     """
-    connection = ask(namesrv_addr, lambda client: client.groups.producer_connection(group, topic))
+    connection = call_admin(namesrv_addr, lambda client: client.groups.producer_connection(group, topic))
     if as_json:
         print_json(connection)
         return
@@ -290,7 +292,7 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
     Examples:
       rucola admin producer -b localhost:10911
     """
-    groups = ask(namesrv_addr, lambda client: client.groups.producers(address))
+    groups = call_admin(namesrv_addr, lambda client: client.groups.producers(address))
     if as_json:
         print_json(groups)
         return
@@ -324,7 +326,7 @@ def consumer_status(
       rucola admin consumerStatus -g billing -i 10.0.0.7@4711 --json
     """
 
-    async def question(client: AdminClient) -> dict[str, ConsumerRunningInfo]:
+    async def request(client: AdminClient) -> dict[str, ConsumerRunningInfo]:
         if client_id is not None:
             return {client_id: await client.groups.running_info(group, client_id, jstack=jstack)}
         connection = await client.groups.consumer_connection(group, address)
@@ -333,7 +335,9 @@ def consumer_status(
             for one in connection.connection_set
         }
 
-    infos = ask(namesrv_addr, question)
+    infos = call_admin(namesrv_addr, request)
+    # Clients of one group must subscribe alike, because brokers keep one subscription per group. A queue is assigned to
+    # two clients for a moment during a rebalance, and permanently if they see different members.
     wanted = {frozenset((data.topic, data.sub_string) for data in info.subscription_set) for info in infos.values()}
     held = [queue for info in infos.values() for queue in info.mq_table]
     shared = sorted({queue for queue in held if held.count(queue) > 1})
@@ -462,9 +466,10 @@ def update_sub_group(
         "which_broker_when_consume_slowly": wanted["slow_broker"],
         "notify_consumer_ids_changed_enable": wanted["notify"],
     }
+    # Options that were not given keep the value of the group, or the default if the group is new.
     changes = {name: value for name, value in fields.items() if value is not None}
 
-    async def question(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:
+    async def request(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:
         configs = {}
         for one in await targets(client, address, cluster):
             known = (await client.groups.configs(one)).get(group)
@@ -473,7 +478,7 @@ def update_sub_group(
             configs[one] = config
         return configs
 
-    configs = ask(namesrv_addr, question)
+    configs = call_admin(namesrv_addr, request)
     if as_json:
         print_json(configs)
         return
@@ -497,7 +502,7 @@ def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
       rucola admin getConsumerConfig -g billing
     """
 
-    async def question(client: AdminClient) -> list[tuple[str, str, SubscriptionGroupConfig]]:
+    async def request(client: AdminClient) -> list[tuple[str, str, SubscriptionGroupConfig]]:
         info = await client.cluster.info()
         found = []
         for cluster in sorted(info.cluster_addr_table):
@@ -507,7 +512,7 @@ def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
                     found.append((cluster, name, config))
         return found
 
-    found = ask(namesrv_addr, question)
+    found = call_admin(namesrv_addr, request)
     if not found:
         raise ConfigError(f"no broker has a consumer group {group}")
     if as_json:
@@ -562,7 +567,7 @@ def delete_sub_group(
 
     leftovers = " with its retry and dead letter topics" if cluster is not None else ""
     confirm(yes, f"delete group {group}{leftovers} from {cluster or address}")
-    addresses = ask(namesrv_addr, delete)
+    addresses = call_admin(namesrv_addr, delete)
     if as_json:
         print_json({"group": group, "brokerAddrs": addresses})
         return

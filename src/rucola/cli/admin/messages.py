@@ -19,8 +19,8 @@ from rucola.admin import (
     MessageQueue,
     MessageTrack,
 )
-from rucola.cli.admin.archived import Origins, archive_option, archived_message, query_both
-from rucola.cli.admin.command import ask, begin_option, command, end_option, times_of, topic_option
+from rucola.cli.admin.archive_query import Origins, archive_option, archived_message, query_both
+from rucola.cli.admin.command import begin_option, call_admin, command, end_option, times_of, topic_option
 from rucola.cli.admin.send import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
 from rucola.cli.output import print_json, print_table, time_text
@@ -84,7 +84,7 @@ def query_msg_by_key(
     window = begin_ms or 0, MAX_LONG if end_ms is None else end_ms
 
     def live() -> KeyQueryResult:
-        return ask(namesrv_addr, lambda client: client.messages.query_by_key(topic, key, max_count, *window))
+        return call_admin(namesrv_addr, lambda client: client.messages.query_by_key(topic, key, max_count, *window))
 
     result, origins = query_both(live, lake, topic, key, max_count, unique=False, window=window)
     if as_json:
@@ -136,13 +136,15 @@ def query_msg_by_id(
         _consume_directly(namesrv_addr, as_json, group, client_id, ids)
         return
     if resend:
-        sent = ask(namesrv_addr, lambda client: _resend(client, ids))
+        sent = call_admin(namesrv_addr, lambda client: _resend(client, ids))
         if as_json:
             print_json([send_json(result) for result in sent])
         else:
             print_sent(sent)
         return
 
+    # offsetMsgIds of messages that were found only in the lake. It is searched whether the broker has deleted the
+    # message or cannot be reached, since a broker may have been removed after it was archived.
     archived: set[str] = set()
 
     async def one(client: AdminClient, msg_id: str) -> MessageExt:
@@ -155,10 +157,10 @@ def query_msg_by_id(
             archived.add(message.offset_msg_id)
             return message
 
-    async def question(client: AdminClient) -> list[tuple[MessageExt, list[MessageTrack]]]:
+    async def request(client: AdminClient) -> list[tuple[MessageExt, list[MessageTrack]]]:
         return [await _with_tracks(client, await one(client, msg_id)) for msg_id in ids]
 
-    found = ask(namesrv_addr, question)
+    found = call_admin(namesrv_addr, request)
     _print_tracked(found, as_json, Origins() if lake is None else Origins(frozenset(archived)))
 
 
@@ -187,7 +189,7 @@ def query_msg_by_offset(
     """
     queue = MessageQueue(topic, broker_name, queue_id)
 
-    async def question(client: AdminClient) -> tuple[MessageExt, list[MessageTrack]]:
+    async def request(client: AdminClient) -> tuple[MessageExt, list[MessageTrack]]:
         await client.topics.route(topic)
         async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
             result = await consumer.pull(queue, queue_offset, 1)
@@ -200,7 +202,7 @@ def query_msg_by_offset(
             )
         return await _with_tracks(client, result.messages[0])
 
-    _print_tracked([ask(namesrv_addr, question)], as_json, Origins())
+    _print_tracked([call_admin(namesrv_addr, request)], as_json, Origins())
 
 
 @command("queryMsgByUniqueKey")
@@ -234,7 +236,7 @@ def query_msg_by_unique_key(
     if lake is not None and group is not None:
         raise click.UsageError("--archive only shows messages; it cannot be combined with -g and -d")
 
-    async def question(client: AdminClient) -> KeyQueryResult:
+    async def request(client: AdminClient) -> KeyQueryResult:
         result = await client.messages.query_by_unique_key(topic, unique_key)
         if lake is None and not result.messages and await client.messages.is_offset_msg_id(unique_key):
             raise ConfigError(
@@ -243,9 +245,10 @@ def query_msg_by_unique_key(
         return result
 
     def live() -> KeyQueryResult:
-        return ask(namesrv_addr, question)
+        return call_admin(namesrv_addr, request)
 
     result, origins = query_both(live, lake, topic, unique_key, PAGE, unique=True)
+    # Results come newest first; the message that was stored first is the original, later ones are copies.
     result.messages.sort(key=lambda message: (message.store_timestamp, message.physical_offset))
     if not show_all:
         del result.messages[1:]
@@ -262,13 +265,13 @@ def query_msg_by_unique_key(
 def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: str, ids: list[str]) -> None:
     """Let a client consume messages, and print the results; the exit code is 1 if one failed."""
 
-    async def question(client: AdminClient) -> list[dict[str, Any]]:
+    async def request(client: AdminClient) -> list[dict[str, Any]]:
         return [
             {"msgId": msg_id} | msgspec.to_builtins(await client.messages.consume_directly(group, client_id, msg_id))
             for msg_id in ids
         ]
 
-    results = ask(namesrv_addr, question)
+    results = call_admin(namesrv_addr, request)
     if as_json:
         print_json(results)
     else:

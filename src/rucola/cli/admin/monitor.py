@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, Finding
-from rucola.cli.admin.command import ask, command, rounds
+from rucola.cli.admin.command import call_admin, command, rounds
 from rucola.cli.output import time_text
 
 DEFAULT_INTERVAL_S = 60.0
@@ -45,13 +45,14 @@ def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bo
     """
     since_ms = time.time_ns() // 1_000_000 - round(interval * 1000)
 
-    async def question(client: AdminClient) -> list[Finding]:
+    async def request(client: AdminClient) -> list[Finding]:
         return await client.monitor.check_groups(since_ms)
 
     for _ in rounds(None if once else interval):
         now_ms = time.time_ns() // 1_000_000
-        for finding in ask(namesrv_addr, question):
+        for finding in call_admin(namesrv_addr, request):
             click.echo(msgspec.json.encode(_json(finding)) if as_json else _text(finding, now_ms))
+        # The next round begins where this one did: findings of a time range are reported once, and none is missed.
         since_ms = now_ms
 
 

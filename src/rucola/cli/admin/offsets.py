@@ -7,7 +7,7 @@ import click
 from rucola.admin import LATEST, AdminClient, MessageQueue, ResetResult
 from rucola.cli.admin.command import (
     TIME_FORMAT,
-    ask,
+    call_admin,
     command,
     confirm,
     no_such_queue,
@@ -96,21 +96,21 @@ def reset_offset(
     queue = MessageQueue(topic, broker_name, queue_id)
     confirm(yes, f"reset the offset of group {group} on {queue} to {queue_offset}")
 
-    async def question(client: AdminClient) -> ResetResult:
+    async def request(client: AdminClient) -> ResetResult:
         if queue not in (queues := await client.topics.queues(topic)):
             raise no_such_queue(queue, queues)
         return await client.offsets.reset(group, queue, queue_offset)
 
-    _print_reset(ask(namesrv_addr, question), as_json, group, topic)
+    _print_reset(call_admin(namesrv_addr, request), as_json, group, topic)
 
 
 def _reset(
     namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool, cpp: bool = False
 ) -> None:
-    async def question(client: AdminClient) -> ResetResult:
+    async def request(client: AdminClient) -> ResetResult:
         return await client.offsets.reset_by_time(topic, group, timestamp_ms, force=force, cpp=cpp)
 
-    _print_reset(ask(namesrv_addr, question), as_json, group, topic)
+    _print_reset(call_admin(namesrv_addr, request), as_json, group, topic)
 
 
 def _print_reset(result: ResetResult, as_json: bool, group: str, topic: str) -> None:
@@ -149,7 +149,7 @@ def clone_group_offset(
             raise ConfigError(f"group {source} has committed no offset on topic {topic}")
         await client.offsets.clone(source, destination, topic, offline=offline)
 
-    ask(namesrv_addr, clone)
+    call_admin(namesrv_addr, clone)
     if as_json:
         print_json({"srcGroup": source, "destGroup": destination, "topic": topic})
     else:

@@ -189,6 +189,7 @@ def consume_message(
                 queues = [queue]
             for queue in queues:
                 async for message in read_queue(consumer, queue, "*", begin_ms, end_ms):
+                    # The time range chooses where to start; an offset inside it skips the messages before.
                     if queue_offset is not None and message.queue_offset < queue_offset:
                         continue
                     _show(message, as_json, "utf-8", True)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.admin.command import ask, command, interval_option, no_such_queue, rounds, topic_option
+from rucola.cli.admin.command import call_admin, command, interval_option, no_such_queue, rounds, topic_option
 from rucola.cli.output import print_json, print_table
 from rucola.client import Message, Producer
 from rucola.client.producer.send_request import SendResult
@@ -123,6 +123,7 @@ def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int,
     async def run() -> list[tuple[MessageQueue, MQError | None, float]]:
         async with Producer(TOOLS_PRODUCER, namesrv_addr) as producer:
             queues = sorted(await producer.queues(topic))
+            # One message at a time: concurrent sends would measure the queueing of requests instead of the broker.
             chosen = [queues[number % len(queues)] for number in range(amount)]
             return [(queue, *await _timed(producer, topic, queue, size)) for queue in chosen]
 
@@ -220,13 +221,14 @@ def cluster_rt(
                 for broker in sorted(brokers) if cluster in (None, name) else ():
                     queue = MessageQueue(broker, broker, 0)
                     timed = [await _timed(producer, broker, queue, size) for _ in range(amount)]
+                    # Failed sends are counted, but their time-outs do not distort the average.
                     good = [took for error, took in timed if error is None]
                     average = sum(good) / len(good) if good else 0.0
                     rows.append((name, broker, average, len(good), amount - len(good)))
         return rows
 
     for _ in rounds(interval):
-        rows = ask(namesrv_addr, measure)
+        rows = call_admin(namesrv_addr, measure)
         if as_json:
             names = ("clusterName", "brokerName", "rtMs", "successCount", "failCount")
             print_json([dict(zip(names, row, strict=True)) for row in rows])

@@ -9,8 +9,8 @@ import msgspec
 
 from rucola.admin import AdminClient, TopicConfig, parse_order_conf
 from rucola.cli.admin.command import (
-    ask,
     broker_option,
+    call_admin,
     cluster_option,
     command,
     confirm,
@@ -41,7 +41,7 @@ def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
       rucola admin topicList -c
     """
 
-    async def question(client: AdminClient) -> list[tuple[str, str, str]]:
+    async def request(client: AdminClient) -> list[tuple[str, str, str]]:
         rows: list[tuple[str, str, str]] = []
         for topic in await client.topics.user_names():
             clusters = await client.topics.clusters(topic)
@@ -50,13 +50,13 @@ def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
         return rows
 
     if by_cluster:
-        rows = ask(namesrv_addr, question)
+        rows = call_admin(namesrv_addr, request)
         if as_json:
             print_json([dict(zip(("clusterName", "topic", "consumerGroup"), row, strict=True)) for row in rows])
         else:
             print_table(("#Cluster Name", "#Topic", "#Consumer Group"), rows)
         return
-    topics = ask(namesrv_addr, lambda client: client.topics.names())
+    topics = call_admin(namesrv_addr, lambda client: client.topics.names())
     if as_json:
         print_json(topics)
     else:
@@ -72,7 +72,7 @@ def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
     Examples:
       rucola admin topicClusterList -t Flights
     """
-    clusters = ask(namesrv_addr, lambda client: client.topics.clusters(topic))
+    clusters = call_admin(namesrv_addr, lambda client: client.topics.clusters(topic))
     if as_json:
         print_json(clusters)
     else:
@@ -88,7 +88,7 @@ def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
     Examples:
       rucola admin topicStatus -t Flights
     """
-    stats = ask(namesrv_addr, lambda client: client.topics.stats(topic))
+    stats = call_admin(namesrv_addr, lambda client: client.topics.stats(topic))
     if as_json:
         print_json([{**msgspec.to_builtins(queue), **msgspec.to_builtins(offset)} for queue, offset in stats.items()])
         return
@@ -111,13 +111,14 @@ def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> 
     Examples:
       rucola admin topicRoute -t Flights -l
     """
-    route = ask(namesrv_addr, lambda client: client.topics.route(topic))
+    route = call_admin(namesrv_addr, lambda client: client.topics.route(topic))
     if as_json or not as_list:
         print_json(route)
         return
     brokers = {data.broker_name: data for data in route.broker_datas}
     queues = [data for data in route.queue_datas if data.broker_name in brokers]
     queues.sort(key=lambda data: data.broker_name)
+    # The totals count each broker's queues once, as mqadmin does.
     rows: list[tuple[object, ...]] = []
     for data in queues:
         broker = brokers[data.broker_name]
@@ -209,8 +210,10 @@ def update_topic(
         order=order,
     )
 
-    async def question(client: AdminClient) -> list[str]:
+    async def request(client: AdminClient) -> list[str]:
         order_conf: dict[str, int] = {}
+        # The order configuration names every broker of an ordered topic. For a whole cluster it is known; for a single
+        # broker it is added to those that are configured already.
         if cluster is not None:
             masters = await client.cluster.masters(cluster)
             order_conf = dict.fromkeys(masters, write_queue_nums)
@@ -227,7 +230,7 @@ def update_topic(
             await client.name_servers.put_order_conf(topic, order_conf)
         return addresses
 
-    addresses = ask(namesrv_addr, question)
+    addresses = call_admin(namesrv_addr, request)
     if as_json:
         print_json({"brokerAddrs": addresses, "topicConfig": config})
         return
@@ -254,7 +257,7 @@ def update_topic_perm(
     """
     one_of(address, cluster)
 
-    async def question(client: AdminClient) -> list[tuple[str, int, TopicConfig]]:
+    async def request(client: AdminClient) -> list[tuple[str, int, TopicConfig]]:
         changed = []
         for one in await targets(client, address, cluster):
             config = (await client.topics.configs(one)).get(topic)
@@ -265,7 +268,7 @@ def update_topic_perm(
             changed.append((one, before, config))
         return changed
 
-    changed = ask(namesrv_addr, question)
+    changed = call_admin(namesrv_addr, request)
     if as_json:
         print_json([{"brokerAddr": one, "oldPerm": before, "topicConfig": config} for one, before, config in changed])
         return
@@ -296,9 +299,9 @@ def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes
         await client.topics.delete_on_name_servers(topic, cluster)
         return addresses
 
-    ask(namesrv_addr, check)
+    call_admin(namesrv_addr, check)
     confirm(yes, f"delete topic {topic} from cluster {cluster}")
-    addresses = ask(namesrv_addr, delete)
+    addresses = call_admin(namesrv_addr, delete)
     if as_json:
         print_json({"topic": topic, "brokerAddrs": addresses})
         return
@@ -324,12 +327,12 @@ def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | 
         raise click.UsageError("-v belongs to -m put, and only to it")
     if conf is not None:
         counts = parse_order_conf(conf)
-        ask(namesrv_addr, lambda client: client.name_servers.put_order_conf(topic, counts))
+        call_admin(namesrv_addr, lambda client: client.name_servers.put_order_conf(topic, counts))
     elif method == "delete":
         counts = {}
-        ask(namesrv_addr, lambda client: client.name_servers.delete_order_conf(topic))
+        call_admin(namesrv_addr, lambda client: client.name_servers.delete_order_conf(topic))
     else:
-        counts = ask(namesrv_addr, lambda client: client.name_servers.order_conf(topic))
+        counts = call_admin(namesrv_addr, lambda client: client.name_servers.order_conf(topic))
         if not counts:
             raise ConfigError(f"topic {topic} has no order configuration")
     text = ";".join(f"{name}:{count}" for name, count in counts.items())
@@ -354,7 +357,7 @@ def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> N
     clients = sorted(client for part in ip_list.split(",") if (client := part.strip()))
     if not clients:
         raise click.UsageError("-i names no client")
-    queues = ask(namesrv_addr, lambda client: client.topics.queues(topic))
+    queues = call_admin(namesrv_addr, lambda client: client.topics.queues(topic))
     assignments = {client: average(client, queues, clients) for client in clients}
     if as_json:
         print_json({"result": assignments})
@@ -395,8 +398,8 @@ def query_cq(
         route = await client.topics.route(topic)
         return next(iter(sorted(data.broker_addrs[min(data.broker_addrs)] for data in route.broker_datas)))
 
-    at = address or ask(namesrv_addr, one_address)
-    found = ask(
+    at = address or call_admin(namesrv_addr, one_address)
+    found = call_admin(
         namesrv_addr, lambda client: client.topics.consume_queue_units(at, topic, queue_id, index, count, group)
     )
     if as_json:

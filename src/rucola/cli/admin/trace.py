@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from rucola.admin import TRACE_TOPIC, MessageTraceView, TracedDelivery
-from rucola.cli.admin.command import ask, command
+from rucola.cli.admin.command import call_admin, command
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.errors import ConfigError
 
@@ -27,7 +27,7 @@ def query_msg_trace_by_id(namesrv_addr: str, as_json: bool, msg_id: str, trace_t
     Examples:
       rucola admin queryMsgTraceById -i C0A80107126755B4AAC2000100A30000
     """
-    view = ask(namesrv_addr, lambda client: client.traces.query(msg_id, trace_topic))
+    view = call_admin(namesrv_addr, lambda client: client.traces.query(msg_id, trace_topic))
     if not (view.sends or view.transactions or view.deliveries):
         raise ConfigError(f"topic {trace_topic} has no trace of {msg_id}")
     if as_json:

@@ -29,6 +29,7 @@ def selection_options(command: Command) -> Command:
         ),
         click.option("-e", "--end", callback=parse_time_option, help="Only messages stored before this time."),
     )
+    # Decorators apply from the inside out, and click shows the last one first.
     for option in reversed(options):
         command = option(command)
     return command

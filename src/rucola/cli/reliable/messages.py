@@ -220,6 +220,8 @@ def _change(
         return
     if found and not yes:
         click.confirm(f"{what.format(count)}?", abort=True, err=True)
+    # The messages may have changed since they were listed: the operation checks each state again in its transaction,
+    # and returns how many it has changed.
     changed = run_checked(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
     click.echo(f"{changed} of {len(found)} changed")
 

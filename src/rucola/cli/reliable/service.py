@@ -188,6 +188,7 @@ def purge(
         return
     if not yes and any(rows.values()):
         click.confirm(f"remove {sum(rows.values())} rows?", abort=True, err=True)
+    # Short transactions keep locks and the undo log small, and a purge that is interrupted keeps what it has done.
     removed = 0
     while count := run_checked(database, prefix, schema, operations.purge, age_ms):
         removed += count

@@ -121,9 +121,11 @@ def dump(directory: Path) -> None:
       rucola store dump data | head
       rucola store dump data | jq -r 'select(.topic == "Orders") | .msgId'
     """
+    # Bytes are written without a decoding and encoding round trip, which would take longer than reading the log.
     out = sys.stdout.buffer
     encode = msgspec.json.Encoder().encode
     with progress_bar(f"dump {directory}") as progress:
+        # On a terminal the messages themselves show the progress, and a bar would be mixed with them.
         for message in dump_store(directory, None if sys.stdout.isatty() else progress):
             out.write(encode(message))
             out.write(b"\n")

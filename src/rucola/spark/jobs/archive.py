@@ -176,6 +176,7 @@ def run(
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
         known = _archived_progress(target, name, is_live=False)
+        # The end is read before any message: records that are appended from now on belong to the next run.
         begin, end = _resume_offset(reader, known, name, target, fail_on_data_loss), log_end(reader)
         result = ArchiveResult(str(directory), str(target.root), begin, end)
         if begin == end:
@@ -190,9 +191,12 @@ def run(
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
         staged = stage_messages(spark, target, options, end - begin)
+        # The progress moves to `end` even if no message was staged: the range may consist of system topics, which the
+        # next run need not read again.
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
         progress = _advance(replace(known or ArchiveProgress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
+            # The id of the last archived record lets the next run recognise the store (see _resume_offset).
             last = reader.record(staged.last_physical_offset)
             progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
         return _publish(target, result, staged, {name: progress})
@@ -379,6 +383,11 @@ def _live_ranges(
     bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: LakeWriter, fail_on_data_loss: bool
 ) -> dict[BrokerQueue, tuple[int, int]]:
     """Return the half-open range of queue offsets to archive, by queue; queues without new messages are omitted."""
+    # A queue on a broker spans [least, most). With the archived offset `begin`, there are four cases:
+    #   begin > most            the queue has fewer messages than the lake: it was deleted and created again
+    #   begin < least           messages were deleted before they were archived
+    #   begin == most           nothing new
+    #   least <= begin < most   archive [begin, most)
     ranges = {}
     for origin, (least, most) in bounds.items():
         assert isinstance(origin, BrokerQueue)
@@ -412,6 +421,9 @@ def _resume_offset(
         f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
         f"or give this store a name of its own"
     )
+    # A store is recognised by two properties: its log reaches at least to the archived offset, and the record that was
+    # archived last is still at its offset with the same id. Retention may have deleted that record; then only the first
+    # property can be checked.
     if known.physical_offset > log_end(reader):
         raise StoreError(other)
     last = known.last_physical_offset

@@ -70,6 +70,7 @@ def facts(messages: DataFrame) -> DataFrame:
         F.col("storeSize").alias("size"),
         F.unix_millis("storeTimestamp").alias("storedMs"),
         F.unix_millis("bornTimestamp").alias("bornMs"),
+        # 64 bits: of a billion different bodies, about 0.03 pairs collide and would count as repeats.
         F.xxhash64("body", F.length("body")).alias("bodyHash"),
         F.when(retry, "retry").when(dead, "dead letter").otherwise("message").alias("kind"),
         F.when(retry, F.substr(topic, F.lit(len(RETRY_PREFIX) + 1)))
@@ -108,6 +109,7 @@ def hours(facts: DataFrame) -> DataFrame:
         (F.count("*") / (HOUR_MS / 1000)).alias("perSecond"),
         *_percentiles(_born_to_store()),
     )
+    # The peak is the busiest second of the hour, so seconds are counted first.
     seconds = facts.groupBy("topic", hour, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
     return rows.join(seconds.groupBy("topic", "hour").agg(F.max("n").alias("peakPerSecond")), ["topic", "hour"])
 
@@ -141,12 +143,17 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
     `traces` are the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
     plain = facts.where("kind = 'message'").select("topic", "msgId", "offsetMsgId", "storedMs")
+    # Given back: the first retry of a message was stored when its delay had passed, so the consumption failed at its
+    # store time minus the delay of its level. Levels above the last one have the last delay, and level 0 has none.
+    # A retry keeps the offsetMsgId of the original message in a property.
     delays = parse_delay_levels(delay_levels)
     level = F.least(F.coalesce("delayLevel", F.lit(0)), F.lit(len(delays)))
     delay = F.when(level > 0, F.element_at(F.array(*map(F.lit, delays)), level)).otherwise(0)
     given_back = facts.where("kind = 'retry' AND reconsumeTimes = 1").select(
         "group", F.col("originId").alias("offsetMsgId"), (F.col("storedMs") - delay).alias("at")
     )
+    # Trace: a line "SubBefore" is written before a message is passed to the listener. Field 1 is the time, 3 the group,
+    # 5 the msgId, 6 the number of retries (only first deliveries count).
     traced = (
         traces.select(F.explode(F.split(F.col("body").cast("string"), "\x02")).alias("line"))
         .select(F.split("line", "\x01").alias("f"))
@@ -169,6 +176,7 @@ def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
     """
     queue = ["brokerName", "topic", "queueId"]
     last = facts.agg(F.max("storedMs").alias("lastMs"))
+    # The left join keeps groups whose queue has no message left; their backlog is 0 and their end the committed offset.
     rows = commits.join(facts.select(*queue, "queueOffset", "size", "storedMs"), queue, "left")
     waits = F.col("queueOffset") >= F.col("committed")
     return (

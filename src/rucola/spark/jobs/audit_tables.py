@@ -53,6 +53,7 @@ def facts(messages: pa.RecordBatch) -> pa.Table:
             "size": messages["storeSize"],
             "storedMs": arrow(ints(messages["storeTimestamp"].view(pa.int64())) // 1000),
             "bornMs": arrow(ints(messages["bornTimestamp"].view(pa.int64())) // 1000),
+            # Python salts the hash of bytes per process; it is only compared within this one.
             "bodyHash": arrow(np.fromiter(map(hash, messages["body"].to_pylist()), np.int64, len(messages))),
             "kind": kind,
             "group": group,
@@ -89,6 +90,8 @@ def hours(facts: pa.Table) -> pa.Table:
     stored = ints(facts["storedMs"])
     timed = _with_hour(facts).append_column("second", arrow(stored // 1000))
     groups, seconds = Groups(timed, ["topic", "hour"]), Groups(timed, ["topic", "hour", "second"])
+    # `seconds` groups within `groups`: each second is assigned to the hour of one of its rows, and the hour keeps the
+    # largest count. np.maximum.at applies every pair, unlike peaks[codes] = ..., which keeps only the last one.
     peaks = np.zeros(len(groups.keys), np.int64)
     np.maximum.at(peaks, groups.codes[seconds.firsts], seconds.count())
     return groups.table(
@@ -137,6 +140,7 @@ def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> 
     """
     plain = facts.filter(mask(_is(facts["kind"], "message"))).select(["topic", "msgId", "offsetMsgId", "storedMs"])
     retries = facts.filter(mask(_is(facts["kind"], "retry") & (ints(facts["reconsumeTimes"]) == 1)))
+    # delays[level] is the delay of a level in milliseconds; clipping gives levels above the last one the last delay.
     delays = np.array([0, *parse_delay_levels(delay_levels)])
     level = ints(retries["delayLevel"].fill_null(_ZERO)).clip(0, len(delays) - 1)
     given_back = pa.table(

@@ -39,6 +39,7 @@ def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
     step = (WIDTH - _LEFT - _RIGHT) / len(labels)
     width = min(max(step * 0.78, 1.0), _WIDEST)
     marks = [_grid(top, ticks)]
+    # Each column is stacked from the bottom; `upper` is the sum of the segments drawn so far, in units of the axis.
     for position, label in enumerate(labels):
         x, upper = _LEFT + position * step + (step - width) / 2, 0.0
         for number, each in enumerate(series):

@@ -70,11 +70,12 @@ def compact(rows: DataFrame, partitions: int) -> DataFrame:
 
 def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
     """Return the files below `SMALL_SIZE` of every topic and day that has at least `min_files` of them."""
-    by_place: dict[tuple[str, str], list[RowFile]] = {}
+    # Files of different topics or days are never merged: both are partition columns, that is, directories.
+    by_partition: dict[tuple[str, str], list[RowFile]] = {}
     for file in files:
         if file.size < SMALL_SIZE:
-            by_place.setdefault((file.topic, file.date), []).append(file)
-    return [file for group in by_place.values() if len(group) >= min_files for file in group]
+            by_partition.setdefault((file.topic, file.date), []).append(file)
+    return [file for group in by_partition.values() if len(group) >= min_files for file in group]
 
 
 @translate_spark_errors()

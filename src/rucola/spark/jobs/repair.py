@@ -98,10 +98,12 @@ def run(
         raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
     if not dry_run:
         make_directory(own)
+    # A dry run of a lake without its own directory takes no lock, because the lock file would have to be created.
     with locked(root) if own.is_dir() else nullcontext():
         target = LakeWriter(root)
         found = take_inventory(root)
         if _is_interrupted(found) and not dry_run:
+            # Completing the commit moves files, so the inventory has to be taken again.
             target.finish()
             found = take_inventory(root)
         plan = RepairPlanner(found, {**dict.fromkeys(stores, False), **dict.fromkeys(live, True)}).plan()
@@ -132,6 +134,9 @@ def run(
 
 def _is_interrupted(found: Inventory) -> bool:
     """Return whether the lake only needs its last commit, possibly a repair, to be completed."""
+    # 1. There is no commit record whose files all exist: nothing can be completed.
+    # 2. There is no snapshot: the record counts if it is a repair, or the very first commit of the lake.
+    # 3. There is a snapshot: the record counts if it is a repair, or the commit that follows the snapshot.
     pending = completable(found, found.snapshot or Snapshot())
     if pending is None or found.snapshot is None:
         return pending is not None and (pending.is_repair or not committed_files(found.root))
@@ -157,6 +162,7 @@ def _find_losses(spark: AnySession, found: Inventory, plan: RepairPlan) -> tuple
 
 def _missing_messages(rows: DataFrame, entries: DataFrame) -> list[str]:
     """Count the messages with an entry in the key index but without a row, by topic, day and broker."""
+    # An anti join keeps the entries without a row. A message has one entry per key, hence the distinct addresses.
     gone = entries.select(*_ADDRESS).distinct().join(rows, list(_ADDRESS), "left_anti")
     counted = gone.groupBy("topic", "date", "brokerName").agg(
         F.count("*").alias("count"), F.min("commitLogOffset").alias("least"), F.max("commitLogOffset").alias("most")
@@ -207,6 +213,7 @@ def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: Repa
         session = resolve_session(spark)
         rows = _read_rows(session, found, [file.path for file in plan.rows])
         if plan.completes_index and plan.keys:
+            # Only messages without any entry get new ones; a complete entry set is written per message, never in part.
             held = read_keys(session, found.root, plan.keys).select(*_ADDRESS).distinct()
             rows = rows.join(held, list(_ADDRESS), "left_anti")
         entries = key_entries(rows)

@@ -134,6 +134,29 @@ class ReplayResult:
         }
 
 
+@dataclass(frozen=True)
+class PendingQueue:
+    """The unsent part of a queue: about `rows` messages with physical offsets greater than `after`, up to `upto`."""
+
+    queue: SourceQueue
+    after: int
+    upto: int
+    rows: int
+
+
+def pending_queues(queues: Iterable[QueuePlan], reached: Mapping[SourceQueue, QueueProgress]) -> list[PendingQueue]:
+    """Return the queues of a plan with unsent messages, given the acknowledged progress of each."""
+    pending = []
+    for plan in queues:
+        progress = reached.get(plan.queue, QueueProgress())
+        if progress.physical_offset < plan.last_physical_offset:
+            # At least one row is pending until the last one is acknowledged. The counts alone do not tell: messages may
+            # have been deleted from the source since they were counted.
+            rows = max(plan.rows - progress.count, 1)
+            pending.append(PendingQueue(plan.queue, progress.physical_offset, plan.last_physical_offset, rows))
+    return pending
+
+
 def count_by_queue(messages: DataFrame) -> DataFrame:
     """Return brokerName, topic, queueId, rows, size and last (a physical offset) of each queue."""
     return messages.groupBy(*_QUEUE).agg(
@@ -158,6 +181,7 @@ def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> Data
 
 def count_batches(batches: Iterable[pa.RecordBatch]) -> list[QueuePlan]:
     """Return the counts of `count_by_queue` for record batches of this process."""
+    # Totals are merged batch by batch: memory holds one entry per queue, not the messages.
     found: dict[tuple[Any, ...], list[int]] = {}
     for batch in batches:
         groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
@@ -178,6 +202,8 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
         found, codes = resend.queue_codes(batch)
+        # Bounds per queue become bounds per row by indexing with the queue codes. A queue without bounds gets (0, -1),
+        # which no offset can meet.
         after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
@@ -251,55 +277,47 @@ def run(
             # Fail before the source is read; without a topic, the queues name the topics and have to be known first.
             asyncio.run(_check_topics({topic}, target))
         queues = _load_plan(ledger, spark, messages, target)
-        before = dict(ledger.read_acks().reached)
-        remaining = [queue for queue in queues if _remaining_rows(queue, before)]
+        pending = pending_queues(queues, ledger.read_acks().reached)
         sent = 0
-        if remaining:
-            asyncio.run(_check_topics({topic or queue.topic for queue in remaining}, target))
+        if pending:
+            asyncio.run(_check_topics({topic or each.queue.topic for each in pending}, target))
             messages = replace(messages)  # looks at the source again: messages may have been deleted while counting
+            task = ResendTask(uuid.uuid4().hex, ledger.directory, target)
             with _report_acks(ledger, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):
-                    sent = _send(resolve_session(spark), messages, ledger, target, remaining, before, options.rate)
+                    sent = _send(resolve_session(spark), messages, task, pending, options.rate)
                 else:
-                    bounds = {queue.queue: _bounds(queue, before) for queue in remaining}
-                    rates = None if options.rate is None else [options.rate]
-                    task = ResendTask(uuid.uuid4().hex, ledger.directory, target, rates)
-                    sent = task.send(in_log_order(messages, bounds))
+                    task = replace(task, rates=None if options.rate is None else [options.rate])
+                    sent = task.send(in_log_order(messages, _bounds(pending)))
         return ReplayResult(str(source), topic, queues, ledger.read_acks().reached, sent)
 
 
 def _send(
     session: SparkSession,
     messages: SelectedMessages,
-    ledger: ReplayLedger,
-    target: SinkOptions,
-    remaining: Sequence[QueuePlan],
-    before: Mapping[SourceQueue, QueueProgress],
+    task: ResendTask,
+    pending: Sequence[PendingQueue],
     rate: float | None,
 ) -> int:
-    """Send the remaining messages of these queues in as many tasks as Spark runs at a time; return their number."""
-    lanes = assign_lanes(remaining, before, session.sparkContext.defaultParallelism)
-    rates = None if rate is None else _lane_rates(lanes, before, rate)
-    task = ResendTask(uuid.uuid4().hex, ledger.directory, target, rates)
+    """Send the pending messages in as many tasks as Spark runs at a time, and return their number."""
+    lanes = assign_lanes(pending, session.sparkContext.defaultParallelism)
+    task = replace(task, rates=None if rate is None else _lane_rates(lanes, rate))
     if messages.is_lake:
         # The files of a lake are not in log order, so Spark shuffles the rows to their lanes and sorts them there.
-        rows = [
-            (*queue.queue, lane, *_bounds(queue, before)) for lane, assigned in enumerate(lanes) for queue in assigned
-        ]
+        rows = [(*each.queue, lane, each.after, each.upto) for lane, queues in enumerate(lanes) for each in queues]
         ranges = session.createDataFrame(rows, _QUEUES)
         sent = partition_by_lane(messages.frame(session, resend.COLUMNS), ranges, len(lanes)).mapInArrow(task, _SENT)
     else:
         # A store is read in log order: each task reads its own queues, and no row is shuffled.
-        bounds = [pickle.dumps({queue.queue: _bounds(queue, before) for queue in assigned}) for assigned in lanes]
+        bounds = [pickle.dumps(_bounds(queues)) for queues in lanes]
         tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
         sent = tasks.mapInArrow(partial(_send_lanes, task, replace(messages)), _SENT)
     with translate_spark_errors():
         return sum(row.sent for row in sent.collect())
 
 
-def _bounds(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> tuple[int, int]:
-    """Return the last acknowledged physical offset of a queue, and that of its last planned message."""
-    return before.get(queue.queue, QueueProgress()).physical_offset, queue.last_physical_offset
+def _bounds(pending: Iterable[PendingQueue]) -> Bounds:
+    return {each.queue: (each.after, each.upto) for each in pending}
 
 
 def _count_queues(spark: AnySession, messages: SelectedMessages) -> tuple[QueuePlan, ...]:
@@ -317,7 +335,7 @@ def _load_plan(
     ledger: ReplayLedger, spark: AnySession, messages: SelectedMessages, target: SinkOptions
 ) -> tuple[QueuePlan, ...]:
     """Return the plan of the ledger; for a new ledger, count the source and write the plan first."""
-    asked = {
+    wanted = {
         "source": str(messages.source),
         "nameServer": target.name_server,
         "topic": target.topic,
@@ -326,9 +344,9 @@ def _load_plan(
     plan = ledger.read_plan()
     if plan is None:
         queues = _count_queues(spark, messages)
-        ledger.write_plan({**asked, "queues": [asdict(queue) for queue in queues]})
+        ledger.write_plan({**wanted, "queues": [asdict(queue) for queue in queues]})
         return queues
-    for name, value in asked.items():
+    for name, value in wanted.items():
         if plan.get(name) != value:
             raise ConfigError(
                 f"{ledger.directory} is the ledger of another replay, whose {name} is {plan.get(name)!r} and not "
@@ -337,34 +355,25 @@ def _load_plan(
     return tuple(QueuePlan(**queue) for queue in plan["queues"])
 
 
-def _remaining_rows(queue: QueuePlan, before: Mapping[SourceQueue, QueueProgress]) -> int:
-    reached = before.get(queue.queue, QueueProgress())
-    return 0 if reached.physical_offset >= queue.last_physical_offset else max(queue.rows - reached.count, 1)
-
-
-def assign_lanes(
-    queues: Sequence[QueuePlan], before: Mapping[SourceQueue, QueueProgress], count: int
-) -> list[list[QueuePlan]]:
-    """Assign queues to at most `count` lanes with near-equal numbers of remaining rows.
+def assign_lanes(queues: Sequence[PendingQueue], count: int) -> list[list[PendingQueue]]:
+    """Assign queues to at most `count` lanes with near-equal numbers of rows.
 
     Greedy: the largest queue first, always to the lane with the fewest rows. Queues of 5, 3, 3 and 2 rows fill two
     lanes with 5 + 2 and 3 + 3.
     """
-    lanes: list[list[QueuePlan]] = [[] for _ in range(min(count, len(queues)))]
+    lanes: list[list[PendingQueue]] = [[] for _ in range(min(count, len(queues)))]
     filled = [0] * len(lanes)
-    for queue in sorted(queues, key=lambda each: (-_remaining_rows(each, before), each.queue)):
+    for each in sorted(queues, key=lambda each: (-each.rows, each.queue)):
         lane = filled.index(min(filled))
-        lanes[lane].append(queue)
-        filled[lane] += _remaining_rows(queue, before)
+        lanes[lane].append(each)
+        filled[lane] += each.rows
     return lanes
 
 
-def _lane_rates(
-    lanes: Sequence[Sequence[QueuePlan]], before: Mapping[SourceQueue, QueueProgress], rate: float
-) -> list[float]:
+def _lane_rates(lanes: Sequence[Sequence[PendingQueue]], rate: float) -> list[float]:
     """Split the rate over the lanes in proportion to their rows, so that all lanes end at the same time."""
-    remaining = [sum(_remaining_rows(queue, before) for queue in lane) for lane in lanes]
-    return [rate * rows / sum(remaining) for rows in remaining]
+    rows = [sum(each.rows for each in lane) for lane in lanes]
+    return [rate * count / sum(rows) for count in rows]
 
 
 async def _check_topics(topics: set[str], target: SinkOptions) -> None:

@@ -118,6 +118,7 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
 
 
 def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
+    # If there are more topics than colours, the last colour stands for all topics that are not named.
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
     step, labels, position_of = _axis(hours)
     named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]

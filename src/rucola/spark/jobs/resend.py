@@ -106,7 +106,7 @@ class ResendTask:
     run: str
     ledger: Path
     target: SinkOptions
-    rates: Sequence[float] | None
+    rates: Sequence[float] | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows of a partition in a Spark task; yields one row with the number of messages sent."""
@@ -134,6 +134,8 @@ class ResendTask:
         writer: AckWriter,
         reached: Mapping[SourceQueue, QueueProgress],
     ) -> int:
+        # Chunks are recorded in the order in which they were started, so the ledger never has a later range of a queue
+        # without the earlier one. After the first error no new chunk is started; those in flight are still recorded.
         sent, errors = 0, list[MQError]()
         in_flight: deque[list[SendTask]] = deque()
 
@@ -222,6 +224,7 @@ def _chunks(
 async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
     """Yield items while a thread computes the next one."""
     upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
+    # `next` runs in a thread because it reads files and encodes messages, which would block the requests in flight.
     try:
         while (item := await upcoming) is not None:
             upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))

@@ -61,6 +61,9 @@ class Candidates:
 
 def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Candidates:
     """Return the files and offsets that a search has to read. Raises what `run` raises."""
+    # Files are pruned by topic and day first, then by the offsets that the key index has for the keys. For an
+    # offsetMsgId the range of physical offsets of each file decides; ranges of several brokers may overlap, so the row
+    # filter still compares the whole id.
     snapshot = read_snapshot(lake)
     files, offsets = selection.prune_files(snapshot.rows), None
     if selection.keys is not None:

@@ -134,6 +134,7 @@ def partitions_frame(
     Partitions travel as pickled rows: a DataFrame of n rows, spread over n tasks by id, is the only way to hand
     planned work to `mapInArrow` without the data source.
     """
+    # repartitionById puts row n into partition n exactly; a hash partitioning could leave tasks without work.
     rows = [(number, pickle.dumps(partition)) for number, partition in enumerate(partitions)]
     tasks = session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
     return tasks.mapInArrow(partial(_read, options, tuple(names)), ddl(names))

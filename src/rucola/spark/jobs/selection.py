@@ -142,6 +142,7 @@ class Selection:
         stored = F.unix_millis("storeTimestamp")
         if self.starting_timestamp is not None:
             yield stored >= self.starting_timestamp
+            # The date is implied by the timestamp; as a partition column it lets Spark skip whole directories.
             if by_date:
                 yield F.col("date") >= _day(self.starting_timestamp)
         if self.ending_timestamp is not None:

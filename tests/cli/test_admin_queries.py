@@ -1,4 +1,4 @@
-"""The commands of `rucola admin` that only look, on the golden store; held against mqadmin where it was recorded."""
+"""Read-only commands of `rucola admin` on the golden store, compared with recorded output of mqadmin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("_utc")
 
 
 def test_topics_are_listed_as_mqadmin_does(cluster: GoldenCluster) -> None:
-    """But for topics that this broker does not make: its own system topics are those of `topicList` here."""
+    """Except system topics of Apache's broker that this broker does not have."""
     listed = {row[0] for row in cluster.rows("topicList")}
     assert {row[0] for row in cluster.expected("topicList")} <= listed
     assert set(cluster.json("topicList")) == listed
@@ -26,7 +26,7 @@ def test_topics_are_listed_as_mqadmin_does(cluster: GoldenCluster) -> None:
 
 
 def test_consume_stats_of_a_broker_equal_mqadmins(cluster: GoldenCluster) -> None:
-    """Apache leaves out what the clients that were there did not subscribe to; nobody is there here."""
+    """Apache omits topics to which connected clients do not subscribe; here no client is connected."""
     rows = cluster.rows(f"brokerConsumeStats -b {cluster.broker}")
     recorded = cluster.recorded["brokerConsumeStats -n 127.0.0.1:9876 -b 127.0.0.1:10911"]
     expected = [line.split() for line in recorded.splitlines()]

@@ -73,6 +73,8 @@ def query_both(
         return live(), Origins()
     with require_spark():
         from rucola.spark.lake.lookup import by_key
+    # 1. Query the brokers. If the topic was deleted, the log has nothing; if no broker answers, this is reported as a
+    #    failure of the result, and the lake is searched all the same.
     try:
         result = live()
     except TopicNotFound:
@@ -83,9 +85,11 @@ def query_both(
     def is_in_window(message: MessageExt) -> bool:
         return window[0] <= message.store_timestamp <= window[1]
 
+    # 2. Search the lake. A message that is both archived and in the log has the same offsetMsgId in both.
     found = by_key(lake, [key], most=most, unique=unique, topics=[topic], matches=is_in_window)
     in_log = {message.offset_msg_id for message in result.messages}
     archived = [each.message for each in found.messages if each.message.offset_msg_id not in in_log]
+    # 3. Merge by store time. The result is cut if either side was, or if both together exceed the limit.
     messages = sorted(
         result.messages + archived, key=lambda each: (each.store_timestamp, each.physical_offset), reverse=True
     )

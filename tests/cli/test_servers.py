@@ -1,4 +1,4 @@
-"""The servers as processes: the line that says they serve, signals, configuration files, and what goes wrong."""
+"""Servers as processes: ready lines, signals, configuration files and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_descriptor_table_is_grown_at_start(tmp_path: Path) -> None:
-    """Its growing keeps all messages waiting, and thousands of queues make it grow often."""
+    """The kernel stalls the process while the table grows, which it does often with thousands of queues."""
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as running:
         status = Path(f"/proc/{running.process.pid}/status").read_text()
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -124,7 +124,7 @@ def test_namesrv_and_broker_run_as_two_processes(tmp_path: Path) -> None:
 
 
 def test_a_port_on_the_command_line_overrides_both_of_the_file(tmp_path: Path) -> None:
-    """Two brokers with one file, each with a port of its own, get along."""
+    """Two brokers share a configuration file, and run on different ports."""
     conf = tmp_path / "broker.conf"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The commands of `rucola admin` that put a whole cluster into words: export and monitoring."""
+"""Commands of `rucola admin` that export a cluster's settings and monitor its groups."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_lists_of_rocketmq_5_can_be_imported(cluster: GoldenCluster, tmp_path: P
     cluster.done(f"updateTopicList -c DefaultCluster -f {path}")
     assert len(cluster.json("topicStatus -t Listed")) == 2
     malformed = "is not a list of such settings"
-    for text, said in (("[1]", malformed), ("{", malformed), ("{}", "topicConfigTable"), ("1", malformed)):
+    for text, reason in (("[1]", malformed), ("{", malformed), ("{}", "topicConfigTable"), ("1", malformed)):
         path.write_text(text)
         result = cluster.admin(f"updateTopicList -c DefaultCluster -f {path}")
         assert result.exit_code == 1
-        assert said in result.stderr
+        assert reason in result.stderr
     assert cluster.admin(f"updateSubGroupList -c DefaultCluster -f {tmp_path}/nowhere").exit_code == 2
 
 
@@ -96,7 +96,7 @@ def test_one_round_of_monitoring_prints_the_findings(cluster: GoldenCluster) -> 
 
 
 def test_monitoring_reports_offset_moves(cluster: GoldenCluster) -> None:
-    """The golden store has four such events; a round looks back one interval."""
+    """The golden store has four such events; a check covers one interval."""
     found = [json.loads(line) for line in cluster.done("startMonitoring --once --json -i 3000000000").splitlines()]
     deleted = [one for one in found if one["event"] == "DELETED"]
     assert len(deleted) == 4

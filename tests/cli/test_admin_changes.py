@@ -1,4 +1,4 @@
-"""The commands of `rucola admin` that change something: what they say, what they do, and that they ask first."""
+"""Commands of `rucola admin` that change a cluster: output, effect and confirmation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_deleting_a_group_removes_its_topics_and_offsets(cluster: GoldenCluster)
 
 
 def test_offsets_of_an_offline_group_are_reset(cluster: GoldenCluster) -> None:
-    """Back to the beginning, forward only by force, to a time between, and past everything."""
+    """Back to the beginning, forward only with force, to a time between messages, and to the end."""
 
     def places() -> list[int]:
         return [queue["consumerOffset"] for queue in cluster.json("consumerProgress -g G_g_tag -t GA")["queues"]]
@@ -82,7 +82,7 @@ def test_offsets_of_an_offline_group_are_reset(cluster: GoldenCluster) -> None:
     assert "no clients" in skipped.stderr
     assert cluster.json("consumerProgress -g G_g_tag -t GA")["diffTotal"] == 0
     assert places() != at_first
-    assert cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA", "").exit_code == 1, "nobody said yes"
+    assert cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA", "").exit_code == 1, "the prompt was not answered"
 
 
 def test_offsets_are_reset_to_a_number(cluster: GoldenCluster) -> None:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
-from rucola.cli.admin.command import ask, broker_option, cluster_option, command, one_of, targets
+from rucola.cli.admin.command import broker_option, call_admin, cluster_option, command, one_of, targets
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError
 
@@ -30,6 +30,7 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
     """Parse the settings in a file; ConfigError if it is malformed."""
     try:
         document: Any = msgspec.json.decode(path.read_bytes())
+        # exportMetadata writes an object with a table {name: settings}; RocketMQ 5 reads a plain list of settings.
         if isinstance(document, dict):
             document = list(document[table].values())
         return msgspec.convert(document, list[kind])  # type: ignore[valid-type]
@@ -50,14 +51,14 @@ def _import(
 ) -> None:
     """Apply all settings to the brokers of -b or -c, and print their names."""
 
-    async def question(client: AdminClient) -> list[str]:
+    async def request(client: AdminClient) -> list[str]:
         addresses = await targets(client, address, cluster)
         for one in addresses:
             for config in wanted:
                 await put(client)(one, config)
         return addresses
 
-    addresses = ask(namesrv_addr, question)
+    addresses = call_admin(namesrv_addr, request)
     names = [name_of(config) for config in wanted]
     if as_json:
         print_json({"brokerAddrs": addresses, "names": names})

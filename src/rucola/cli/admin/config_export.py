@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient
-from rucola.cli.admin.command import ask, broker_option, cluster_option, command, one_of, targets
+from rucola.cli.admin.command import broker_option, call_admin, cluster_option, command, one_of, targets
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError
 from rucola.files import replace_file
@@ -66,7 +66,7 @@ def export_metadata(
     if only_topics and only_groups:
         raise click.UsageError("-t and -g exclude each other; without them, both are exported")
 
-    async def question(client: AdminClient) -> dict[str, Any]:
+    async def request(client: AdminClient) -> dict[str, Any]:
         addresses = await targets(client, address, cluster)
         topics, groups = await client.export.metadata(addresses, with_special=with_special)
         document: dict[str, Any] = {"exportTime": time.time_ns() // 1_000_000}
@@ -77,7 +77,7 @@ def export_metadata(
         return document
 
     name = "topic.json" if only_topics else "subscriptionGroup.json" if only_groups else "metadata.json"
-    _export(ask(namesrv_addr, question), directory, name, as_json)
+    _export(call_admin(namesrv_addr, request), directory, name, as_json)
 
 
 @command("exportConfigs")
@@ -90,7 +90,7 @@ def export_configs(namesrv_addr: str, as_json: bool, cluster: str, directory: Pa
     Examples:
       rucola admin exportConfigs -c DefaultCluster -f exported
     """
-    _export(ask(namesrv_addr, lambda client: client.export.configs(cluster)), directory, "configs.json", as_json)
+    _export(call_admin(namesrv_addr, lambda client: client.export.configs(cluster)), directory, "configs.json", as_json)
 
 
 @command("exportMetrics")
@@ -103,4 +103,4 @@ def export_metrics(namesrv_addr: str, as_json: bool, cluster: str, directory: Pa
     Examples:
       rucola admin exportMetrics -c DefaultCluster -f exported
     """
-    _export(ask(namesrv_addr, lambda client: client.export.metrics(cluster)), directory, "metrics.json", as_json)
+    _export(call_admin(namesrv_addr, lambda client: client.export.metrics(cluster)), directory, "metrics.json", as_json)

@@ -1,4 +1,4 @@
-"""What goes wrong with a command of `rucola admin`: one clear line, an exit code, no traceback; for every command."""
+"""Errors of every command of `rucola admin`: one line, an exit code, and no traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rucola.cli.main import main
 from support.golden_cluster import GoldenCluster
 
 NOWHERE = "127.0.0.1:1"
-NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId that names this place
+NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId with the address of this machine
 
 ARGUMENTS = {
     "addWritePerm": "-b broker-a",
@@ -76,7 +76,7 @@ ARGUMENTS = {
     "updateTopicPerm": "-b {broker} -t T -p 6",
     "wipeWritePerm": "-b broker-a --yes",
 }
-"""A complete command line for every command, with a broker and a file to be filled in."""
+"""A complete command line for every command, with placeholders for a broker and a file."""
 
 MAKES_THE_TOPIC = {"checkMsgSendRT", "sendMessage", "updateTopic"}
 OF_A_TOPIC = sorted(
@@ -85,7 +85,7 @@ OF_A_TOPIC = sorted(
 
 
 def run(command: str, path: Path, *more: str, **environment: str) -> Result:
-    """The command, about a broker that is not there, with files in a directory."""
+    """Fill in an unreachable broker, and files in a directory."""
     listed = path / "list.json"
     listed.write_text('[{"topicName": "T", "groupName": "g"}]')
     arguments = ARGUMENTS[command].format(broker=NOWHERE, path=path / "unwritten", list=listed)
@@ -93,7 +93,7 @@ def run(command: str, path: Path, *more: str, **environment: str) -> Result:
 
 
 def says(result: Result, what: str) -> None:
-    """It failed, and said why in one line."""
+    """Assert that a command failed with one line that has this text."""
     assert result.exit_code == 1, (result.output, result.exception)
     assert isinstance(result.exception, SystemExit), "nothing else may get out"
     *_, last = result.stderr.splitlines()
@@ -122,7 +122,7 @@ def test_a_missing_name_server_address_is_an_error(tmp_path: Path, command: str)
 
 @pytest.mark.parametrize("command", OF_A_TOPIC)
 def test_an_unknown_topic_is_named(cluster: GoldenCluster, command: str) -> None:
-    """Where a group is named as well, that may be what is missed first."""
+    """If a command names a group as well, the unknown group may be reported first."""
     arguments = ARGUMENTS[command].replace("-t T", "-t NoSuchTopic").format(broker=cluster.broker)
     result = cluster.admin(f"{command} {arguments}")
     says(result, "NoSuchTopic")
@@ -230,7 +230,7 @@ def test_an_invalid_message_id_is_refused(cluster: GoldenCluster, command: str, 
 
 
 def test_a_missing_permission_is_named(cluster: GoldenCluster) -> None:
-    """A topic that may not be read, then one that may not be written to, and settings that may not be changed."""
+    """A topic without read permission, one without write permission, and settings that cannot be changed."""
     cluster.done("updateTopicPerm -c DefaultCluster -t GDelay -p 2")
     for command in ("printMsg -t GDelay", "consumeMessage -t GDelay"):
         assert cluster.admin(command).stdout == "", "it has no queue to read"
