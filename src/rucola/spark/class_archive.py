@@ -44,12 +44,14 @@ def java_options(java_home: Path) -> list[str]:
     try:
         archive = _directory() / f"spark-{_key(java_home, home)}.jsa"
         part = archive.with_suffix(".part")
+        # A session before this one has written the archive when its runtime exited.
         if _is_complete(part):
             part.replace(archive)
         if archive.exists():
             with suppress(OSError):
                 os.utime(archive)  # marks the archive as used; fails harmlessly in a read-only cache
             return [_QUIET, f"-XX:SharedArchiveFile={archive}"]
+        # No archive: this session writes it, unless another one does.
         if _claim(part):
             return [_QUIET, f"-XX:ArchiveClassesAtExit={part}"]
     except (OSError, RuntimeError):  # RuntimeError: no home directory

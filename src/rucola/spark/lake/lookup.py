@@ -110,6 +110,7 @@ def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Ca
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
     for file in snapshot.keys:
+        # The entry of a key file has its range of hashes, so most files are not opened.
         wanted = [value for value in hashes if file.least <= value <= file.most]
         if wanted:
             names = ["topic", "date", "commitLogOffset"]
@@ -245,6 +246,7 @@ def _matching_groups(
     """
     with open_parquet(root, file) as opened:
         for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):
+            # Read the one column first; the others only if a row matches.
             if _has_between(wanted, least, most):
                 numbers = ints(opened.read_row_group(group, [column])[column])
                 rows = np.flatnonzero(np.isin(numbers, wanted))

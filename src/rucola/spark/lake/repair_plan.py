@@ -149,17 +149,21 @@ class RepairPlanner:
 
     def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
         """Return the row files of the repaired lake, and those among them that the base does not have."""
+        # 1. Files of the base and of a pending commit, if they exist and equal their entries.
         found, known = self._found, self._known
         whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
         rows = [file for file in known.rows if file.path in whole]
         missing = [file for file in known.rows if file.path not in whole]
+        # 2. Files that a missing file has replaced, and files of later commits.
         spare = self._replaced_by(missing)
         unnamed = [found.rows[path] for path in self._unnamed(found.rows)]
         added = [file for file in unnamed if commit_of(file.path) > self._base.number and self._counts(file)]
         rows += [*spare, *added]
+        # 3. A compaction may be among the additions: drop the files whose messages are in others.
         redundant = self._redundant(rows) if spare or added else set()
         rows = [file for file in rows if file not in redundant]
         added = [file for file in added if file not in redundant]
+        # 4. Report additions and losses, and set aside the rest.
         if added:
             count = sum(file.rows for file in added)
             self._findings.append(f"{len(added)} files with {count} messages are not in the snapshot; they are added")
@@ -220,10 +224,12 @@ class RepairPlanner:
         published = self._found.progress
         if not published:
             return True
+        # Usually the footer suffices: one broker, archived from its store.
         names = self._brokers(file.path)
         single = published.get(min(names)) if names is not None and len(names) == 1 else None
         if single is not None and not single.is_live:
             return file.least < single.physical_offset
+        # Otherwise compare each message: by physical offset for stores, by queue offset for live brokers.
         for name, table in self._addresses(file.path).items():
             progress = published.get(name)
             if progress is None:
@@ -246,6 +252,7 @@ class RepairPlanner:
             by_place.setdefault((file.topic, file.date), []).append(file)
         redundant: set[RowFile] = set()
         for left in by_place.values():
+            # Oldest first: a compaction's output is newer than its input. Only overlapping files are compared.
             for file in sorted(left, key=lambda file: commit_of(file.path)):
                 others = [
                     other

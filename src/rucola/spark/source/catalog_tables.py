@@ -53,6 +53,7 @@ def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, s
 
     Spark passes the table's own properties as well, which are ignored. Raises ConfigError for unknown options.
     """
+    # On creation Spark passes {"provider": "rocketmq", "option.storePath": "/var/...", "owner": ..., "path": ...}.
     lower = {name.lower(): value for name, value in given.items()}
     if lower.get("provider", "").lower() != provider:
         return None

@@ -55,6 +55,7 @@ async def with_retries(
         except RemotingError as error:
             if not _may_succeed(error, is_known_topic=is_known_topic):
                 raise
+            # The timeout begins at the first failure, not at the first attempt.
             if deadline is None:
                 deadline = loop.time() + timeout_ms / 1000
             left_s = deadline - loop.time()
@@ -91,6 +92,7 @@ def split_requests(messages: Sequence[Message], most: int = MESSAGES_PER_REQUEST
     begin = 0
     while begin < len(messages):
         end = begin
+        # Extend the request up to the limit, or to a message that needs its own.
         while end < len(messages) and end - begin < most and _may_be_batched(messages[end]):
             end += 1
         yield begin, max(end, begin + 1)

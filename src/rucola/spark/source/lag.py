@@ -29,6 +29,7 @@ def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
     found = []
     for source in progress["sources"]:
         end, latest = (dict(_leaves(json.loads(source[name] or "null"))) for name in ("endOffset", "latestOffset"))
+        # Both are {path: offset}, such as {("Orders", "broker-a", "0"): 23}.
         behind = [latest[path] - offset for path, offset in end.items() if path in latest]
         if behind:
             found.append(Lag(sum(behind), min(behind), max(behind), sum(behind) / len(behind)))

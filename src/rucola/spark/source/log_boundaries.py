@@ -15,7 +15,7 @@ from rucola.store.scan import Stop
 def log_end(reader: StoreReader) -> int:
     """Return the physical offset after the last whole record.
 
-    What follows is unwritten, or being written by a running broker. Damage with more records after it is not the end:
+    Bytes after it are unwritten, or being written by a running broker. Damage with more records after it is not the end:
     the read that meets it reports it.
     """
     # 1. Begin at the last record that a ConsumeQueue knows, so that only records not dispatched yet are walked.

@@ -132,6 +132,7 @@ def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list
     for each, size in zip(ranges, sizes, strict=True):
         begin = each.begin
         upto = passed + (each.end - each.begin) * size
+        # `edge` is the weight at which the current part ends; it may be inside this range several times.
         while len(parts) < count and (edge := total * len(parts) // count) < upto:
             at = each.begin + (edge - passed) // size
             if begin < at:
@@ -219,6 +220,7 @@ async def _pull_ranges(
         while True:
             for each in islice(ranges, _IN_FLIGHT - len(ahead)):
                 ahead.append(asyncio.create_task(_pull(consumer, partition.broker_name, each, each.begin, chosen)))
+            # Wait for the range that was requested first, and complete it before the next.
             if not ahead:
                 return
             pulled = await ahead.popleft()

@@ -198,14 +198,17 @@ def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tup
     _check_queues_exist(options, {**starting, **ending}, bounds)
     ranges = {}
     for origin, (least, most) in sorted(bounds.ranges.items()):
+        # 1. The given offsets, or the bounds.
         if isinstance(origin, BrokerLog):
             begin, end = options.starting_commit_log_offset, options.ending_commit_log_offset
             begin, end = least if begin is None else begin, most if end is None else min(end, most)
         else:
             begin, end = starting.get(origin, EARLIEST), ending.get(origin, LATEST)
             begin, end = least if begin == EARLIEST else begin, most if end == LATEST else end
+        # 2. They must be within the bounds. The end of a log was cut above, as it may be in the future.
         for offset in (begin,) if isinstance(origin, BrokerLog) else (begin, end):
             _check_in_bounds(options, origin, offset, (least, most))
+        # 3. If losses are allowed, read what is left.
         begin, end = min(max(begin, least), most), min(max(end, least), most)
         if begin < end:
             ranges[origin] = begin, end
@@ -236,6 +239,7 @@ def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, 
     given = options.starting_offsets
     start = uniform_start(options)
     offsets = {origin: least if start == EARLIEST else most for origin, (least, most) in ranges.items()}
+    # Offsets that are given override the start; queues that are not named then begin at the earliest offset.
     named: dict[Origin, int] = {}
     if options.starting_commit_log_offset is not None:
         named = dict.fromkeys(ranges, options.starting_commit_log_offset)
@@ -289,6 +293,7 @@ def logged_ranges(
     failOnDataLoss=false they are skipped with a warning. Raises RemotingError if an origin of the batch is unavailable:
     its end is logged, so leaving it out now would lose its messages.
     """
+    # 1. Every origin with messages in the batch must be available.
     needed = frozenset(origin for origin, upto in end.items() if start.get(origin, 0) < upto)
     needed |= start.keys() - end.keys()
     if unavailable := needed & bounds.unavailable:
@@ -298,8 +303,10 @@ def logged_ranges(
             f"{'; '.join(concerned.describe_missing())}. The checkpoint has begun a batch with them: "
             f"start the query again when they can be read"
         )
+    # 2. An origin of the start that the end lacks was unavailable then; report it if it was deleted since.
     for origin in start.keys() - end.keys() - bounds.ranges.keys():
         _report_deleted(options, origin, start[origin])
+    # 3. Cut the ranges at the bounds, and report what is lost.
     ranges = {}
     for origin, upto in sorted(end.items()):
         begin = start.get(origin, 0)

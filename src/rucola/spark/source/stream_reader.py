@@ -5,7 +5,7 @@ store's log, or the queue offset of each queue. Spark writes offsets to the quer
 a restarted query continues from them and repeats the batch that it had begun. Spark's calls:
 
     initialOffset       startingOffsets and similar options; called until the first batch is committed
-    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, so many
+    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, at most that many
     messages
                         in proportion to the backlogs. With minOffsetsPerTrigger it returns the start, which makes no
                         batch, until the backlog is large enough or maxTriggerDelay has passed. New origins are read
@@ -168,11 +168,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        # The start offset decides, except for origins that it lacks: the end carries their begins.
         by_queue = self._options.by_queue
         begins = {**begins_from_json(end, by_queue), **from_json(start, by_queue)}
         upto = from_json(end, by_queue)
         bounds = self._source.bounds(begins.keys() | upto.keys())
         ranges = logged_ranges(self._options, begins, upto, bounds)
+        # Remember begins that the end lacks; the next `latestOffset` continues there.
         self._recovered |= {
             origin: at for origin, at in begins.items() if origin not in upto and origin in bounds.ranges
         }
