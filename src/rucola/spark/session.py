@@ -1,7 +1,8 @@
 """Spark sessions with defaults for Rucola: local, on a master, or submitted by spark-submit.
 
 Spark 4 needs Java 17 or newer. The runtime is searched in JAVA_HOME, on PATH, and then in the directories of Linux
-distributions, in which the oldest sufficient version is used; versions are read from the file `release` of each runtime.
+distributions, in which the oldest sufficient version is used; versions are read from the file `release` of each
+runtime.
 """
 
 from __future__ import annotations
@@ -179,7 +180,8 @@ class LazySession:
 def _exit_now(number: int, _: object) -> None:
     """Exit at once. Jobs can be interrupted anywhere, and the Java runtime exits when its standard input closes.
 
-    An orderly exit would go through the connection to the runtime, on which a call is waiting, and print a hundred lines.
+    An orderly exit would go through the connection to the runtime, on which a call is waiting, and print a hundred
+    lines.
     """
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # show the cursor, which a progress bar has hidden

@@ -91,8 +91,8 @@ class RepairPlanner:
         self._findings: list[str] = []
         self._missing: list[str] = []
         self._asides: list[str] = []
-        # Bounded, so that a lake of any size can be repaired. Files are compared with their neighbours, so few are read
-        # twice.
+        # Bounded, so that a lake of any size can be repaired. Files are compared with their neighbours, so most are
+        # read once.
         self._addresses = lru_cache(_FILES_IN_MEMORY)(lambda path: addresses(found, found.rows[path]))
         self._brokers = cache(lambda path: brokers_of(found, found.rows[path]))
 

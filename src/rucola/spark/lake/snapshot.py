@@ -138,7 +138,7 @@ class PendingCommit:
 def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchiveProgress:
     """Merge two progresses of a broker: the one with the larger physical offset, and the maximum offset of each
     queue."""
-    # Offsets of a queue may differ from the log: they are updated when a message of the queue is archived.
+    # The copy with the smaller physical offset may know queues that the other one does not.
     ahead, behind = (one, other) if one.physical_offset >= other.physical_offset else (other, one)
     queues = {topic: dict(offsets) for topic, offsets in ahead.queues.items()}
     for topic, offsets in behind.queues.items():

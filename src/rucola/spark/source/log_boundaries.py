@@ -15,8 +15,8 @@ from rucola.store.scan import Stop
 def log_end(reader: StoreReader) -> int:
     """Return the physical offset after the last whole record.
 
-    Bytes after it are unwritten, or being written by a running broker. Damage with more records after it is not the end:
-    the read that meets it reports it.
+    Bytes after it are unwritten, or being written by a running broker. Damage with more records after it is not the
+    end: the read that meets it reports it.
     """
     # 1. Begin at the last record that a ConsumeQueue knows, so that only records not dispatched yet are walked.
     begin = max([queue_log_end(reader, *queue) for queue in reader.queues()], default=0)

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 _FRAME: Final = np.dtype([("size", ">i4"), ("magic", ">u4")])
 MAX_HINT_QUEUES: Final = 64
-"""With at most this number of queues, their units are used to find records in a split; each costs a quarter of a millisecond."""
+"""Units of ConsumeQueues are used as hints up to this number of queues; each costs a quarter of a millisecond."""
 
 
 class ExpectedRecords(NamedTuple):

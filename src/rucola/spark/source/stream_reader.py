@@ -5,11 +5,10 @@ store's log, or the queue offset of each queue. Spark writes offsets to the quer
 a restarted query continues from them and repeats the batch that it had begun. Spark's calls:
 
     initialOffset       startingOffsets and similar options; called until the first batch is committed
-    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, at most that many
-    messages
-                        in proportion to the backlogs. With minOffsetsPerTrigger it returns the start, which makes no
-                        batch, until the backlog is large enough or maxTriggerDelay has passed. New origins are read
-                        from their beginning
+    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, as many
+                        messages as this allows, in proportion to the backlogs. With minOffsetsPerTrigger it returns the
+                        start, which makes no batch, until the backlog is large enough or maxTriggerDelay has passed.
+                        New origins are read from their beginning
     reportLatestOffset  the end of every origin at the last latestOffset, for the progress that Spark reports
     partitions          the partitions between two offsets, packed as for a batch
 
