@@ -28,7 +28,7 @@ from rucola.spark import class_archive
 MIN_JAVA: Final = 17
 SMALL_SIZE: Final = 128 * 1024 * 1024
 """Bytes of records below which a job runs without Spark: those of one Spark task (`log_splits.TARGET_SIZE`)."""
-_JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
+JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """The environment variable by which a program knows that spark-submit has started it."""
 _SHORT_LIVED: Final = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
@@ -237,7 +237,7 @@ def _candidates() -> Iterator[Path]:
         yield Path(home)
     if java := shutil.which("java"):
         yield Path(java).resolve().parent.parent
-    for directory in _JVM_DIRECTORIES:
+    for directory in JVM_DIRECTORIES:
         if directory.is_dir():
             homes = [
                 home / "Contents" / "Home" if (home / "Contents").is_dir() else home for home in directory.iterdir()
