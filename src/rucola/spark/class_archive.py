@@ -1,4 +1,6 @@
-"""Class data archive: Spark's classes, parsed and verified, in a cache file that the Java runtime maps at start.
+"""Class data archive: a cache of parsed and verified Spark classes.
+
+The Java runtime maps the file when it starts.
 
 A session loads some 15,000 classes. Parsing and verifying them takes a third to a half of the CPU time of a short job.
 AppCDS (JEP 350) stores the result:

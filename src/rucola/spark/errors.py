@@ -79,7 +79,7 @@ def _hiding_traceback() -> Iterator[None]:
 
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Translate Spark's errors: raise the Rucola error inside one of them, or a StoreError if there is none.
+    """Raise the Rucola error inside one of Spark's errors, or else a StoreError.
 
     A context manager and decorator for jobs.
     """

@@ -52,12 +52,12 @@ def local_session(
     master: str | None = None,
     is_short: bool = False,
 ) -> SparkSession:
-    """Return the session of this process, created if there is none: on `cores` local cores, or on `master`.
+    """Return the session of this process, created if there is none.
 
-    Under spark-submit the session uses the submitted master, and only SQL settings are applied. Times are UTC, data is
-    exchanged by Arrow, there is no web page, and nothing listens beyond the loopback address unless the master is
-    remote. Remote workers run the interpreter at the path of this one, or the one in PYSPARK_PYTHON. `configuration`,
-    in Spark's names, overrides all of this.
+    The session runs on `cores` local cores, or on `master`. Under spark-submit it uses the submitted master, and only
+    SQL settings are applied. Times are UTC, data is exchanged by Arrow, there is no web page, and nothing listens
+    beyond the loopback address unless the master is remote. Remote workers run the interpreter at the path of this one,
+    or the one in PYSPARK_PYTHON. `configuration`, in Spark's names, overrides all of this.
 
     With `is_short`, for sessions of seconds, the runtime starts and warms up at half the processor time, but is slower
     in the long run. Raises ConfigError if there is no suitable Java runtime, or if the master is invalid or
@@ -113,7 +113,10 @@ def _settings(runtime_options: Sequence[str], *, is_local: bool) -> dict[str, st
 
 
 def _set_environment(home: Path, *, is_local: bool) -> None:
-    """Set the environment of the runtime that is about to start, and of the processes that it starts."""
+    """Set the environment for the Java runtime that is about to start.
+
+    The processes that it starts inherit it.
+    """
     os.environ["JAVA_HOME"] = str(home)
     # The processes that look for data sources and plan reads find this interpreter only by these variables.
     if is_local or "PYSPARK_PYTHON" not in os.environ:

@@ -127,7 +127,10 @@ def commit_of(path: str) -> int:
 def _read(
     file: Path, path: str, entry: Callable[[Path, str], T], entries: dict[str, T], damages: dict[str, str]
 ) -> None:
-    """Add the entry of a file to `entries` or, if its footer cannot be read, the reason to `damages`."""
+    """Read the footer of a data file.
+
+    Adds the entry to `entries` or, if the footer cannot be read, the reason to `damages`.
+    """
     try:
         entries[path] = entry(file, path)
     except FileNotFoundError:

@@ -213,7 +213,10 @@ def _newest(
 
 @dataclass(frozen=True)
 class _MatchingRows:
-    """Rows of one row group that may match, with their store times in microseconds and their physical offsets."""
+    """Rows of one row group that may match.
+
+    `stored` has their store times in microseconds, `offsets` their physical offsets.
+    """
 
     root: Path
     file: RowFile
@@ -240,9 +243,9 @@ def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRow
 def _matching_groups(
     root: Path, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
 ) -> Iterator[tuple[int, Array, pa.Table]]:
-    """Yield the row groups of a file that have one of the numbers `wanted`, ascending, in a column.
+    """Yield the row groups of a file in which a column has a wanted number.
 
-    Each comes as its number, the matching rows, and the columns `names` of these rows.
+    `wanted` must ascend. Each group comes as its number, the matching rows, and the columns `names` of these rows.
     """
     with open_parquet(root, file) as opened:
         for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):

@@ -174,7 +174,10 @@ def _escaped(topic: str) -> str:
 
 
 def merge_rows(root: Path, files: Iterable[RowFile], directory: Path) -> None:
-    """Merge row files: write one file per topic and date below a directory, ordered by broker and physical offset."""
+    """Merge row files into one file per topic and date.
+
+    The files are written below `directory`, ordered by broker and physical offset.
+    """
     partitions: dict[Path, list[RowFile]] = {}
     for file in files:
         partitions.setdefault(Path(file.path).parent, []).append(file)

@@ -148,7 +148,10 @@ class RepairPlanner:
     # Rows
 
     def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
-        """Return the row files of the repaired lake, and those among them that the base does not have."""
+        """Return the row files of the repaired lake, and the added ones among them.
+
+        Added are those that the base does not have.
+        """
         # 1. Files of the base and of a pending commit, if they exist and equal their entries.
         found, known = self._found, self._known
         whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
@@ -245,8 +248,10 @@ class RepairPlanner:
         return False
 
     def _redundant(self, files: Iterable[RowFile]) -> set[RowFile]:
-        """Return the files whose messages are all in other files that are kept, oldest first: replaced by
-        compactions."""
+        """Return the files whose messages are all in other files that are kept.
+
+        These were replaced by compactions; the oldest are found first.
+        """
         by_place: dict[tuple[str, str], list[RowFile]] = {}
         for file in files:
             by_place.setdefault((file.topic, file.date), []).append(file)
@@ -346,7 +351,10 @@ class RepairPlanner:
 
 
 def completable(found: Inventory, base: Snapshot) -> PendingCommit | None:
-    """Return the pending commit if it is not in the base and all of its files are there."""
+    """Return the pending commit if a repair can complete it.
+
+    It must not be in the base, and all of its files must exist.
+    """
     pending = found.pending
     if pending is None or pending.number <= base.number:
         return None

@@ -86,8 +86,10 @@ def _within(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> StructType:
-    """Return these columns, with the table's options in the metadata of the first. Raises ConfigError without
-    columns."""
+    """Return these columns, with the table's options in the metadata of the first.
+
+    Raises ConfigError if there are no columns.
+    """
     if not columns:
         raise ConfigError("a table needs a column; leave out the option columns")
     fields: list[StructField] = []

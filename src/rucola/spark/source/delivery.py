@@ -75,9 +75,10 @@ def _may_succeed(error: RemotingError, *, is_known_topic: bool) -> bool:
 
 
 def matching_queue(queues: Sequence[MessageQueue], queue_id: int, broker_name: str | None) -> MessageQueue:
-    """Return the queue with this id, preferably of this broker; without such an id, the queue at id modulo count.
+    """Return the queue with this id, preferably of this broker.
 
-    The result is deterministic for the same `queues`, so messages of one queue stay together and in order.
+    If no queue has the id, it is the queue at the id modulo their number. The result is deterministic for the same
+    `queues`, so messages of one queue stay together and in order.
     """
     with_id = [queue for queue in queues if queue.queue_id == queue_id]
     on_broker = [queue for queue in with_id if queue.broker_name == broker_name]

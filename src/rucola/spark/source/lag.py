@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 
 class Lag(NamedTuple):
-    """The lag of one source, in offsets: the sum over its queues, and the minimum, maximum and mean of a queue."""
+    """The lag of one source, in offsets.
+
+    `total` is the sum over its queues; the others are minimum, maximum and mean of a queue.
+    """
 
     total: int
     least: int

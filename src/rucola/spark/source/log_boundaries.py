@@ -45,9 +45,10 @@ def queue_log_end(reader: StoreReader, topic: str, queue_id: int) -> int:
 
 
 def skip_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple[int, int]:
-    """Return the address after `count` records from `begin` on, at most `end`, and the number of records before it.
+    """Return the address after `count` records, and the number of records before it.
 
-    Damage is included up to the next record, so that the batch that contains it reports it.
+    The address is at most `end`. Damage is included up to the next record, so that the batch that contains it reports
+    it.
     """
     left = count
     for item in reader.runs(begin):

@@ -106,7 +106,10 @@ _CHECKPOINT: Final = "checkpointlocation"
 
 
 class CorruptRecords(Enum):
-    """The policy for damaged records: fail the query, skip the record, or return a row with the column `_corrupt`."""
+    """The policy for damaged records.
+
+    FAIL fails the query, SKIP omits the record, COLUMN returns a row with the column `_corrupt`.
+    """
 
     FAIL = "fail"
     SKIP = "skip"
@@ -115,9 +118,9 @@ class CorruptRecords(Enum):
 
 @dataclass(frozen=True)
 class QueueFilter:
-    """A selection of queues, in addition to the options: topics and queue ids (None for all), and queue offsets.
+    """A selection of queues and queue offsets, in addition to the options.
 
-    Pushed filters and jobs narrow a read by it.
+    `topics` and `queue_ids` are None for all. Pushed filters and jobs narrow a read by it.
     """
 
     topics: frozenset[str] | None = None

@@ -258,7 +258,10 @@ class _Locator:
         return ports
 
     def _find_bodies_after_ipv6(self) -> Array:
-        """Step 2 for IPv6 hosts: the fields after such a host were copied from the wrong bytes; copy them again."""
+        """Perform step 2 for records with IPv6 hosts.
+
+        The fields after such a host were copied from the wrong bytes, so they are copied again.
+        """
         flags, begin = self.heads["sys_flag"], self.layout["begin"]
         store_host = begin + _BORN_HOST + np.where(flags & sysflag.BORN_HOST_V6, 20, 8) + 8
         after_hosts = store_host + np.where(flags & sysflag.STORE_HOST_V6, 20, 8)
@@ -278,7 +281,7 @@ class _Locator:
         return ports
 
     def find_topics_and_properties(self, ports: Array) -> None:
-        """Step 3: find topic and properties by the sizes in the record, and check that the sizes add up.
+        """Step 3: find topic and properties, and check that the sizes add up.
 
         The sizes are unverified while they are followed, so every position is clipped into the record: a wrong size may
         lead to a wrong byte, but never outside. The final comparison then rejects the record.

@@ -190,8 +190,10 @@ class _ChunkSender:
         return self._queues[topic]
 
     async def _in_order(self, rows: Sequence[_RowMessage], queue: MessageQueue | None) -> None:
-        """Send rows of one topic in sequential requests, to one queue or, without `queue`, to the next one each
-        time."""
+        """Send rows of one topic in sequential requests.
+
+        All go to `queue`, or each request to the next queue if it is None.
+        """
         for piece in _cut(rows, MESSAGES_PER_REQUEST):
             request = partial(self._request, [row.message for row in piece], queue)
             try:

@@ -107,10 +107,16 @@ class MessageSource(Protocol):
         """Return partitions that hold the chosen messages of these ranges, which must be within the bounds."""
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        """Return by queue the offset of the first message stored at a time (ms) or later, else the queue's end."""
+        """Return offsets by queue for times in milliseconds.
+
+        The offset is that of the first message stored at the time or later, or the end of the queue.
+        """
 
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
-        """Return the beginnings of ranges with at most `count` messages together; at least one if there is any."""
+        """Return the beginnings of ranges with at most `count` messages together.
+
+        There is at least one message if the ranges have any.
+        """
 
     def count(self, ranges: OffsetRanges, most: int) -> int:
         """Return the number of messages in the ranges. Counting may stop at `most`."""
@@ -216,7 +222,10 @@ def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tup
 
 
 def _check_queues_exist(options: ReadOptions, queues: Iterable[Origin], bounds: SourceBounds) -> None:
-    """Raise ConfigError for a queue with given offsets that the read does not include and no missing broker has."""
+    """Raise ConfigError for queues with given offsets that the read does not include.
+
+    Queues on missing brokers are not checked.
+    """
     brokers = sorted(options.stores or {origin.broker_name for origin in bounds.ranges})
     for queue in queues:
         if queue in bounds.unavailable:
@@ -257,7 +266,10 @@ def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, 
 
 
 def uniform_start(options: ReadOptions) -> int | None:
-    """Return EARLIEST or LATEST if a new stream begins all origins there, None if offsets or times are given."""
+    """Return EARLIEST or LATEST if a new stream begins all origins there.
+
+    The result is None if offsets or times are given.
+    """
     if options.starting_times is not None or isinstance(options.starting_offsets, Mapping):
         return None
     if options.starting_offsets is None:
@@ -267,10 +279,11 @@ def uniform_start(options: ReadOptions) -> int | None:
 
 
 def available_ranges(options: ReadOptions, known: Offsets, bounds: SourceBounds) -> dict[Origin, tuple[int, int]]:
-    """Return the ranges that the next batch of a stream can read after the offsets `known`, before it is logged.
+    """Return the ranges that the next batch of a stream can read.
 
-    An unavailable origin keeps its offset, and a new one is read from its beginning. Raises StoreError for lost
-    messages; with failOnDataLoss=false they are skipped with a warning.
+    Called before the batch is logged, with the offsets `known` from the last one. An unavailable origin keeps its
+    offset, and a new one is read from its beginning. Raises StoreError for lost messages; with failOnDataLoss=false
+    they are skipped with a warning.
     """
     ranges = {}
     for origin in sorted(known.keys() - bounds.ranges.keys()):
@@ -323,12 +336,18 @@ def logged_ranges(
 
 
 def _first_offset(origin: Origin, least: int) -> int:
-    """Return the first offset of a new origin: 0 for a queue, so that deleted messages are noticed; else `least`."""
+    """Return the first offset of a new origin.
+
+    A queue begins at 0, so that messages deleted before are noticed; a log begins with its oldest file.
+    """
     return 0 if isinstance(origin, BrokerQueue) else least
 
 
 def _resume_offset(options: ReadOptions, origin: Origin, begin: int, upto: int, bounds: tuple[int, int]) -> int:
-    """Return the offset at which a stream continues that has read up to `begin`; report messages lost before it."""
+    """Return the offset at which a stream continues after `begin`.
+
+    Messages between `begin` and `upto` that are lost are reported.
+    """
     least, most = bounds
     if begin < min(least, upto):
         _report_loss(options, f"offsets {begin} to {min(least, upto)} of {origin} were deleted unread", StoreError)

@@ -96,9 +96,9 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 @without_tracebacks
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of one query on the driver, and reads partitions on the workers, which get a pickled copy.
+    """Planner of a query's batches on the driver, and reader of their partitions on workers.
 
-    Spark calls a reader from one thread at a time.
+    Workers get a pickled copy. Spark calls a reader from one thread at a time.
     """
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
@@ -225,8 +225,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _commit_to_group(self, offsets: Offsets, bounds: SourceBounds) -> None:
-        """Commit the offsets of finished batches to the commitGroup. A failure is logged and does not fail the
-        stream."""
+        """Commit the offsets of finished batches to the commitGroup.
+
+        A failure is logged and does not fail the stream.
+        """
         if self._options.commit_group is None:
             return
         changed = {
