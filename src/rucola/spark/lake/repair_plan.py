@@ -339,7 +339,7 @@ class RepairPlanner:
         if name in self._kinds or name.startswith("/"):
             return self._kinds.get(name, False)
         raise ConfigError(
-            f"it is unknown how {name} was archived; give --store {name} if it was from its store directory, else "
+            f"it is unknown how {name} was archived; give --store {name} if it was from its store directory, or "
             f"--live {name}"
         )
 
