@@ -74,7 +74,7 @@ def test_who_is_connected(tmp_path: Path) -> None:
 
         async with Producer("q", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
-            await producer.instance.beat()
+            await producer.instance.send_heartbeats()
             (one,) = (await scene.admin.examine_producer_connection_info("q", "T")).connection_set
             assert one.client_id == producer.instance.client_id
             assert (await scene.admin.get_all_producer_info(scene.broker.address))["q"][0].remote_ip == one.client_addr

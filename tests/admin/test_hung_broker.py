@@ -40,7 +40,7 @@ async def test_a_question_that_any_broker_can_answer_is_put_to_the_next(tmp_path
     ):
         await take(consumer, 2)
         await producer.queues("T")
-        await producer.instance.beat()
+        await producer.instance.send_heartbeats()
         proxy.freeze()
         client_id = consumer.instance.client_id
         connection = await admin.examine_consumer_connection_info("c")

@@ -140,7 +140,7 @@ def test_members_retries_and_dead_letters(tmp_path: Path) -> None:
     async def act(running: Cluster, broker: Broker) -> None:
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
-            await producer.instance.beat()
+            await producer.instance.send_heartbeats()
             assert value(await scrape(broker), "rocketmq_producer_count", **OF_BROKER, group="p") == 1
         consumer = PushConsumer("g", running.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("T")

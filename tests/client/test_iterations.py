@@ -160,7 +160,7 @@ async def test_what_was_left_is_not_given_out_after_its_queue_began_anew(tmp_pat
             (queue,) = consumer.queues
             left = consumer.messages()
             message = await anext(left)
-            await consumer.reset_offsets({queue: 3})
+            await consumer.operations.reset_offsets({queue: 3})
             await left.aclose()
             consumer.ack(message)
             assert await take(consumer, 2) == [3, 4]

@@ -25,7 +25,7 @@ async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
         consumer.listen_to_batches(listen, 8)
         async with consumer:
             await batches.reach(lambda batches: sum(map(len, batches)) == 100)
-            assert consumer.settings()["consumeMessageBatchMaxSize"] == "8"
+            assert consumer.operations.settings()["consumeMessageBatchMaxSize"] == "8"
         assert await committed(running) == 100
     assert all(len({message.queue_id for message in batch}) == 1 for batch in batches.items)
     assert max(map(len, batches.items)) == 8
@@ -119,7 +119,7 @@ def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
             assert len(broker.given_back.items) == 1
 
     asyncio.run(run())
-    assert "they go back to the broker" in caplog.text
+    assert "and go back to the broker" in caplog.text
 
 
 async def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path: Path) -> None:

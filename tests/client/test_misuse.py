@@ -188,7 +188,7 @@ def broken(root: Path) -> Path:
         (blocked, "cannot be kept in .*File exists.*; give another offsets_root"),
         (lambda root: Path("/proc/offsets"), "cannot be kept in /proc/offsets/me/c: .*; give another offsets_root"),
         (lambda root: root / "nul\0", "cannot be kept in .*null byte; give another offsets_root"),
-        (broken, "cannot tell how far this member has come; mend or remove"),
+        (broken, "cannot tell how far this member has come; repair or remove"),
     ],
 )
 async def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
@@ -220,7 +220,7 @@ def test_a_place_for_offsets_that_is_none_is_refused_where_it_is_named(monkeypat
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(ConfigError, match=r"Could not determine home directory\.; give offsets_root"):
+    with pytest.raises(ConfigError, match=r"Could not determine home directory\.; pass offsets_root"):
         PushConsumer("c", "127.0.0.1:1", **BROADCASTING)
     assert consume_options.ConsumeOptions().offsets_root is None
 

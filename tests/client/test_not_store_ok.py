@@ -121,7 +121,7 @@ def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Pa
     async def act(producer: Producer) -> None:
         result = await producer.send(Message("T", b"x"))
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-        assert len(brokers.asked) == len(set(brokers.asked)) == min(len(names), 1 + producer.retry_times)
+        assert len(brokers.asked) == len(set(brokers.asked)) == min(len(names), 1 + producer.options.retry_times)
         assert result.queue.broker_name == brokers.asked[-1]
 
     play(brokers, tmp_path, act)

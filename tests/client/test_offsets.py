@@ -76,7 +76,7 @@ def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
             options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
             consumer = consumer_of(running, **options)
             assert consumer.instance.client_id.endswith("@DEFAULT")
-            assert consumer.settings()["messageModel"] == "BROADCASTING"
+            assert consumer.operations.settings()["messageModel"] == "BROADCASTING"
             consumer.listen(listen)
             async with consumer:
                 await seen.reach(3)
@@ -85,7 +85,7 @@ def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
             assert sorted(seen.items) == [b"0", b"1", b"2"]
 
     asyncio.run(run())
-    assert "will not come again: this is broadcasting" in caplog.text
+    assert "broadcasting consumers do not retry" in caplog.text
 
 
 async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_pa
     offsets.path.write_bytes(b'{"offsetTable":')
     assert await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE) == 3
     offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
-    with pytest.raises(ConfigError, match=r"mend or remove .*offsets\.json: .*offsets\.json\.bak"):
+    with pytest.raises(ConfigError, match=r"repair or remove .*offsets\.json: .*offsets\.json\.bak"):
         await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 

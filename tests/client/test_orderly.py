@@ -65,7 +65,7 @@ async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
             await listener.seen.reach(200)
             held = consumer.held()
             assert all(info.locked and info.last_lock_timestamp > 0 for info in held.values())
-            assert consumer.settings()["PROP_CONSUMEORDERLY"] == "true"
+            assert consumer.operations.settings()["PROP_CONSUMEORDERLY"] == "true"
             assert await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ) == []
         assert await committed(running) == 200
         assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
@@ -267,7 +267,7 @@ def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
             assert broker.unlocked
 
     asyncio.run(run())
-    assert "went to another member" in caplog.text
+    assert "was lost to another member" in caplog.text
 
 
 class LockingBroker(ScriptedBroker):
@@ -326,7 +326,7 @@ def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is
 
     caplog.set_level(logging.WARNING)
     asyncio.run(run())
-    assert "no locks from broker broker-a now" in caplog.text
+    assert "broker broker-a confirms no locks now" in caplog.text
 
 
 async def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:

@@ -478,5 +478,5 @@ async def test_a_filter_of_no_known_kind_and_a_listener_that_is_none_are_refused
     consumer = PushConsumer("c", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
         consumer.subscribe("T", "a.*", "REGEX")
-    with pytest.raises(ConfigError, match="None cannot be"):
+    with pytest.raises(ConfigError, match="None cannot be called"):
         consumer.listen(None)  # type: ignore[arg-type]

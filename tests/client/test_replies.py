@@ -136,7 +136,7 @@ def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
                 await replier.reply(broker.requests.items[0], b"later")
 
     asyncio.run(run())
-    assert "nobody waits for" in caplog.text
+    assert "no request is pending" in caplog.text
 
 
 def test_what_is_no_request_cannot_be_answered() -> None:
@@ -159,7 +159,7 @@ async def test_a_compressed_reply_is_given_out_plain(tmp_path: Path) -> None:
             born_timestamp=1, flag=0,
         )  # fmt: skip
         replies = PendingReplies()
-        with replies.expected() as (correlation_id, reply):
+        with replies.expect() as (correlation_id, reply):
             header.properties = properties.join({properties.CORRELATION_ID: correlation_id}).decode()
             for _ in range(2):  # a second one does no harm
                 answer = replies.receive(connection, push_of(header, body))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rucola.client import ConsumeFromWhere, select_by_hash
-from rucola.client.sync import EventLoopThread, Message, Producer, PullConsumer, PushConsumer
+from rucola.client.event_loop_thread import EventLoopThread
+from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import InvalidMessage, MQError, RemotingConnectError, RemotingTimeout
 from support.cluster import cluster
 

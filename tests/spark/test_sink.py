@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
-from rucola.client.sync import EventLoopThread
+from rucola.client.event_loop_thread import EventLoopThread
 from rucola.errors import ConfigError
 from rucola.spark.source.options import parse_sink
 from rucola.spark.source.sink import RocketMQWriter
