@@ -95,7 +95,7 @@ async def test_queues_are_served_in_turn() -> None:
     for queue_id, count in enumerate((5, 1, 2)):
         own = own_queue(queue_id)
         line.put(own, pulled(own, count))
-    order = [delivery.assigned.queue.queue_id for delivery in iter(line.take_now, None)]
+    order = [delivery.assigned.queue.queue_id for delivery in iter(line.get_nowait, None)]
     assert order == [0, 1, 2, 0, 2, 0, 0, 0]
 
 
@@ -144,7 +144,7 @@ async def test_a_queue_that_begins_anew_or_is_revoked_gives_out_nothing_old() ->
     assert delivery.incomplete == []
     line.put(own, pulled(own, 1))
     own.is_revoked = True
-    line.leave(new)
+    line.complete(new)
     assert line.get_nowait() is None
 
 
@@ -187,7 +187,7 @@ def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
         done: dict[int, list[int]] = {0: [], 1: []}
         at_work: list[AssignedQueue] = []
 
-        async def run_close_steps(delivery: Delivery) -> None:
+        async def complete(delivery: Delivery) -> None:
             own = delivery.assigned
             assert not (in_order and own in at_work)
             at_work.append(own)
@@ -200,13 +200,13 @@ def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
         async def take() -> None:
             while (delivery := await line.get()) is not None:
                 if random.random() < 0.5:
-                    await run_close_steps(delivery)
+                    await complete(delivery)
                     continue
                 line.requeue(delivery)
                 for _ in range(random.randrange(3)):
                     await asyncio.sleep(0)
-                if random.random() < 0.5 and line.take_again(delivery):
-                    await run_close_steps(delivery)
+                if random.random() < 0.5 and line.reclaim(delivery):
+                    await complete(delivery)
 
         for own in queues:
             line.put(own, pulled(own, count))

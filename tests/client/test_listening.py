@@ -113,7 +113,7 @@ def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
                 (header,) = await broker.given_back.reach(1)
                 assert (header.offset, header.delay_level) == (1001, 3)
                 (queue,) = consumer.queues
-                await until(lambda: consumer.held()[queue].commit_offset == 3)
+                await until(lambda: consumer.operations.process_queues()[queue].commit_offset == 3)
                 may_end.set()
             assert broker.committed == 3
             assert len(broker.given_back.items) == 1
@@ -153,7 +153,7 @@ async def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, 
     async with filled(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
         async with consumer_of(running, limits=limits, pull_batch_size=1) as consumer:
             (queue,) = consumer.queues
-            await until(lambda: consumer.held()[queue].cached_msg_count == held)
+            await until(lambda: consumer.operations.process_queues()[queue].cached_msg_count == held)
             assert len(await take(consumer, 30)) == 30
         assert await committed(running) == 30
 

@@ -185,10 +185,16 @@ def broken(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (blocked, "cannot be kept in .*File exists.*; give another offsets_root"),
-        (lambda root: Path("/proc/offsets"), "cannot be kept in /proc/offsets/me/c: .*; give another offsets_root"),
-        (lambda root: root / "nul\0", "cannot be kept in .*null byte; give another offsets_root"),
-        (broken, "cannot tell how far this member has come; repair or remove"),
+        (blocked, "cannot store the offsets of this member in .*File exists.*; pass another offsets_root"),
+        (
+            lambda root: Path("/proc/offsets"),
+            "cannot store the offsets of this member in /proc/offsets/me/c: .*; pass another offsets_root",
+        ),
+        (
+            lambda root: root / "nul\0",
+            "cannot store the offsets of this member in .*null byte; pass another offsets_root",
+        ),
+        (broken, "cannot read the offsets of this member; repair or remove"),
     ],
 )
 async def test_a_place_for_offsets_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:

@@ -36,7 +36,7 @@ async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
         ClientInstance(running.namesrv, client_id="one") as instance,
     ):
         async with consumer_of(running, instance=instance, **options) as consumer:
-            assert len(consumer.held()) == 4  # and no retry topic
+            assert len(consumer.operations.process_queues()) == 4  # and no retry topic
             assert sorted(await take(consumer, 20)) == list(range(20))
         content = (tmp_path / "offsets" / "one" / "c" / "offsets.json").read_bytes()
         table = fastjson.loads(content)["offsetTable"]

@@ -63,7 +63,7 @@ async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
         consumer.listen(listener.listen)
         async with consumer:
             await listener.seen.reach(200)
-            held = consumer.held()
+            held = consumer.operations.process_queues()
             assert all(info.locked and info.last_lock_timestamp > 0 for info in held.values())
             assert consumer.operations.settings()["PROP_CONSUMEORDERLY"] == "true"
             assert await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ) == []
@@ -256,7 +256,7 @@ def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
             async with consumer:
                 await seen.reach(1)
                 broker.gives = False
-                await until(lambda: not any(info.locked for info in consumer.held().values()))
+                await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
                 may_end.set()
                 await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
                 assert seen.items == [0]
