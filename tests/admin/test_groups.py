@@ -73,7 +73,7 @@ async def test_connections_of_producers_and_consumers_are_listed(tmp_path: Path)
 
         async with Producer("q", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
-            await producer.instance.beat()
+            await producer.instance.send_heartbeats()
             (one,) = (await scene.admin.groups.producer_connection("q", "T")).connection_set
             assert one.client_id == producer.instance.client_id
             assert (await scene.admin.groups.producers(scene.broker.address))["q"][0].remote_ip == one.client_addr

@@ -40,7 +40,7 @@ async def test_a_query_that_any_broker_can_answer_goes_to_the_next_broker(tmp_pa
     ):
         await take(consumer, 2)
         await producer.queues("T")
-        await producer.instance.beat()
+        await producer.instance.send_heartbeats()
         proxy.freeze()
         client_id = consumer.instance.client_id
         connection = await admin.groups.consumer_connection("c")

@@ -110,7 +110,7 @@ async def test_member_retry_and_dead_letter_metrics_are_exported(tmp_path: Path)
     async with metered_broker(tmp_path) as (running, broker):
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
-            await producer.instance.beat()
+            await producer.instance.send_heartbeats()
             assert sample_value(await scrape(broker), "rocketmq_producer_count", **BROKER_LABELS, group="p") == 1
         consumer = PushConsumer("g", running.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("T")

@@ -163,7 +163,7 @@ async def test_an_unacknowledged_message_is_not_requeued_after_its_queue_was_res
             (queue,) = consumer.queues
             left = consumer.messages()
             message = await anext(left)
-            await consumer.reset_offsets({queue: 3})
+            await consumer.operations.reset_offsets({queue: 3})
             await left.aclose()
             consumer.ack(message)
             assert await take(consumer, 2) == [3, 4]

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from rucola.client import Message, MessageQueue
-from rucola.client.producer.producer import RETRY_CODES
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD
+from rucola.client.producer.sender import RETRY_CODES
 from rucola.errors import BrokerError, RemotingError, TopicNotFound
 from rucola.message import properties
 from rucola.message.topics import RETRY_PREFIX

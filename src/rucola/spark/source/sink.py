@@ -31,9 +31,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
+from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
-from rucola.client.sync import EventLoopThread
 from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.errors import without_tracebacks
