@@ -1,4 +1,4 @@
-"""docs/mqadmin.md says of each of mqadmin's commands whether it is there, as the code has it."""
+"""The tables of docs/mqadmin.md list the commands that exist, and those of mqadmin that do not."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ exportMetadata c:clusterName b:brokerAddr f:filePath t:topic g:subscriptionGroup
 exportConfigs c:clusterName f:filePath
 exportMetrics c:clusterName f:filePath
 """
-"""Each of mqadmin's commands with its flags, short and long; all of them take -n and -h as well."""
+"""The commands of mqadmin with their short and long flags; all have -n and -h as well."""
 MQADMIN = {name: flags for name, *flags in map(str.split, FLAGS.replace("\n    ", " ").strip().splitlines())}
 NOT_TO_BE_WRITTEN = {"print-log", "print-msg", "machine-room"}
-"""Long names that have a space where mqadmin has them, so that nobody can write them."""
+"""Long names that contain a space in mqadmin, and so cannot be written."""
 LEFT_OUT = {("queryMsgById", "u")}
 ASKS_FIRST = {
     "cloneGroupOffset", "deleteExpiredCommitLog", "deleteKvConfig", "deleteSubGroup", "deleteTopic",
@@ -86,10 +86,10 @@ ASKS_FIRST = {
 
 
 def tables() -> tuple[set[str], set[str], set[str]]:
-    """mqadmin's commands that are there, the others that are there, and mqadmin's that are not."""
-    there, rest = DOCUMENT.read_text(encoding="utf-8").split("these mqadmin does not have:")
-    own, not_there = rest.split("these there are not:")
-    return commands_of(there), commands_of(own), commands_of(not_there)
+    """The supported commands of mqadmin, the additional commands, and the unsupported ones of mqadmin."""
+    supported, rest = DOCUMENT.read_text(encoding="utf-8").split("## Additional commands")
+    additional, unsupported = rest.split("## Unsupported commands")
+    return commands_of(supported), commands_of(additional), commands_of(unsupported)
 
 
 def commands_of(text: str) -> set[str]:
@@ -97,14 +97,14 @@ def commands_of(text: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_the_tables_are_the_code() -> None:
-    there, own, not_there = tables()
-    assert there | own == set(admin.commands)
-    assert there & (own | not_there) == set()
+def test_tables_list_the_commands_of_the_code() -> None:
+    supported, additional, unsupported = tables()
+    assert supported | additional == set(admin.commands)
+    assert supported & (additional | unsupported) == set()
 
 
 @pytest.mark.parametrize("name", [name for name in MQADMIN if name in admin.commands])
-def test_every_flag_of_mqadmin_is_taken(name: str) -> None:
+def test_every_flag_of_mqadmin_is_accepted(name: str) -> None:
     taken = {text for option in admin.commands[name].params for text in option.opts}
     for short, _, long in (flag.partition(":") for flag in MQADMIN[name]):
         if (name, short) not in LEFT_OUT:
@@ -112,9 +112,9 @@ def test_every_flag_of_mqadmin_is_taken(name: str) -> None:
             assert f"--{long}" in taken or long in NOT_TO_BE_WRITTEN, long
 
 
-def test_every_command_of_mqadmin_is_in_one_of_the_tables() -> None:
-    there, _, not_there = tables()
-    assert there | not_there == set(MQADMIN)
+def test_tables_list_every_command_of_mqadmin() -> None:
+    supported, _, unsupported = tables()
+    assert supported | unsupported == set(MQADMIN)
     assert f"Of the {len(MQADMIN)} commands" in DOCUMENT.read_text(encoding="utf-8")
 
 
