@@ -1,8 +1,7 @@
-"""AdminClient against real servers: a broker on the golden store, and brokers that the tests fill themselves."""
+"""AdminClient against real servers: a broker on the golden store, and brokers on stores that the tests fill."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,31 +9,30 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient, TopicConfig
-from rucola.broker.broker import Broker
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message.host import encode_host
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.queue import MessageQueue
-from support.cluster import HOST, Cluster
-from support.filled import NOW_MS, ask, fill
+from support.cluster import HOST
+from support.filled import NOW_MS, fill, filled_brokers
 
 
 @pytest.fixture
 def golden_store(golden: Path, tmp_path: Path) -> Path:
-    """A directory with the store of one broker, as Apache's left it."""
+    """A directory with the store of one broker, written by Apache's broker."""
     shutil.copytree(golden / "g1-clean" / "store-after-restart", tmp_path / "broker-a")
     return tmp_path
 
 
-def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> None:
-    """Apache's answers, reduced to the messages that have the key, for KEYS and for unique keys."""
+async def test_key_queries_find_the_messages_that_apache_finds(golden: Path, golden_store: Path) -> None:
+    """Results are Apache's, without messages whose keys only have the same hash; for keys and unique keys."""
     expected = json.loads((golden / "g1-clean" / "expected_queries.json").read_text())["keyQueries"]
     messages = {}
     for line in (golden / "g1-clean" / "after-expected.jsonl").open():
         message = json.loads(line)
         messages[message["commitLogOffset"]] = message["properties"]
 
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with filled_brokers(golden_store) as (admin, _, _):
         known = set(await admin.topics.names())
         for query in expected:
             topic, key = query["topic"], query["key"]
@@ -50,13 +48,11 @@ def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> No
             found = [message.physical_offset for message in by_unique_key.messages]
             assert found == [at for at in exact if messages[at].get("UNIQ_KEY") == key]
 
-    ask(golden_store, question)
 
-
-def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
+async def test_a_message_is_read_by_its_offset_msg_id(tmp_path: Path) -> None:
     fill(tmp_path, [("a", "U1", NOW_MS), ("b", "U2", NOW_MS)])
 
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with filled_brokers(tmp_path) as (admin, brokers, _):
         address = encode_host(brokers[0].address).hex().upper()
         found = (await admin.messages.query_by_key("Orders", "b")).messages[0]
         message = await admin.messages.get(f"{address}{found.physical_offset:016X}")
@@ -66,24 +62,20 @@ def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
         with pytest.raises(InvalidMessage, match="no offsetMsgId"):
             await admin.messages.get("4711")
 
-    ask(tmp_path, question)
 
-
-def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) -> None:
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+async def test_an_unreachable_id_suggests_that_it_is_a_unique_key(tmp_path: Path) -> None:
+    async with filled_brokers(tmp_path) as (admin, brokers, _):
         port = brokers[0].config.listen_port
         await brokers[0].stop()
         with pytest.raises(RemotingConnectError, match="is this a unique key"):
             await admin.messages.get(encode_host(f"{HOST}:{port}").hex() + 16 * "0")
 
-    ask(tmp_path, question)
 
-
-def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
+async def test_queries_and_stats_cover_every_master_of_the_route(tmp_path: Path) -> None:
     fill(tmp_path, [("k", "A", NOW_MS), ("k", "C", NOW_MS + 2000)], "broker-a")
     fill(tmp_path, [("k", "B", NOW_MS + 1000)], "broker-b")
 
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with filled_brokers(tmp_path) as (admin, brokers, _):
         result = await admin.messages.query_by_key("Orders", "k")
         assert [message.unique_key for message in result.messages] == ["C", "B", "A"]
         stats = await admin.topics.stats("Orders")
@@ -99,11 +91,9 @@ def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no cluster Elsewhere; the name server knows DefaultCluster"):
             await admin.cluster.masters("Elsewhere")
 
-    ask(tmp_path, question)
 
-
-def test_progress_of_the_golden_groups(golden_store: Path) -> None:
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+async def test_consume_stats_of_the_golden_groups(golden_store: Path) -> None:
+    async with filled_brokers(golden_store) as (admin, _, _):
         stats = await admin.groups.consume_stats("G_g_tag", "GA")
         assert {queue.queue_id: (at.broker_offset, at.consumer_offset) for queue, at in stats.offset_table.items()} == {
             0: (32, 22),
@@ -120,11 +110,9 @@ def test_progress_of_the_golden_groups(golden_store: Path) -> None:
         stats = await admin.groups.consume_stats("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC")
         assert [at.consumer_offset for at in stats.offset_table.values()] == [20]
 
-    ask(golden_store, question)
 
-
-def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+async def test_topics_are_created_and_ordered(tmp_path: Path) -> None:
+    async with filled_brokers(tmp_path) as (admin, brokers, _):
         with pytest.raises(TopicNotFound, match="New"):
             await admin.topics.route("New")
         config = TopicConfig(topic_name="New", read_queue_nums=3, write_queue_nums=2, perm=6)
@@ -138,14 +126,12 @@ def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
         with pytest.raises(InvalidMessage):
             await admin.topics.create_or_update(brokers[0].address, TopicConfig(topic_name="not a name"))
 
-    ask(tmp_path, question)
 
-
-def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
-    """The name server has a route to a broker that nobody reaches; what the other broker holds is found."""
+async def test_an_unreachable_broker_is_reported_and_the_others_answer(tmp_path: Path) -> None:
+    """A key query returns the messages of the other broker; topic stats require every broker."""
     fill(tmp_path, [("k", "A", NOW_MS)])
 
-    async def question(admin: AdminClient, brokers: list[Broker], running: Cluster) -> None:
+    async with filled_brokers(tmp_path) as (admin, brokers, running):
         silent = await running.scripted_broker("silent", "Orders", {})
         await silent.stop()
         nobody = f"{HOST}:{silent.port}"
@@ -159,17 +145,12 @@ def test_a_silent_broker_is_named_and_the_others_answer(tmp_path: Path) -> None:
         with pytest.raises(RemotingConnectError):
             await admin.messages.query_by_key("Orders", "k")
 
-    ask(tmp_path, question)
 
-
-def test_no_name_server(tmp_path: Path) -> None:
-    async def asking() -> None:
-        async with Namesrv(HOST, 0) as namesrv:
-            address = f"{HOST}:{namesrv.port}"
-        async with AdminClient(address) as admin:
-            with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
-                await admin.topics.names()
-
-    asyncio.run(asking())
+async def test_a_missing_name_server_is_an_error() -> None:
+    async with Namesrv(HOST, 0) as namesrv:
+        address = f"{HOST}:{namesrv.port}"
+    async with AdminClient(address) as admin:
+        with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
+            await admin.topics.names()
     with pytest.raises(ConfigError, match="no name server is named"):
         AdminClient(" ; ")

@@ -1,11 +1,11 @@
-"""Dead letters: seen, and sent again without loss and without repeats, whatever breaks a run off."""
+"""Dead letters: statistics, reading, and sending them again exactly once, also after interrupted runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,14 @@ SENT, BEFORE, FAILED = RedriveStatus.SENT, RedriveStatus.DONE_BEFORE, RedriveSta
 
 
 class Scene:
-    """A broker whose topic T has COUNT messages, all of which group g has given up."""
+    """A broker whose topic T has COUNT messages, all of them dead letters of group g."""
 
     def __init__(self, running: Cluster, broker: Broker, admin: AdminClient) -> None:
         self.running = running
         self.broker = broker
         self.admin = admin
 
-    async def give_up(self, physical_offset: int) -> None:
+    async def make_dead_letter(self, physical_offset: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(offset=physical_offset, group="g", delay_level=-1)
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         await self.running.remoting.invoke_ok(self.broker.address, request)
@@ -47,41 +47,39 @@ class Scene:
         return [result async for result in self.admin.dead_letters.redrive("g", ids, **options)]  # type: ignore[arg-type]
 
     async def copies(self, topic: str = "T") -> Counter[bytes]:
-        """How often each body is in the topic, beside the message that was sent first."""
+        """The number of copies of each body in a topic."""
         bodies: Counter[bytes] = Counter()
         for number in range(COUNT):
             found = await self.admin.messages.query_by_key(topic, f"k{number}")
             bodies.update(message.body for message in found.messages if "REDRIVEN_FROM" in message.properties)
         return bodies
 
-    async def forget_progress(self) -> None:
+    async def reset_offset(self) -> None:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
         await self.admin.offsets.commit(self.broker.address, REDRIVE_GROUP, queue, 0)
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", 2)
-            async with AdminClient(running.namesrv) as admin:
-                scene = Scene(running, broker, admin)
-                async with Producer("p", running.namesrv) as producer:
-                    for number in range(COUNT):
-                        message = Message("T", b"%d" % number, tags="x", keys=f"k{number}", properties={"own": "yes"})
-                        sent = await producer.send(message)
-                        await scene.give_up(int(sent.offset_msg_id[16:], 16))
-                await act(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def dead_letters_of_g(path: Path) -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", 2)
+        async with AdminClient(running.namesrv) as admin:
+            scene = Scene(running, broker, admin)
+            async with Producer("p", running.namesrv) as producer:
+                for number in range(COUNT):
+                    message = Message("T", b"%d" % number, tags="x", keys=f"k{number}", properties={"own": "yes"})
+                    sent = await producer.send(message)
+                    await scene.make_dead_letter(int(sent.offset_msg_id[16:], 16))
+            yield scene
 
 
 def statuses(results: list[RedriveResult]) -> list[RedriveStatus]:
     return [result.status for result in results]
 
 
-def test_they_are_counted_and_shown(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_dead_letters_are_counted_and_read(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         assert await scene.admin.dead_letters.groups() == ["g"]
         letters = [letter async for letter in scene.admin.dead_letters.read("g")]
         assert [letter.message.body for letter in letters] == [b"%d" % number for number in range(COUNT)]
@@ -94,11 +92,9 @@ def test_they_are_counted_and_shown(tmp_path: Path) -> None:
         with pytest.raises(TopicNotFound, match="group nobody has no dead letters"):
             await anext(scene.admin.dead_letters.read("nobody"))
 
-    play(tmp_path, act)
 
-
-def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_copy_equals_the_original_message(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         first, *_ = await scene.letters()
         dry = await scene.redrive(dry_run=True)
         assert statuses(dry) == COUNT * [RedriveStatus.WOULD_SEND]
@@ -113,47 +109,41 @@ def test_a_copy_is_what_was_sent_first(tmp_path: Path) -> None:
         assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
         assert not {"RETRY_TOPIC", "DELAY"} & copy.properties.keys()
         stats = await scene.admin.dead_letters.stats("g")
-        assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and wait no more"
-
-    play(tmp_path, act)
+        assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and none waits"
 
 
-def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
-    """By its offset, and where that is lost, by the copies."""
+async def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
+    """It knows by the offset what was sent, and without the offset by the copies."""
 
-    async def act(scene: Scene) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         await scene.redrive()
         assert await scene.redrive() == []
-        await scene.forget_progress()
+        await scene.reset_offset()
         assert statuses(await scene.redrive()) == COUNT * [BEFORE]
         assert set((await scene.copies()).values()) == {1}
         assert all([letter.is_redriven async for letter in scene.admin.dead_letters.read("g")])
 
-    play(tmp_path, act)
 
-
-@pytest.mark.parametrize("forgets", [False, True])
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, forgets: bool) -> None:
-    async def act(scene: Scene) -> None:
+@pytest.mark.parametrize("loses_offset", [False, True])
+async def test_an_interrupted_run_is_continued_by_the_next(tmp_path: Path, loses_offset: bool) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             for _ in range(2):
                 assert (await anext(results)).status is SENT
         assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT - 2
-        if forgets:  # as after a crash between the last copy and the commit
-            await scene.forget_progress()
+        if loses_offset:  # as after a crash between the last copy and the commit
+            await scene.reset_offset()
         assert statuses(await scene.redrive())[-4:] == 4 * [SENT]
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
-    play(tmp_path, act)
 
-
-def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_single_dead_letters_are_redriven_by_id(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         letters = await scene.letters()
         chosen = letters[3].offset_msg_id, letters[1].offset_msg_id
         assert statuses(await scene.redrive(*chosen)) == [SENT, SENT]
         assert statuses(await scene.redrive(*chosen)) == [BEFORE, BEFORE]
-        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT, "none before them is done"
+        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT, "the first one was not re-driven"
         redriven = [letter.is_redriven async for letter in scene.admin.dead_letters.read("g")]
         assert redriven == [False, True, False, True, False, False]
         assert statuses(await scene.redrive()) == [SENT, BEFORE, SENT, BEFORE, SENT, SENT]
@@ -162,11 +152,9 @@ def test_single_ones_out_of_their_turn(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is a message of T, not of %DLQ%g"):
             await scene.redrive(first.offset_msg_id)
 
-    play(tmp_path, act)
 
-
-def test_those_of_a_time(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_dead_letters_of_a_time_window_are_redriven(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         letters = await scene.letters()
         begin_ms, end_ms = letters[2].store_timestamp, letters[4].store_timestamp
         expected = [letter for letter in letters if begin_ms <= letter.store_timestamp <= end_ms]
@@ -175,27 +163,23 @@ def test_those_of_a_time(tmp_path: Path) -> None:
         await scene.redrive()
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
-    play(tmp_path, act)
 
-
-def test_for_the_group_alone(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_copies_for_the_group_only_go_to_its_retry_topic(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         await scene.running.create_topic(scene.broker, retry_topic("g"), 1)
         results = await scene.redrive(only_group=True)
         assert {(result.status, result.topic) for result in results} == {(SENT, "%RETRY%g")}
         assert await scene.copies() == {}
         copies = await scene.admin.messages.query_by_key("%RETRY%g", "k0")
-        assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers put it back in place"
-        await scene.forget_progress()
-        assert set(statuses(await scene.redrive())) == {BEFORE}, "to its topic they do not go as well"
-
-    play(tmp_path, act)
+        assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers restore it"
+        await scene.reset_offset()
+        assert set(statuses(await scene.redrive())) == {BEFORE}, "no second copy goes to the topic"
 
 
-def test_what_fails_stays(tmp_path: Path) -> None:
-    """The topic may not be written to for a while; then it is gone for a while."""
+async def test_a_failed_dead_letter_is_sent_by_the_next_run(tmp_path: Path) -> None:
+    """The topic is first not writable, then deleted, then created again."""
 
-    async def act(scene: Scene) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         await scene.running.create_topic(scene.broker, "T", 2, perm=4)
         failed = await scene.redrive()
         assert statuses(failed) == COUNT * [FAILED]
@@ -209,50 +193,42 @@ def test_what_fails_stays(tmp_path: Path) -> None:
         await scene.running.create_topic(scene.broker, "T", 2)
         assert statuses(await scene.redrive()) == COUNT * [SENT]
 
-    play(tmp_path, act)
 
-
-def test_one_that_names_no_topic_stays_and_holds_up_none(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_dead_letter_without_its_topic_fails_and_blocks_no_other(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
-            await producer.send(Message(dlq_topic("g"), b"sent here by hand"))
+            await producer.send(Message(dlq_topic("g"), b"sent by hand"))
         *others, last = await scene.redrive()
         assert statuses(others) == COUNT * [SENT]
         assert (last.status, last.topic) == (FAILED, "")
         assert "RETRY_TOPIC" in last.reason
         assert statuses(await scene.redrive()) == [FAILED]
 
-    play(tmp_path, act)
 
-
-def test_a_copy_that_dies_as_well_can_be_sent_again(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_copy_that_becomes_a_dead_letter_is_redriven_as_well(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         await scene.redrive()
         copy = (await scene.admin.messages.query_by_key("T", "k0")).messages[0]
-        await scene.give_up(copy.physical_offset)
+        await scene.make_dead_letter(copy.physical_offset)
         (result,) = await scene.redrive()
         assert (result.status, result.message.body) == (SENT, b"0")
         assert (await scene.copies())[b"0"] == 2
         assert await scene.redrive() == []
 
-    play(tmp_path, act)
 
+async def test_a_reset_offset_sends_nothing_twice(tmp_path: Path) -> None:
+    """The offset is reset before the dead letter queue is deleted, since a new one counts from 0 again."""
 
-def test_a_group_that_begins_anew(tmp_path: Path) -> None:
-    """Before its dead letter topic is deleted, since a new one would count from 0 again."""
-
-    async def act(scene: Scene) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         await scene.redrive()
         await scene.admin.dead_letters.reset_redrive_offset("g")
         assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT
-        assert statuses(await scene.redrive()) == COUNT * [BEFORE], "nothing is sent twice for all that"
+        assert statuses(await scene.redrive()) == COUNT * [BEFORE], "the copies prove it"
         await scene.admin.dead_letters.reset_redrive_offset("nobody")
 
-    play(tmp_path, act)
 
-
-def test_two_runs_do_not_meet(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_two_runs_on_one_queue_exclude_each_other(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             await anext(results)
             with pytest.raises(ConfigError, match="another run is re-driving"):
@@ -261,11 +237,9 @@ def test_two_runs_do_not_meet(tmp_path: Path) -> None:
         assert statuses(await scene.redrive()) == (COUNT - 1) * [SENT]
         assert set((await scene.copies()).values()) == {1}
 
-    play(tmp_path, act)
 
-
-def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_lock_of_another_client_is_respected(tmp_path: Path) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
         body = LockBatchRequestBody(client_id="another", consumer_group=REDRIVE_GROUP, mq_set=[queue])
         lock = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
@@ -277,15 +251,11 @@ def test_a_lock_of_another_tool_is_kept(tmp_path: Path) -> None:
         await scene.running.remoting.invoke_ok(scene.broker.address, unlock)
         assert statuses(await scene.redrive(letter.offset_msg_id)) == [SENT]
 
-    play(tmp_path, act)
 
+async def test_the_rate_is_limited(tmp_path: Path) -> None:
+    """Six messages have five pauses of 40 ms between them; a slow machine takes longer."""
 
-def test_the_rate_is_limited(tmp_path: Path) -> None:
-    """Five pauses of 40 ms lie between six messages; how much longer it takes is the machine's affair."""
-
-    async def act(scene: Scene) -> None:
+    async with dead_letters_of_g(tmp_path) as scene:
         begin = asyncio.get_running_loop().time()
         assert statuses(await scene.redrive(per_second=25)) == COUNT * [SENT]
         assert asyncio.get_running_loop().time() - begin >= 5 / 25
-
-    play(tmp_path, act)

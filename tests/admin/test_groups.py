@@ -1,9 +1,10 @@
-"""AdminClient and groups that are there: their clients are seen, reset, and given single messages."""
+"""Groups with members: connections, running info, resets, direct consumption and tracks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -34,35 +35,33 @@ class Scene:
         self.running = running
         self.consumer = consumer
         self.client_id = consumer.instance.client_id
-        self.heard: Tally[MessageExt] = Tally()
+        self.consumed: Tally[MessageExt] = Tally()
 
-    async def hear(self, message: MessageExt) -> None:
+    async def consume(self, message: MessageExt) -> None:
         if message.body == b"bad":
             raise ValueError("bad message")
-        self.heard.add(message)
+        self.consumed.add(message)
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]], expression: str = "*") -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker()
-            await running.create_topic(broker, "T", 2)
-            async with Producer("p", running.namesrv) as producer:
-                for number in range(10):
-                    await producer.send(Message("T", b"%d" % number, tags="even" if number % 2 == 0 else "odd"))
-                consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
-                consumer.subscribe("T", expression)
-                async with AdminClient(running.namesrv) as admin:
-                    scene = Scene(admin, broker, running, consumer)
-                    consumer.listen(scene.hear)
-                    async with consumer:
-                        await act(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def listening_group(path: Path, expression: str = "*") -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T", 2)
+        async with Producer("p", running.namesrv) as producer:
+            for number in range(10):
+                await producer.send(Message("T", b"%d" % number, tags="even" if number % 2 == 0 else "odd"))
+            consumer = PushConsumer("c", running.namesrv, consume_from=FIRST)
+            consumer.subscribe("T", expression)
+            async with AdminClient(running.namesrv) as admin:
+                scene = Scene(admin, broker, running, consumer)
+                consumer.listen(scene.consume)
+                async with consumer:
+                    yield scene
 
 
-def test_who_is_connected(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_connections_of_consumers_and_producers(tmp_path: Path) -> None:
+    async with listening_group(tmp_path, "even") as scene:
         connection = await scene.admin.groups.consumer_connection("c")
         assert [(one.client_id, one.language) for one in connection.connection_set] == [(scene.client_id, "PYTHON")]
         assert connection.subscription_table["T"].tags_set == ["even"]
@@ -79,12 +78,10 @@ def test_who_is_connected(tmp_path: Path) -> None:
             assert one.client_id == producer.instance.client_id
             assert (await scene.admin.groups.producers(scene.broker.address))["q"][0].remote_ip == one.client_addr
 
-    play(tmp_path, act, "even")
 
-
-def test_what_goes_on_inside(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.heard.reach(10)
+async def test_running_info_and_offsets_of_a_member(tmp_path: Path) -> None:
+    async with listening_group(tmp_path) as scene:
+        await scene.consumed.reach(10)
         info = await scene.admin.groups.running_info("c", scene.client_id)
         assert {(data.topic, data.sub_string) for data in info.subscription_set} == {("T", "*"), ("%RETRY%c", "*")}
         places = {queue.queue_id: held for queue, held in info.mq_table.items() if queue.topic == "T"}
@@ -107,36 +104,32 @@ def test_what_goes_on_inside(tmp_path: Path) -> None:
         with pytest.raises(BrokerError, match="No Any Consumer online"):
             await scene.admin.offsets.by_client("T", "nobody")
 
-    play(tmp_path, act)
 
-
-def test_a_reset_takes_clients_back_and_forward(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        first = list(await scene.heard.reach(10))
+async def test_a_reset_by_time_moves_members_back_and_forward(tmp_path: Path) -> None:
+    async with listening_group(tmp_path) as scene:
+        first = list(await scene.consumed.reach(10))
         for queue in scene.consumer.queues:
             await scene.admin.offsets.commit(scene.broker.address, "c", queue, 5)
         result = await scene.admin.offsets.reset_by_time("T", "c", 0)
         assert result.online
         assert set(result.offsets.values()) == {0}
-        again = (await scene.heard.reach(20))[10:]
+        again = (await scene.consumed.reach(20))[10:]
         assert sorted(message.body for message in again) == sorted(message.body for message in first)
 
         result = await scene.admin.offsets.reset_by_time("T", "c", LATEST)
         assert set(result.offsets.values()) == {5}
         async with Producer("p", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"next"))
-        assert (await scene.heard.reach(21))[-1].body == b"next"
+        assert (await scene.consumed.reach(21))[-1].body == b"next"
         unmoved = await scene.admin.offsets.reset_by_time("T", "c", 0, force=False)
-        assert set(unmoved.offsets.values()) == {0}, "back is allowed without force"
+        assert set(unmoved.offsets.values()) == {0}, "an offset may decrease without force"
         with pytest.raises(BrokerError, match="not exist"):
             await scene.admin.offsets.reset_by_time("T", "stranger", 0)
 
-    play(tmp_path, act)
 
-
-def test_a_reset_to_a_number(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.heard.reach(10)
+async def test_a_reset_to_an_offset_moves_one_queue(tmp_path: Path) -> None:
+    async with listening_group(tmp_path) as scene:
+        await scene.consumed.reach(10)
         queue, other = sorted(scene.consumer.queues)
         with pytest.raises(BrokerError, match="stranger"):
             await scene.admin.offsets.reset("stranger", queue, 0)
@@ -146,7 +139,7 @@ def test_a_reset_to_a_number(tmp_path: Path) -> None:
             await scene.admin.offsets.reset("c", queue, 6)
         result = await scene.admin.offsets.reset("c", queue, 3)
         assert (result.online, result.offsets) == (True, {queue: 3})
-        again = (await scene.heard.reach(12))[10:]
+        again = (await scene.consumed.reach(12))[10:]
         assert [(message.queue_id, message.queue_offset) for message in again] == [
             (queue.queue_id, at) for at in (3, 4)
         ]
@@ -157,15 +150,13 @@ def test_a_reset_to_a_number(tmp_path: Path) -> None:
         places = (await scene.admin.groups.consume_stats("c", "T")).offset_table
         assert places[other].consumer_offset == 1
 
-    play(tmp_path, act)
 
-
-def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        first = (await scene.heard.reach(10))[0]
+async def test_a_member_consumes_a_message_directly(tmp_path: Path) -> None:
+    async with listening_group(tmp_path) as scene:
+        first = (await scene.consumed.reach(10))[0]
         result = await scene.admin.messages.consume_directly("c", scene.client_id, first.offset_msg_id)
         assert result.consume_result == "CR_SUCCESS"
-        assert (await scene.heard.reach(11))[-1].offset_msg_id == first.offset_msg_id
+        assert (await scene.consumed.reach(11))[-1].offset_msg_id == first.offset_msg_id
         async with Producer("p", scene.running.namesrv) as producer:
             bad = await producer.send(Message("T", b"bad"))
         result = await scene.admin.messages.consume_directly("c", scene.client_id, bad.offset_msg_id)
@@ -182,13 +173,11 @@ def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
             with pytest.raises(BrokerError, match="has no listener"):
                 await scene.admin.messages.consume_directly("i", iterating.instance.client_id, first.offset_msg_id)
 
-    play(tmp_path, act)
 
-
-def test_what_became_of_a_message(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        heard = await scene.heard.reach(5)
-        assert {message.tags for message in heard} == {"even"}
+async def test_tracks_of_groups_with_and_without_members(tmp_path: Path) -> None:
+    async with listening_group(tmp_path, "even") as scene:
+        consumed = await scene.consumed.reach(5)
+        assert {message.tags for message in consumed} == {"even"}
         async with asyncio.timeout(20):
             status = await scene.admin.offsets.by_client("T", "c")
             while sum(status[scene.client_id].values()) < 10:
@@ -211,22 +200,18 @@ def test_what_became_of_a_message(tmp_path: Path) -> None:
         tracks = {one.consumer_group: one.track_type for one in await scene.admin.messages.track(message)}
         assert tracks == {"c": TrackType.NOT_ONLINE, "looking": TrackType.NOT_ONLINE}
 
-    play(tmp_path, act, "even")
 
-
-def test_how_far_groups_have_come_in_time(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.heard.reach(10)
+async def test_time_spans_of_a_group(tmp_path: Path) -> None:
+    async with listening_group(tmp_path) as scene:
+        await scene.consumed.reach(10)
         spans = await scene.admin.groups.consume_time_spans("T", "c")
         assert [span.message_queue.queue_id for span in spans] == [0, 1]
         assert all(0 < span.min_time_stamp <= span.max_time_stamp for span in spans)
         assert all(span.min_time_stamp_str.startswith("20") for span in spans)
 
-    play(tmp_path, act)
 
-
-def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_correction_offsets_are_the_smallest_of_all_groups(tmp_path: Path) -> None:
+    async with listening_group(tmp_path) as scene:
         await scene.consumer.close()
         queue, other = await scene.admin.topics.queues("T")
         for group, offset in (("slow", 2), ("fast", 4), ("slower", 1)):
@@ -245,11 +230,9 @@ def test_the_least_offset_of_all_groups(tmp_path: Path) -> None:
         await scene.admin.offsets.commit(scene.broker.address, "new", other, 0)
         assert await corrections("slower", "new") == {queue.queue_id: 2, other.queue_id: 0}
 
-    play(tmp_path, act)
 
-
-async def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path) -> None:
-    """It takes the question for a reset to the end that may not go forward, and answers where its clients stay."""
+async def test_a_reset_to_an_offset_fails_if_a_broker_of_rocketmq_4_has_members(tmp_path: Path) -> None:
+    """It sees a reset to the end without force, changes nothing, and returns the unchanged offsets."""
     queue = MessageQueue("T", "broker-a", 0)
 
     def end(offset: int) -> Callable[[Connection, RemotingCommand], Reply]:

@@ -1,22 +1,22 @@
-"""AdminClient reads what Apache's servers answered: each method is given the recorded answer to its request."""
+"""AdminClient decodes the recorded responses of Apache's broker."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rucola.admin import AdminClient, KeyQueryResult
 from rucola.errors import BrokerError
+from rucola.message.host import encode_host
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor
-from support.cluster import cluster
+from support.cluster import HOST, cluster
 from support.wire import Exchange, decode, exchanges
 
 CLIENT = "192.0.2.2@W_g_tag-2860957628758"
@@ -24,7 +24,7 @@ BROKER_PORT = 10921
 
 
 def apache(golden: Path) -> dict[int, Processor]:
-    """A broker that gives Apache's answers: to each code the last one that was recorded, successes first."""
+    """Processors that return the last recorded response to each request code, preferably a success."""
     recorded: dict[int, Exchange] = {}
     for exchange in exchanges(golden):
         if exchange.serializer == "JSON" and exchange.port == BROKER_PORT and exchange.answer is not None:
@@ -36,7 +36,7 @@ def apache(golden: Path) -> dict[int, Processor]:
 
 
 def answering(frame: bytes | None) -> Processor:
-    """Gives this answer to every request."""
+    """Return a processor that sends this response to every request."""
     assert frame is not None
 
     def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -47,79 +47,80 @@ def answering(frame: bytes | None) -> Processor:
     return answer
 
 
-def asked(golden: Path, path: Path, question: Callable[[AdminClient, str], Awaitable[Any]]) -> Any:
-    async def asking() -> Any:
-        async with cluster(path) as running:
-            broker = await running.scripted_broker("broker-a", "WA", apache(golden))
-            async with AdminClient(running.namesrv) as admin:
-                return await question(admin, f"127.0.0.1:{broker.port}")
-
-    return asyncio.run(asking())
-
-
-def test_connections(golden: Path, tmp_path: Path) -> None:
-    found = asked(golden, tmp_path, lambda admin, at: admin.groups.consumer_connection("W_g_tag"))
-    assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
-    assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
-    with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
-        asked(golden, tmp_path, lambda admin, at: admin.groups.producer_connection("W_pg", "WA"))
+@asynccontextmanager
+async def recorded_broker(golden: Path, path: Path) -> AsyncIterator[tuple[AdminClient, str]]:
+    """An AdminClient, and the address of a broker that gives Apache's responses."""
+    async with cluster(path) as running:
+        broker = await running.scripted_broker("broker-a", "WA", apache(golden))
+        async with AdminClient(running.namesrv) as admin:
+            yield admin, f"{HOST}:{broker.port}"
 
 
-def test_running_info(golden: Path, tmp_path: Path) -> None:
-    info = asked(golden, tmp_path, lambda admin, at: admin.groups.running_info("W_g_tag", CLIENT))
-    assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
-    assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
-    assert info.status_table["WA"].consume_ok_tps == 0.65
-    assert {data.topic for data in info.subscription_set} == {"WA", "%RETRY%W_g_tag"}
+async def test_recorded_connections(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        found = await admin.groups.consumer_connection("W_g_tag")
+        assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
+        assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
+        with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
+            await admin.groups.producer_connection("W_pg", "WA")
 
 
-def test_status_and_reset(golden: Path, tmp_path: Path) -> None:
-    status = asked(golden, tmp_path, lambda admin, at: admin.offsets.by_client("WA", "W_g_tag"))
-    assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
-    reset = asked(golden, tmp_path, lambda admin, at: admin.offsets.reset_by_time("WA", "W_g_tag", 0))
-    assert reset.online
-    assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
+async def test_recorded_running_info(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        info = await admin.groups.running_info("W_g_tag", CLIENT)
+        assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
+        assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
+        assert info.status_table["WA"].consume_ok_tps == 0.65
+        assert {data.topic for data in info.subscription_set} == {"WA", "%RETRY%W_g_tag"}
 
 
-def test_consume_directly(golden: Path, tmp_path: Path) -> None:
-    async def question(admin: AdminClient, at: str) -> Any:
-        address, _, port = at.partition(":")
-        assert address == "127.0.0.1"
-        return await admin.messages.consume_directly("W_g_tag", CLIENT, f"7F000001{int(port):08X}{0x37D:016X}")
-
-    result = asked(golden, tmp_path, question)
-    assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
-
-
-def test_progress(golden: Path, tmp_path: Path) -> None:
-    stats = asked(golden, tmp_path, lambda admin, at: admin.brokers.consume_stats(at))
-    assert stats.total_diff == 37
-    ordered = stats.groups["W_g_order"][0].offset_table
-    assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
-    assert stats.groups["W_g_pull"] == []
-    spans = asked(golden, tmp_path, lambda admin, at: admin.groups.consume_time_spans("WA", "W_g_tag"))
-    assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
-    data = asked(golden, tmp_path, lambda admin, at: admin.brokers.stats(at, "TOPIC_PUT_NUMS", "WA"))
-    assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
+async def test_recorded_offsets_of_members_and_reset(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        status = await admin.offsets.by_client("WA", "W_g_tag")
+        assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
+        reset = await admin.offsets.reset_by_time("WA", "W_g_tag", 0)
+        assert reset.online
+        assert reset.offsets == {MessageQueue("WA", "broker-a", queue_id): 0 for queue_id in range(4)}
 
 
-def test_broker(golden: Path, tmp_path: Path) -> None:
-    figures = asked(golden, tmp_path, lambda admin, at: admin.brokers.runtime_stats(at))
-    assert figures["putMessageTimesTotal"] == "273"
-    config = asked(golden, tmp_path, lambda admin, at: admin.brokers.config(at))
-    assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
-    found = asked(golden, tmp_path, lambda admin, at: admin.topics.consume_queue_units(at, "WA", 0, 0, 5))
-    assert (found.min_queue_index, found.max_queue_index) == (0, 17)
-    assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
-    topics = asked(golden, tmp_path, lambda admin, at: admin.topics.configs(at))
-    assert topics["WA"].write_queue_nums == 4
-    groups = asked(golden, tmp_path, lambda admin, at: admin.groups.configs(at))
-    assert groups["W_g_explicit"].group_name == "W_g_explicit"
+async def test_recorded_direct_consumption(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        offset_msg_id = f"{encode_host(at).hex().upper()}{0x37D:016X}"
+        result = await admin.messages.consume_directly("W_g_tag", CLIENT, offset_msg_id)
+        assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
+
+
+async def test_recorded_consume_stats_and_time_spans(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        stats = await admin.brokers.consume_stats(at)
+        assert stats.total_diff == 37
+        ordered = stats.groups["W_g_order"][0].offset_table
+        assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
+        assert stats.groups["W_g_pull"] == []
+        spans = await admin.groups.consume_time_spans("WA", "W_g_tag")
+        assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
+        data = await admin.brokers.stats(at, "TOPIC_PUT_NUMS", "WA")
+        assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
+
+
+async def test_recorded_configuration_and_units(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        figures = await admin.brokers.runtime_stats(at)
+        assert figures["putMessageTimesTotal"] == "273"
+        config = await admin.brokers.config(at)
+        assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
+        found = await admin.topics.consume_queue_units(at, "WA", 0, 0, 5)
+        assert (found.min_queue_index, found.max_queue_index) == (0, 17)
+        assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
+        topics = await admin.topics.configs(at)
+        assert topics["WA"].write_queue_nums == 4
+        groups = await admin.groups.configs(at)
+        assert groups["W_g_explicit"].group_name == "W_g_explicit"
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
-    """Every recorded query that found something: the messages of the answer that have the key."""
+async def test_recorded_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
+    """Every recorded query with a result returns the messages of the response that have the key."""
     for exchange in exchanges(golden):
         answer = decode(exchange.answer) if exchange.answer is not None else None
         if exchange.code != RequestCode.QUERY_MESSAGE or answer is None or answer.code:
@@ -129,7 +130,7 @@ def test_key_queries(golden: Path, tmp_path: Path, unique: bool) -> None:
             continue
         topic, key = fields["topic"], fields["key"]
         recorded = {RequestCode.QUERY_MESSAGE: answering(exchange.answer)}
-        found = asyncio.run(_query(tmp_path, topic, key, recorded, unique=unique))
+        found = await _query(tmp_path, topic, key, recorded, unique=unique)
         assert found.messages
         assert {message.topic for message in found.messages} == {topic}
         assert len(found.messages) == len(decode_many(answer.body))
@@ -144,22 +145,23 @@ async def _query(path: Path, topic: str, key: str, recorded: dict[int, Processor
             return await ask(topic, key)
 
 
-def test_documents(golden: Path, tmp_path: Path) -> None:
-    topics, groups = asked(golden, tmp_path, lambda admin, at: admin.export.metadata([at]))
-    assert topics["WA"].write_queue_nums == 4
-    assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
-    assert "W_g_explicit" in groups
-    assert "TOOLS_CONSUMER" not in groups
-    configs = asked(golden, tmp_path, lambda admin, at: admin.export.configs("c"))
-    assert configs["brokerConfigs"]["broker-a"]["maxMessageSize"] == "100000"
-    metrics = asked(golden, tmp_path, lambda admin, at: admin.export.metrics("c"))
-    quota = metrics["evaluateReport"]["broker-a"]["runtimeQuota"]
-    assert quota["topicSize"] == len(topics)
-    assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
+async def test_export_documents_from_recorded_responses(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
+        topics, groups = await admin.export.metadata([at])
+        assert topics["WA"].write_queue_nums == 4
+        assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
+        assert "W_g_explicit" in groups
+        assert "TOOLS_CONSUMER" not in groups
+        configs = await admin.export.configs("c")
+        assert configs["brokerConfigs"]["broker-a"]["maxMessageSize"] == "100000"
+        metrics = await admin.export.metrics("c")
+        quota = metrics["evaluateReport"]["broker-a"]["runtimeQuota"]
+        assert quota["topicSize"] == len(topics)
+        assert metrics["evaluateReport"]["broker-a"]["runtimeVersion"]["clientInfo"] == ["JAVA%V4_9_8"]
 
 
-def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
-    async def question(admin: AdminClient, at: str) -> None:
+async def test_changes_with_empty_responses(golden: Path, tmp_path: Path) -> None:
+    async with recorded_broker(golden, tmp_path) as (admin, at):
         await admin.brokers.update_config(at, {"flushDiskType": "ASYNC_FLUSH"})
         await admin.groups.delete(at, "W_g_cloned")
         await admin.topics.delete_on_broker(at, "WAuto")
@@ -168,5 +170,3 @@ def test_changes_that_answer_nothing(golden: Path, tmp_path: Path) -> None:
         await admin.brokers.clean_unused_topics(at)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
             await admin.brokers.delete_expired_commit_log(at)
-
-    asked(golden, tmp_path, question)

@@ -1,9 +1,9 @@
-"""What became of a message in a group: consumed, filtered, not yet, given back, given up; with and without clients."""
+"""Message tracks: passed, waiting for a retry, consumed after a retry, dead letter."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rucola.admin import AdminClient, MessageExt, MessageQueue, MessageTrack, TrackType, dlq_topic, retry_topic
@@ -18,7 +18,7 @@ DELAYS = {"message_delay_level": "1s 1h"}
 
 
 class Scene:
-    """A message in topic T, and group g, which has no clients and is past it."""
+    """A message in topic T, and group g without members, whose offset is beyond it."""
 
     def __init__(self, running: Cluster, broker: Broker, admin: AdminClient, message: MessageExt) -> None:
         self.running = running
@@ -30,13 +30,13 @@ class Scene:
         queue = MessageQueue(topic, "broker-a", 0)
         await self.admin.offsets.commit(self.broker.address, "g", queue, offset)
 
-    async def give_back(self, message: MessageExt, delay_level: int) -> None:
+    async def requeue(self, message: MessageExt, delay_level: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(offset=message.physical_offset, group="g", delay_level=delay_level)
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         await self.running.remoting.invoke_ok(self.broker.address, request)
 
     async def copy_in(self, topic: str) -> MessageExt:
-        """The copy of the message there, once it has come."""
+        """Wait for the copy of the message in a topic."""
         async with PullConsumer("looking", self.running.namesrv) as consumer:
             pulled = await consumer.pull(MessageQueue(topic, "broker-a", 0), 0, suspend_ms=30_000)
         return pulled.messages[0]
@@ -46,45 +46,39 @@ class Scene:
         return track
 
 
-def play(path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with cluster(path) as running:
-            broker = await running.start_broker(store=DELAYS)
-            await running.create_topic(broker, "T", 1)
-            async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
-                sent = await producer.send(Message("T", b"x", keys="k"))
-                message = await admin.messages.get(sent.offset_msg_id)
-                scene = Scene(running, broker, admin, message)
-                await scene.commit("T", 1)
-                await act(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def passed_message(path: Path) -> AsyncIterator[Scene]:
+    async with cluster(path) as running:
+        broker = await running.start_broker(store=DELAYS)
+        await running.create_topic(broker, "T", 1)
+        async with AdminClient(running.namesrv) as admin, Producer("p", running.namesrv) as producer:
+            sent = await producer.send(Message("T", b"x", keys="k"))
+            message = await admin.messages.get(sent.offset_msg_id)
+            scene = Scene(running, broker, admin, message)
+            await scene.commit("T", 1)
+            yield scene
 
 
-def test_a_group_without_clients_is_past_it_or_not(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
+async def test_a_group_without_members_has_passed_the_message_or_not(tmp_path: Path) -> None:
+    async with passed_message(tmp_path) as scene:
         track = await scene.track()
         assert (track.track_type, track.is_passed, track.retry_count) == (TrackType.NOT_ONLINE, True, 0)
         assert track.consumed_until_ms == scene.message.store_timestamp
         await scene.commit("T", 0)
         assert (await scene.track()).is_passed is False
 
-    play(tmp_path, act)
 
-
-def test_a_message_that_waits_to_be_tried_again(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.give_back(scene.message, 2)
+async def test_a_requeued_message_is_in_retry(tmp_path: Path) -> None:
+    async with passed_message(tmp_path) as scene:
+        await scene.requeue(scene.message, 2)
         track = await scene.track()
         assert (track.track_type, track.retry_count, track.dead_ms) == (TrackType.IN_RETRY, 1, 0)
         assert track.last_failed_ms >= scene.message.store_timestamp
 
-    play(tmp_path, act)
 
-
-def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.give_back(scene.message, 1)
+async def test_a_consumed_retry_is_not_in_retry_until_it_is_requeued(tmp_path: Path) -> None:
+    async with passed_message(tmp_path) as scene:
+        await scene.requeue(scene.message, 1)
         copy = await scene.copy_in(retry_topic("g"))
         first = await scene.track()
         assert (first.track_type, first.retry_count) == (TrackType.IN_RETRY, 1), "it is there, and not consumed yet"
@@ -95,17 +89,15 @@ def test_from_retry_to_retry_to_done(tmp_path: Path) -> None:
             1,
             first.last_failed_ms,
         )
-        await scene.give_back(copy, 2)
+        await scene.requeue(copy, 2)
         again = await scene.track()
         assert (again.track_type, again.retry_count) == (TrackType.IN_RETRY, 2)
         assert again.last_failed_ms >= first.last_failed_ms
 
-    play(tmp_path, act)
 
-
-def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.give_back(scene.message, -1)
+async def test_a_redriven_message_has_a_track_of_its_own(tmp_path: Path) -> None:
+    async with passed_message(tmp_path) as scene:
+        await scene.requeue(scene.message, -1)
         track = await scene.track()
         letter = await scene.copy_in(dlq_topic("g"))
         assert (track.track_type, track.dead_ms) == (TrackType.IN_DLQ, letter.store_timestamp)
@@ -115,13 +107,11 @@ def test_a_dead_letter_and_its_second_life(tmp_path: Path) -> None:
         copy = await scene.track()
         assert (copy.track_type, copy.is_passed, copy.dead_ms) == (TrackType.NOT_ONLINE, False, 0)
         await scene.commit("T", 2)
-        await scene.give_back(scene.message, -1)
+        await scene.requeue(scene.message, -1)
         assert (await scene.track()).track_type is TrackType.IN_DLQ
 
-    play(tmp_path, act)
 
-
-async def test_without_an_index_the_remark_says_so(tmp_path: Path) -> None:
+async def test_the_remark_reports_a_missing_index(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker(store={"message_index_enable": False})
         await running.create_topic(broker, "T", 1)

@@ -1,9 +1,9 @@
-"""Brokers on stores that a test fills beforehand, with the times it likes, and an AdminClient that asks about them."""
+"""Brokers on stores that a test fills beforehand, with store times of its choice, and an AdminClient."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from support.stores import HOST, inner
 NOW_MS = 1_800_000_000_000
 TOPIC = "Orders"
 
-Question = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
-
 
 def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:
-    """Make the broker's store, with messages of topic Orders given as (keys, unique key, store time)."""
+    """Create the store of a broker with messages of topic Orders, given as (keys, unique key, store time)."""
     config = StoreConfig(store_path_root_dir=path / broker, store_host=HOST, **SMALL_FILES | settings)
     with MessageStore(config) as store:
         for keys, unique_key, now_ms in messages:
@@ -34,14 +32,15 @@ def fill(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "br
     table.write_bytes(encode_body(TopicConfigSerializeWrapper(topic_config_table=topics)))
 
 
-def ask(path: Path, question: Question, **settings: Any) -> None:
-    """Put a question to a cluster with one broker for each store in `path`, or with one empty broker."""
-    names = sorted(store.name for store in path.iterdir()) or ["broker-a"]
+@asynccontextmanager
+async def filled_brokers(path: Path, **settings: Any) -> AsyncIterator[tuple[AdminClient, list[Broker], Cluster]]:
+    """Start a cluster with one broker for each store in `path`, or one empty broker, and an AdminClient."""
+    names = _stores_in(path) or ["broker-a"]
+    async with cluster(path) as running:
+        brokers = [await running.start_broker(name, **settings) for name in names]
+        async with AdminClient(running.namesrv) as admin:
+            yield admin, brokers, running
 
-    async def asking() -> None:
-        async with cluster(path) as running:
-            brokers = [await running.start_broker(name, **settings) for name in names]
-            async with AdminClient(running.namesrv) as admin:
-                await question(admin, brokers, running)
 
-    asyncio.run(asking())
+def _stores_in(path: Path) -> list[str]:
+    return sorted(store.name for store in path.iterdir())
