@@ -57,7 +57,7 @@ async def recorded_broker(golden: Path, path: Path) -> AsyncIterator[tuple[Admin
 
 
 async def test_recorded_connections(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
+    async with recorded_broker(golden, tmp_path) as (admin, _):
         found = await admin.groups.consumer_connection("W_g_tag")
         assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
         assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
@@ -66,7 +66,7 @@ async def test_recorded_connections(golden: Path, tmp_path: Path) -> None:
 
 
 async def test_recorded_running_info(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
+    async with recorded_broker(golden, tmp_path) as (admin, _):
         info = await admin.groups.running_info("W_g_tag", CLIENT)
         assert info.mq_table[MessageQueue("WA", "broker-a", 0)].commit_offset == 16
         assert info.properties["PROP_CLIENT_VERSION"] == "V4_9_8"
@@ -75,7 +75,7 @@ async def test_recorded_running_info(golden: Path, tmp_path: Path) -> None:
 
 
 async def test_recorded_offsets_of_members_and_reset(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
+    async with recorded_broker(golden, tmp_path) as (admin, _):
         status = await admin.offsets.by_client("WA", "W_g_tag")
         assert [offset for _, offset in status[CLIENT].items()] == [16, 4, 7, 8]
         reset = await admin.offsets.reset_by_time("WA", "W_g_tag", 0)
@@ -84,37 +84,37 @@ async def test_recorded_offsets_of_members_and_reset(golden: Path, tmp_path: Pat
 
 
 async def test_recorded_direct_consumption(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
-        offset_msg_id = f"{encode_host(at).hex().upper()}{0x37D:016X}"
+    async with recorded_broker(golden, tmp_path) as (admin, address):
+        offset_msg_id = f"{encode_host(address).hex().upper()}{0x37D:016X}"
         result = await admin.messages.consume_directly("W_g_tag", CLIENT, offset_msg_id)
         assert (result.consume_result, result.spent_time_mills, result.auto_commit) == ("CR_SUCCESS", 1, True)
 
 
 async def test_recorded_consume_stats_and_time_spans(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
-        stats = await admin.brokers.consume_stats(at)
+    async with recorded_broker(golden, tmp_path) as (admin, address):
+        stats = await admin.brokers.consume_stats(address)
         assert stats.total_diff == 37
         ordered = stats.groups["W_g_order"][0].offset_table
         assert ordered[MessageQueue("WOrder", "broker-a", 0)].consumer_offset == 4
         assert stats.groups["W_g_pull"] == []
         spans = await admin.groups.consume_time_spans("WA", "W_g_tag")
         assert [span.delay_time for span in spans] == [3638, 41396, 41329, 41277]
-        data = await admin.brokers.stats(at, "TOPIC_PUT_NUMS", "WA")
+        data = await admin.brokers.stats(address, "TOPIC_PUT_NUMS", "WA")
         assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_day.sum) == (64, 1.6, 0)
 
 
 async def test_recorded_configuration_and_units(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
-        figures = await admin.brokers.runtime_stats(at)
+    async with recorded_broker(golden, tmp_path) as (admin, address):
+        figures = await admin.brokers.runtime_stats(address)
         assert figures["putMessageTimesTotal"] == "273"
-        config = await admin.brokers.config(at)
+        config = await admin.brokers.config(address)
         assert (config["maxMessageSize"], config["brokerName"]) == ("100000", "broker-a")
-        found = await admin.topics.consume_queue_units(at, "WA", 0, 0, 5)
+        found = await admin.topics.consume_queue_units(address, "WA", 0, 0, 5)
         assert (found.min_queue_index, found.max_queue_index) == (0, 17)
         assert [unit.physic_size for unit in found.queue_data] == [452, 687, 850, 331, 542]
-        topics = await admin.topics.configs(at)
+        topics = await admin.topics.configs(address)
         assert topics["WA"].write_queue_nums == 4
-        groups = await admin.groups.configs(at)
+        groups = await admin.groups.configs(address)
         assert groups["W_g_explicit"].group_name == "W_g_explicit"
 
 
@@ -146,8 +146,8 @@ async def _query(path: Path, topic: str, key: str, recorded: dict[int, Processor
 
 
 async def test_export_documents_from_recorded_responses(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
-        topics, groups = await admin.export.metadata([at])
+    async with recorded_broker(golden, tmp_path) as (admin, address):
+        topics, groups = await admin.export.metadata([address])
         assert topics["WA"].write_queue_nums == 4
         assert not [name for name in topics if name.startswith(("%", "TBW102", "SCHEDULE"))]
         assert "W_g_explicit" in groups
@@ -161,12 +161,12 @@ async def test_export_documents_from_recorded_responses(golden: Path, tmp_path: 
 
 
 async def test_changes_with_empty_responses(golden: Path, tmp_path: Path) -> None:
-    async with recorded_broker(golden, tmp_path) as (admin, at):
-        await admin.brokers.update_config(at, {"flushDiskType": "ASYNC_FLUSH"})
-        await admin.groups.delete(at, "W_g_cloned")
-        await admin.topics.delete_on_broker(at, "WAuto")
+    async with recorded_broker(golden, tmp_path) as (admin, address):
+        await admin.brokers.update_config(address, {"flushDiskType": "ASYNC_FLUSH"})
+        await admin.groups.delete(address, "W_g_cloned")
+        await admin.topics.delete_on_broker(address, "WAuto")
         await admin.offsets.clone("W_g_tag", "W_g_cloned", "WA", offline=True)
-        await admin.brokers.clean_expired_consume_queues(at)
-        await admin.brokers.clean_unused_topics(at)
+        await admin.brokers.clean_expired_consume_queues(address)
+        await admin.brokers.clean_unused_topics(address)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
-            await admin.brokers.delete_expired_commit_log(at)
+            await admin.brokers.delete_expired_commit_log(address)

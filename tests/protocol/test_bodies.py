@@ -1,4 +1,4 @@
-"""Bodies: recorded ones through their structs, and what JavaScript and C++ clients write."""
+"""Bodies: recorded ones, and those of JavaScript and C++ clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ANSWER_BODIES: dict[RequestCode, type[Body]] = {
 }
 
 
-def test_recorded_bodies_come_out_of_their_structs_as_they_went_in(golden: Path) -> None:
+def test_recorded_bodies_encode_to_the_same_bytes(golden: Path) -> None:
     seen: set[int] = set()
     for exchange in exchanges(golden):
         frames = [(exchange.request, REQUEST_BODIES)]
@@ -86,11 +86,11 @@ def test_recorded_bodies_come_out_of_their_structs_as_they_went_in(golden: Path)
 
 
 def plain(body: bytes) -> bytes:
-    """The body with every key quoted."""
+    """Return a body with every key quoted."""
     return json.dumps(fastjson.loads(body)).encode()
 
 
-def test_recorded_statistics_come_out_as_they_went_in(golden: Path) -> None:
+def test_recorded_statistics_encode_to_the_same_bytes(golden: Path) -> None:
     seen = []
     for exchange in exchanges(golden):
         if exchange.answer is None or exchange.code not in (202, 208):
@@ -136,9 +136,7 @@ CPP = (
     ("body", "expression", "first", "producers"),
     [(ALI_ONS, "TagA || TagC", "CONSUME_FROM_FIRST_OFFSET", ["P"]), (CPP, "*", "CONSUME_FROM_LAST_OFFSET", [])],
 )
-def test_heartbeats_with_names_and_with_ordinals(
-    body: bytes, expression: str, first: str, producers: list[str]
-) -> None:
+def test_heartbeats_have_names_or_ordinals(body: bytes, expression: str, first: str, producers: list[str]) -> None:
     heartbeat = decode_body(HeartbeatData, body)
     (consumer,) = heartbeat.consumer_data_set
     assert consumer.consume_type_name == "CONSUME_PASSIVELY"
@@ -150,12 +148,12 @@ def test_heartbeats_with_names_and_with_ordinals(
 
 
 @pytest.mark.parametrize(("ordinal", "name"), [("0", "BROADCASTING"), (1, "CLUSTERING"), ("NEW", "NEW")])
-def test_an_enum_is_named_however_it_came(ordinal: str | int, name: str) -> None:
+def test_an_ordinal_or_name_gives_the_name(ordinal: str | int, name: str) -> None:
     assert ConsumerData(group_name="G", message_model=ordinal).message_model_name == name
 
 
 @pytest.mark.parametrize("ordinal", ["2", 9, -1])
-def test_an_ordinal_that_no_enum_has_is_refused_and_named(ordinal: str | int) -> None:
+def test_an_unknown_ordinal_is_rejected_and_named(ordinal: str | int) -> None:
     body = encode_body(HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="G")]))
     wrong = fastjson.loads(body)
     wrong["consumerDataSet"][0]["messageModel"] = ordinal
@@ -163,7 +161,7 @@ def test_an_ordinal_that_no_enum_has_is_refused_and_named(ordinal: str | int) ->
         decode_body(HeartbeatData, fastjson.dumps(wrong))
 
 
-def test_nulls_in_a_body_leave_the_defaults() -> None:
+def test_nulls_in_a_body_become_defaults() -> None:
     body = b'{"clientID":"c","consumerDataSet":null,"producerDataSet":[{"groupName":"P"}]}'
     assert decode_body(HeartbeatData, body).consumer_data_set == []
 
@@ -171,7 +169,7 @@ def test_nulls_in_a_body_leave_the_defaults() -> None:
 # Subscriptions.
 
 
-def test_an_expression_names_tags_or_everything() -> None:
+def test_an_expression_selects_tags_or_all_messages() -> None:
     wanted = subscription("T", " TagA||标签 || ", version=7)
     assert wanted.tags_set == ["TagA", "标签"]
     assert wanted.code_set == [string_hash("TagA"), string_hash("标签")]
@@ -184,7 +182,7 @@ def test_an_expression_names_tags_or_everything() -> None:
     assert (sql.sub_string, sql.tags_set) == ("a > 1", [])
 
 
-def test_an_expression_of_separators_only_is_refused() -> None:
+def test_an_expression_of_separators_only_is_rejected() -> None:
     with pytest.raises(InvalidMessage, match=r"'\|\| \|\|' of topic T names no tag"):
         subscription("T", "|| ||")
 
@@ -193,18 +191,18 @@ def test_an_expression_of_separators_only_is_refused() -> None:
 
 
 @given(st.text(max_size=5), st.text(max_size=5), st.integers(0, 2**31 - 1))
-def test_a_queue_is_a_key_and_back(topic: str, broker_name: str, queue_id: int) -> None:
+def test_a_queue_survives_as_a_key(topic: str, broker_name: str, queue_id: int) -> None:
     queue = MessageQueue(topic, broker_name, queue_id)
     assert from_key(to_key(queue)) == queue
 
 
 @pytest.mark.parametrize("key", ["T", 0, to_key(MessageQueue("T", "b", 0))[:2], None])
-def test_what_is_no_queue_is_a_protocol_error(key: object) -> None:
+def test_a_key_that_is_no_queue_is_a_protocol_error(key: object) -> None:
     with pytest.raises(RemoteProtocolError, match="a message queue as a key"):
         from_key(key)
 
 
-def test_statistics_that_cannot_be_read_are_protocol_errors() -> None:
+def test_malformed_statistics_are_protocol_errors() -> None:
     for body in (b"[]", b'{"offsetTable":{"T":{}}}', b'{"offsetTable":{{"topic":"T"}:{}}}', b"{"):
         with pytest.raises(RemoteProtocolError):
             decode_topic_stats(body)
@@ -220,7 +218,7 @@ def test_statistics_that_cannot_be_read_are_protocol_errors() -> None:
 # Bodies as such.
 
 
-def test_a_body_that_cannot_be_read_names_what_is_wrong() -> None:
+def test_the_error_for_a_malformed_body_names_the_member() -> None:
     with pytest.raises(RemoteProtocolError, match=r"body HeartbeatData: .*`clientID`"):
         decode_body(HeartbeatData, b"{}")
     with pytest.raises(RemoteProtocolError, match=r"body DataVersion: .*`int`.*counter"):
@@ -258,7 +256,7 @@ names = st.text("abcXYZ019%|_-", min_size=1, max_size=10)
 
 
 @given(st.lists(names, unique=True, max_size=5), st.lists(names, max_size=2), st.booleans())
-def test_a_registration_comes_back(topics: list[str], filter_servers: list[str], compress: bool) -> None:
+def test_a_registration_survives_encoding(topics: list[str], filter_servers: list[str], compress: bool) -> None:
     wrapper = TopicConfigSerializeWrapper(
         data_version=DataVersion(counter=3, timestamp=4),
         topic_config_table={name: TopicConfig(topic_name=name, perm=4) for name in topics},
@@ -284,7 +282,7 @@ def test_a_damaged_registration_is_a_protocol_error(garbage: bytes) -> None:
         decode_registration(registration_header(True), zlib.compress(garbage))
 
 
-def test_a_registration_that_inflates_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registration_over_the_size_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_module, "MAX_REGISTRATION_SIZE", 1000)
     with pytest.raises(RemoteProtocolError, match="more than 1000 bytes"):
         decode_registration(registration_header(True), zlib.compress(bytes(100_000)))

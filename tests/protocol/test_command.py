@@ -1,8 +1,9 @@
-"""Commands in both header serializations: recorded ones, what odd clients send, and whatever hypothesis thinks of."""
+"""Commands in both header serializations: recorded, from unusual clients, and generated."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
+from rucola.protocol import command as command_module
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode, name_of
 from rucola.protocol.command import (
     FLAG_ONEWAY,
@@ -79,12 +81,33 @@ ANSWER_HEADERS: dict[RequestCode, type[Header]] = {
 }
 
 NOT_IN_HEADERS = {"n", "bname", "ReqT", "MSG_REGION", "TRACE_ON"}
-"""Fields that Apache adds beside the typed headers: the broker's name, how the request came, and tracing."""
+"""Fields that Apache adds to the typed headers: broker name, request type, region and tracing."""
 
 
 def command_of(header: dict[str, Any] | str, body: bytes = b"") -> RemotingCommand:
     text = header if isinstance(header, str) else json.dumps(header)
     return decode_command(text.encode(), body, SerializeType.JSON)
+
+
+# The examples in the documentation.
+
+
+def test_documented_bytes_are_those_of_the_encoded_command() -> None:
+    """The hexadecimal digits of the module's docstring, joined, are the frames of both serializations."""
+    text = command_module.__doc__ or ""
+    json_part, rocketmq_part = text.split("The same request:")
+    command = RemotingCommand(105, {"topic": "T"}, opaque=7, language="JAVA", version=409)
+    json_text = re.search(r'(\{"code":105.*?"version":409\})', json_part, re.DOTALL)
+    assert json_text is not None
+    header = re.sub(r"\n *", "", json_text[1]).encode()
+    assert command.encode() == _documented_bytes(json_part) + header
+    command.serialize_type = SerializeType.ROCKETMQ
+    assert command.encode() == _documented_bytes(rocketmq_part)
+
+
+def _documented_bytes(text: str) -> bytes:
+    lines = re.findall(r"^    ((?:[0-9a-f]{2}[ |]+)+)", text, re.MULTILINE)
+    return bytes.fromhex("".join(lines).replace("|", ""))
 
 
 # Recorded frames.
@@ -118,7 +141,7 @@ def test_a_binary_frame_encodes_to_the_same_bytes(golden: Path) -> None:
 
 
 def test_typed_headers_of_recorded_commands_carry_every_field(golden: Path) -> None:
-    """Each field on the wire is a field of the struct, and turning the struct into fields gives the wire's values."""
+    """Every field on the wire is a field of the struct, and the struct encodes to the same values."""
     seen: set[tuple[str, int]] = set()
     for exchange in exchanges(golden):
         code = RequestCode(exchange.code) if exchange.code in RequestCode.__members__.values() else None
@@ -169,7 +192,7 @@ def test_ext_values_may_be_numbers_booleans_strings_and_nulls() -> None:
     assert decode(command.encode()) == command
 
 
-def test_a_null_takes_the_default_of_a_field_that_cannot_be_null() -> None:
+def test_a_null_becomes_the_default_of_a_field_that_cannot_be_null() -> None:
     command = command_of({"code": 10, "extFields": {"topic": "T", "queueId": 0, "properties": None, **REQUIRED_SEND}})
     assert command.decode_header(SendMessageRequestHeader).properties == ""
 
@@ -182,14 +205,14 @@ REQUIRED_SEND = {"producerGroup": "G", "sysFlag": 0, "bornTimestamp": "1", "flag
     [("0", False), ("1", False), ("true", True), ("TRUE", True), (True, True), (False, False), (None, False)],
 )
 def test_booleans_follow_javas_rule(value: bool | str | None, expected: bool) -> None:
-    """C++ clients write 0 and 1, and Java's parseBoolean takes both for false."""
+    """C++ clients send 0 and 1, which Java's parseBoolean decodes as false."""
     header = command_of(
         {"code": 10, "extFields": {"topic": "T", "queueId": 0, "unitMode": value, **REQUIRED_SEND}}
     ).decode_header(SendMessageRequestHeader)
     assert is_true(header.unit_mode) is expected
 
 
-def test_numbers_where_text_is_expected_are_text() -> None:
+def test_numbers_in_text_fields_become_text() -> None:
     command = command_of({"code": 14, "extFields": {"consumerGroup": 123, "topic": True, "queueId": "1"}})
     header = command.decode_header(QueryConsumerOffsetRequestHeader)
     assert (header.consumer_group, header.topic, header.queue_id) == ("123", "true", 1)
@@ -200,7 +223,7 @@ def test_nested_ext_values_become_json_text() -> None:
     assert command.ext_fields == {"a": '{"b":[1,null]}', "c": "1.5"}
 
 
-def test_a_header_that_is_json_only_to_fastjson() -> None:
+def test_a_header_that_only_fastjson_accepts_is_decoded() -> None:
     command = command_of("{code:105,'extFields':{topic:'T',1:2,},language:\"GO\",opaque:9,remark:null,version:\"7\",}")
     assert (command.code, command.opaque, command.language, command.version) == (105, 9, "GO", 7)
     assert command.ext_fields == {"topic": "T", "1": "2"}
@@ -217,7 +240,7 @@ def test_every_member_may_be_missing() -> None:
         command.decode_header(GetRouteInfoRequestHeader)
 
 
-def test_members_that_are_no_part_of_a_header_are_ignored() -> None:
+def test_unknown_members_of_a_header_are_ignored() -> None:
     command = command_of(
         {"code": 1, "body": "eA==", "ext": {"a": "b"}, "serialize_type": 1, "serializeTypeCurrentRPC": "JSON"}, b"real"
     )
@@ -240,18 +263,18 @@ def test_members_that_are_no_part_of_a_header_are_ignored() -> None:
         ('{"a":' * 100_000, "nested deeper"),
     ],
 )
-def test_a_header_that_cannot_be_read_is_a_protocol_error(header: str, why: str) -> None:
+def test_an_unreadable_header_is_a_protocol_error(header: str, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         command_of(header).ext_fields  # noqa: B018
 
 
-def test_an_answer_without_its_fields_is_named_as_one() -> None:
+def test_the_error_for_a_missing_field_names_the_response() -> None:
     answer = command_of({"code": 17, "flag": 1})
     with pytest.raises(RemoteProtocolError, match=r"^header of an answer with code 17: .*`offset`"):
         answer.decode_header(OffsetResponseHeader)
 
 
-def test_a_field_that_cannot_be_read_is_named() -> None:
+def test_the_error_for_a_malformed_field_names_request_and_field() -> None:
     command = command_of({"code": 30, "extFields": {"topic": "T", "queueId": "three"}})
     with pytest.raises(RemoteProtocolError, match=r"GET_MAX_OFFSET 30: .*queueId"):
         command.decode_header(QueueRequestHeader)
@@ -315,7 +338,7 @@ def test_encoding_and_decoding_gives_an_equal_command(command: RemotingCommand) 
 # Making commands.
 
 
-def test_requests_and_answers() -> None:
+def test_requests_and_responses_share_opaque_and_serialization() -> None:
     header = KVConfigRequestHeader(namespace="n", key="k")
     request = RemotingCommand.request(RequestCode.GET_KV_CONFIG, header, b"body")
     assert (request.flag, request.language, request.version) == (0, "PYTHON", VERSION)
@@ -331,8 +354,8 @@ def test_requests_and_answers() -> None:
     assert oneway.opaque != request.opaque
 
 
-def test_ext_values_of_answers_are_json_strings() -> None:
-    """C++ clients ignore a value that is anything else."""
+def test_ext_values_of_responses_are_json_strings() -> None:
+    """C++ clients ignore values of other types."""
     answer = command_of({"code": 11}).response(
         0, PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=2**40)
     )
@@ -347,13 +370,13 @@ def test_ext_values_of_answers_are_json_strings() -> None:
     assert "remark" not in header
 
 
-def test_fields_that_are_added_to_an_answer_are_sent() -> None:
+def test_fields_added_to_a_response_are_sent() -> None:
     answer = command_of({"code": 10}).response(0)
     answer.ext_fields["MSG_REGION"] = "DefaultRegion"
     assert decode(answer.encode()).ext_fields == {"MSG_REGION": "DefaultRegion"}
 
 
-def test_what_was_changed_is_what_is_read() -> None:
+def test_changed_ext_fields_are_decoded_again() -> None:
     for _ in range(2):
         command = command_of({"code": 105, "extFields": {"topic": "T"}})
         assert command.decode_header(GetRouteInfoRequestHeader).topic == "T"
@@ -361,11 +384,11 @@ def test_what_was_changed_is_what_is_read() -> None:
         assert command.decode_header(GetRouteInfoRequestHeader).topic == "U"
 
 
-# One pass over frame and typed header, from the second request of a code on.
+# Decoding in one pass, from the second request of a code on.
 
 
 def plain(header: dict[str, Any]) -> RemotingCommand:
-    """A command of a header written as clients write it, without blanks."""
+    """Decode a header without whitespace, as clients send it."""
     return command_of(json.dumps(header, separators=(",", ":")))
 
 
@@ -377,8 +400,8 @@ FOUR_FIELDS = {
 }
 
 
-def test_later_requests_of_a_code_lose_nothing() -> None:
-    """Fields that the typed header does not know are there, and so is everything else of the header."""
+def test_later_requests_of_a_code_keep_all_fields() -> None:
+    """Fields that the typed header does not declare, and all other members, are available."""
     first, *later = [plain(FOUR_FIELDS) for _ in range(3)]
     for command in (first, *later):
         assert command.decode_header(QueueRequestHeader) == QueueRequestHeader(topic="T", queue_id=3)
@@ -388,7 +411,7 @@ def test_later_requests_of_a_code_lose_nothing() -> None:
         assert decode(command.encode()) == first == command
 
 
-def test_a_header_of_another_type_than_others_of_its_code_have() -> None:
+def test_a_code_may_have_headers_of_several_types() -> None:
     for _ in range(3):
         command = plain({"code": 35, "extFields": {"consumerGroup": "G", "topic": "T", "queueId": "3"}})
         assert command.decode_header(QueueRequestHeader).queue_id == 3
@@ -405,7 +428,7 @@ def test_a_header_of_another_type_than_others_of_its_code_have() -> None:
         (None, "SEND_MESSAGE_V2 310: .*`b`, the topic$"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_first_and_of_later_ones(ext: dict[str, Any] | None, why: str) -> None:
+def test_errors_of_first_and_later_requests_are_equal(ext: dict[str, Any] | None, why: str) -> None:
     sound = {"a": "G", "b": "T", "e": 2, "f": 0, "g": "1", "h": 0}
     for _ in range(3):
         with pytest.raises(RemoteProtocolError, match=why):
@@ -413,7 +436,7 @@ def test_what_is_wrong_is_said_of_the_first_and_of_later_ones(ext: dict[str, Any
         assert plain({"code": 310, "extFields": sound}).decode_header(SendMessageRequestHeaderV2).queue_id == 2
 
 
-def test_an_answer_is_none_of_the_requests_with_its_code() -> None:
+def test_a_response_is_not_decoded_as_the_request_with_its_code() -> None:
     sound = {"code": 30, "extFields": {"topic": "T", "queueId": "1"}}
     assert plain(sound).decode_header(QueueRequestHeader).queue_id == 1
     for ext in ({"offset": "7"}, {"topic": "T", "queueId": "1", "offset": "7"}):
@@ -421,7 +444,7 @@ def test_an_answer_is_none_of_the_requests_with_its_code() -> None:
         assert answer.decode_header(OffsetResponseHeader).offset == 7
 
 
-def test_commands_compare_by_what_they_say() -> None:
+def test_commands_compare_by_content() -> None:
     command = command_of({"code": 1, "remark": "x"})
     assert command != command_of({"code": 1, "remark": "y"})
     assert command != "a command"
@@ -434,6 +457,6 @@ def test_opaques_stay_positive() -> None:
     assert 0 <= next_opaque() < next_opaque() < 2**31
 
 
-def test_names_of_codes() -> None:
+def test_codes_have_readable_names() -> None:
     assert name_of(310) == "SEND_MESSAGE_V2 310"
     assert name_of(9999) == "request code 9999"

@@ -1,4 +1,4 @@
-"""Streams of frames: cut anywhere, and broken in every way."""
+"""Streams of frames: in any chunks, and damaged."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def test_any_chunking_gives_the_same_commands(cuts: list[int], as_views: bool) -
     assert decoder.is_between_frames
 
 
-def test_byte_by_byte() -> None:
+def test_single_bytes_give_the_same_commands() -> None:
     decoder = FrameDecoder()
     assert feed(decoder, cut(STREAM, range(len(STREAM)))) == FrameDecoder().receive_data(STREAM)
 
 
 @given(data=st.data())
-def test_the_recorded_stream_in_chunks(golden: Path, data: st.DataObject) -> None:
+def test_the_recorded_stream_is_decoded_in_any_chunks(golden: Path, data: st.DataObject) -> None:
     recorded = [bytes.fromhex(row["frame"]) for row in frames(golden)][:60]
     stream = b"".join(recorded)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
     assert feed(FrameDecoder(), cut(stream, cuts)) == [decode(one) for one in recorded]
 
 
-def test_bodies_are_copies_of_what_was_received() -> None:
+def test_commands_own_their_bytes() -> None:
     buffer = bytearray(json_frame(1, b"body"))
     (command,) = FrameDecoder().receive_data(memoryview(buffer))
     buffer[:] = bytes(len(buffer))
@@ -74,7 +74,7 @@ def test_bodies_are_copies_of_what_was_received() -> None:
     assert command.ext_fields == {"a": "group"}
 
 
-def test_a_half_frame_waits() -> None:
+def test_an_incomplete_frame_is_buffered() -> None:
     decoder = FrameDecoder()
     whole = json_frame(7, b"body")
     assert decoder.receive_data(whole[:-1]) == []
@@ -85,13 +85,13 @@ def test_a_half_frame_waits() -> None:
     assert decoder.is_between_frames
 
 
-def test_nothing_is_nothing() -> None:
+def test_no_bytes_give_no_commands() -> None:
     decoder = FrameDecoder()
     assert decoder.receive_data(b"") == []
     assert decoder.is_between_frames
 
 
-# Broken streams.
+# Damaged streams.
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nothing_is_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize("chunk_size", [1, 3, 1 << 20])
-def test_a_broken_stream_says_what_is_wrong_and_keeps_what_came_before(bad: bytes, why: str, chunk_size: int) -> None:
+def test_a_damaged_stream_raises_and_keeps_the_commands_before(bad: bytes, why: str, chunk_size: int) -> None:
     stream = json_frame(1) + json_frame(2) + bad
     decoder = FrameDecoder()
     commands: list[RemotingCommand] = []
@@ -147,7 +147,7 @@ BINARY_HEAD = struct.pack(">hBhii", 310, 0, 409, 7, 0)
     ],
 )
 @pytest.mark.parametrize("chunk_size", [1, 1 << 20])
-def test_a_header_that_cannot_be_read_does_not_end_the_stream(
+def test_an_unreadable_header_does_not_end_the_stream(
     bad: bytes, opaque: int | None, why: str, chunk_size: int
 ) -> None:
     stream = json_frame(1) + bad + BINARY
@@ -174,13 +174,13 @@ def test_a_header_that_cannot_be_read_does_not_end_the_stream(
         (b'{"code":310,"opaque":7,"remark":5}', (310, 7, "OTHER")),
     ],
 )
-def test_headers_that_apache_reads_are_read(header: bytes, expected: tuple[int, int, str]) -> None:
+def test_headers_that_apache_accepts_are_decoded(header: bytes, expected: tuple[int, int, str]) -> None:
     (command,) = FrameDecoder().receive_data(frame(header))
     assert (command.code, command.opaque, command.language) == expected
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_text_that_is_no_utf8_is_read_as_apache_reads_it(known: bool) -> None:
+def test_invalid_utf8_is_replaced_as_apache_does(known: bool) -> None:
     header = b'{"code":31,"opaque":7,"extFields":{"topic":"%b","queueId":"1","more":"\xfe"}}'
     if known:  # the type of the ext fields of this code, from a request before
         FrameDecoder().receive_data(frame(header % b"T"))[0].decode_header(QueueRequestHeader)
@@ -213,8 +213,8 @@ any_header = st.one_of(
 
 
 @given(st.lists(st.tuples(any_header, st.binary(max_size=4), st.sampled_from([0, 0, 1, 2, 255])), max_size=6))
-def test_every_frame_with_a_sound_length_is_one_command(parts: list[tuple[bytes, bytes, int]]) -> None:
-    """Whatever stands in its header; and its opaque is known if it can be read at all."""
+def test_every_frame_with_a_valid_length_is_one_command(parts: list[tuple[bytes, bytes, int]]) -> None:
+    """For any content of its header; its opaque is known if it is readable."""
     commands = FrameDecoder().receive_data(b"".join(frame(*part) for part in parts) + BINARY)
     assert len(commands) == len(parts) + 1
     assert commands[-1].opaque == 4
@@ -229,7 +229,7 @@ def test_every_frame_with_a_sound_length_is_one_command(parts: list[tuple[bytes,
 
 
 def opaque_of(header: bytes, serializer: int) -> int | None:
-    """The opaque that a peer reads in a header; None where it finds none."""
+    """Return the opaque in a header, or None."""
     if serializer == 1:
         return struct.unpack_from(">i", header, 5)[0] if len(header) >= len(BINARY_HEAD) else None
     if serializer:
@@ -243,14 +243,14 @@ def opaque_of(header: bytes, serializer: int) -> int | None:
     return number if is_number and -(2**31) <= number < 2**31 else None
 
 
-def test_a_giant_length_is_refused_before_anything_is_stored() -> None:
+def test_a_frame_over_the_limit_is_rejected_before_it_is_buffered() -> None:
     decoder = FrameDecoder()
     with pytest.raises(FrameError):
         decoder.receive_data(b"\x7f\xff\xff\xff" + bytes(100_000))
     assert decoder.is_between_frames
 
 
-def test_the_limit_is_the_constructors() -> None:
+def test_the_limit_is_an_argument() -> None:
     small = json_frame(1)
     assert len(FrameDecoder(len(small) - 4).receive_data(small)) == 1
     with pytest.raises(FrameError, match=f"the limit is {len(small) - 5}"):
@@ -265,7 +265,7 @@ def test_garbage_is_a_frame_error_or_an_unfinished_frame(garbage: bytes) -> None
 
 @given(st.data())
 def test_a_damaged_frame_is_a_command_or_a_protocol_error(data: st.DataObject) -> None:
-    """Whatever byte changes on the way: decoding, reading the header, printing and encoding raise nothing else."""
+    """For any changed byte, decoding, header decoding, printing and encoding raise nothing else."""
     damaged = bytearray(json_frame(1, b"x") + BINARY)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))

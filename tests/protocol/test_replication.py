@@ -1,4 +1,4 @@
-"""The wire between master and slave: frames as Apache's HAService sends them, cut anywhere, and broken in every way."""
+"""The protocol of master and slave: bytes of Apache's HAService, in any chunks, and damaged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rucola.protocol.replication import (
 
 GIB = 1 << 30
 REPORTS = bytes.fromhex("000000000000000000000000400000000000000040000123")
-"""A slave of Apache's that begins with nothing, and reports twice."""
+"""Reports of Apache's slave that begins with an empty log."""
 TRANSFERS = (
     bytes.fromhex("000000004000000000000003616263")
     + bytes.fromhex("000000004000000300000000")  # a heartbeat
     + bytes.fromhex("0000000040000003000000056465666768")
 )
-"""What a master of Apache's sends then: its newest file, from its beginning on."""
+"""Transfers of Apache's master in response: its newest file from the start."""
 
 
 def chunks(stream: bytes, cuts: list[int]) -> list[bytes]:
@@ -34,7 +34,7 @@ def chunks(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.integers(0, len(REPORTS)), max_size=8))
-def test_reports_in_any_chunks(cuts: list[int]) -> None:
+def test_reports_are_decoded_in_any_chunks(cuts: list[int]) -> None:
     decoder = ReportDecoder()
     found = [report for chunk in chunks(REPORTS, cuts) for report in decoder.receive_data(chunk)]
     assert found == [0, GIB, GIB + 0x123]
@@ -42,7 +42,7 @@ def test_reports_in_any_chunks(cuts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, len(TRANSFERS)), max_size=12))
-def test_transfers_in_any_chunks(cuts: list[int]) -> None:
+def test_transfers_are_decoded_in_any_chunks(cuts: list[int]) -> None:
     decoder = TransferDecoder()
     log = b""
     heartbeats = 0
@@ -56,7 +56,7 @@ def test_transfers_in_any_chunks(cuts: list[int]) -> None:
     assert again == TRANSFERS
 
 
-def test_a_piece_is_given_out_before_its_transfer_is_whole() -> None:
+def test_a_piece_is_returned_before_its_transfer_is_complete() -> None:
     decoder = TransferDecoder()
     first = list(decoder.receive_data(encode_header(7, 1 << 30) + b"ab"))
     assert [(offset, bytes(piece)) for offset, piece in first] == [(7, b"ab")]
@@ -64,25 +64,25 @@ def test_a_piece_is_given_out_before_its_transfer_is_whole() -> None:
 
 
 @pytest.mark.parametrize("header", [(-1, 5), (7, -5), (-(1 << 63), -(1 << 31))])
-def test_a_transfer_that_cannot_be(header: tuple[int, int]) -> None:
+def test_a_negative_transfer_is_a_protocol_error(header: tuple[int, int]) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{header[1]} bytes at physical offset {header[0]}"):
         list(TransferDecoder().receive_data(encode_header(*header)))
 
 
-def test_transfers_leave_no_gap() -> None:
+def test_a_gap_between_transfers_is_a_protocol_error() -> None:
     decoder = TransferDecoder()
     assert len(list(decoder.receive_data(encode_header(10, 2) + b"ab"))) == 1
     with pytest.raises(RemoteProtocolError, match="from physical offset 11, but 12 is next"):
         list(decoder.receive_data(encode_header(11, 2) + b"cd"))
 
 
-def test_a_report_below_zero() -> None:
+def test_a_negative_report_is_a_protocol_error() -> None:
     with pytest.raises(RemoteProtocolError, match="-1"):
         ReportDecoder().receive_data(encode_report(5) + encode_report(-1))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
-def test_garbage_is_an_error_or_bytes(parts: list[bytes]) -> None:
+def test_garbage_is_a_protocol_error_or_contiguous_bytes(parts: list[bytes]) -> None:
     reports, transfers = ReportDecoder(), TransferDecoder()
     with suppress(RemoteProtocolError):
         for part in parts:
@@ -95,5 +95,5 @@ def test_garbage_is_an_error_or_bytes(parts: list[bytes]) -> None:
                 expected = physical_offset + len(piece)
 
 
-def test_a_slave_of_apaches_holds_the_largest_transfer() -> None:
+def test_the_largest_transfer_fits_the_buffer_of_apaches_slave() -> None:
     assert len(encode_header(0, MAX_TRANSFER_SIZE)) + MAX_TRANSFER_SIZE == 4 * 1024 * 1024

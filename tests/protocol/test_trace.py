@@ -1,4 +1,4 @@
-"""The text of message traces: Apache's layout to the letter, and what old or foreign clients write."""
+"""Message traces: Apache's layout, and entries of old and other clients."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("trace", "layout"), LAYOUTS)
-def test_layout(trace: Trace, layout: str) -> None:
+def test_entries_have_apaches_layout(trace: Trace, layout: str) -> None:
     text = layout.replace("|", "\x01") + "\x02"
     assert encode(trace) == text
     assert decode(text) == [trace]
 
 
-def test_many_entries_and_none() -> None:
+def test_a_body_has_any_number_of_entries() -> None:
     traces = [trace for trace, _ in LAYOUTS]
     assert decode("".join(map(encode, traces))) == traces
     assert decode("") == []
 
 
-def test_what_a_message_lacks_reads_null() -> None:
+def test_missing_values_are_null() -> None:
     bare = SubBefore(timestamp=1, region_id=None, group="g", request_id="R", msg_id="M", retry_times=0, keys=None)
     assert encode(bare) == "\x01".join(("SubBefore", "1", "null", "g", "R", "M", "0", "null")) + "\x02"
     assert decode(encode(bare)) == [bare]
 
 
-def test_entries_of_older_and_newer_clients() -> None:
-    """Without offsetMsgId; with the client's host behind; a SubAfter of the cloud, and one without a code."""
+def test_entries_of_older_and_newer_clients_are_decoded() -> None:
+    """Without offsetMsgId, with the client's host, a SubAfter of Alibaba's cloud, and one without contextCode."""
     fields = encode(PUB).rstrip("\x02").split("\x01")
     (old,) = decode("\x01".join([*fields[:12], "true"]))
     assert isinstance(old, Pub)
@@ -96,6 +96,6 @@ def test_entries_of_older_and_newer_clients() -> None:
 
 
 @given(st.text(alphabet="Pub\x01\x02SubBefore1-null ", max_size=80))
-def test_whatever_cannot_be_read_is_passed_over(text: str) -> None:
+def test_malformed_entries_are_skipped(text: str) -> None:
     entry = encode(AFTER)
     assert decode(f"{text}\x02{entry}")[-1] == AFTER
