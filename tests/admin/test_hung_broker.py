@@ -1,4 +1,4 @@
-"""An AdminClient while one server hangs: the others are asked and told all the same, and answers come in time."""
+"""An AdminClient while one server hangs: it uses the other servers, within its timeout."""
 
 from __future__ import annotations
 

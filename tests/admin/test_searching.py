@@ -1,4 +1,4 @@
-"""Queries by key: all is found whatever the broker's page, clock and index, or the answer says what is missing."""
+"""Queries by key: complete for any page size, clock and index, or with a report of what may be missing."""
 
 from __future__ import annotations
 
@@ -150,7 +150,6 @@ async def test_a_key_query_without_any_index_is_refused(tmp_path: Path) -> None:
             await admin.messages.query_by_key(TOPIC, "k")
 
 
-# A broker of Apache's, which knows whole seconds only: our own store, asked as one would ask Apache's.
 
 
 async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple[KeyQueryResult, str, Result]:

@@ -29,7 +29,7 @@ The same request:
     00 69 | 00 | 01 99          code 105, language 0 (JAVA), version 409
     00 00 00 07 | 00 00 00 00   opaque 7, flag 0
     00 00 00 00                 no remark
-    00 00 00 0c                 12 bytes of ext fields
+    00 00 00 0c                 ext fields of 12 bytes
     00 05 74 6f 70 69 63        key size 5, "topic"
     00 00 00 01 54              value size 1, "T"
 
