@@ -64,6 +64,6 @@ def test_an_offset_behind_the_end_of_its_queue_is_set_back_to_it(
     path = config_path(tmp_path, "consumerOffset")
     write_config(path, {"offsetTable": {"T@new": {0: 5, 1: 7}, "T@old": {0: 2, 1: -1}}})
     with_broker(tmp_path, after)
-    assert "group new: its offset on T:0 is 5, and the queue ends at 3; it goes on there" in caplog.messages
+    assert "group new: offset of T:0 reset from 5 to 3, the end of the queue" in caplog.messages
     written = read_config(path)["offsetTable"]
     assert (written["T@new"], written["T@old"]) == ({0: 3, 1: 0}, {0: 2, 1: -1})

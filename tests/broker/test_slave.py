@@ -270,7 +270,7 @@ def test_the_settings_of_a_role() -> None:
     assert (slave.broker_id, slave.ha_listen_port, unused) == (1, 20912, [])
     master, _, _ = from_properties({"brokerRole": "SYNC_MASTER", "brokerId": "1", "haListenPort": "77"})
     assert (master.broker_id, master.ha_listen_port) == (0, 77)
-    with pytest.raises(ConfigError, match=r"brokerId=0: a slave .* needs one above 0"):
+    with pytest.raises(ConfigError, match=r"brokerId=0: a slave .* needs a unique id above 0"):
         from_properties({"brokerRole": "SLAVE"})
     with pytest.raises(ConfigError, match="haMasterAddress: 'nowhere' is no address"):
         from_properties({"haMasterAddress": "nowhere"})
