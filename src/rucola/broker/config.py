@@ -158,6 +158,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     if broker.ha_transfer_batch_size < 1:
         raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
+    # A master always has id 0, whatever brokerId says: clients find the master by it.
     if not store.is_slave:
         broker.broker_id = MASTER_ID
     elif broker.broker_id <= MASTER_ID:

@@ -51,6 +51,7 @@ class Durability:
 
         Returns None, or the response code and the remark of a guarantee that was not met.
         """
+        # Three cases that wait; the fourth, ASYNC_FLUSH on an ASYNC_MASTER, is excluded by `must_wait`.
         timeout_ms = self._store.config.sync_flush_timeout
         if self._replication is None:
             return self._flush_outcome(await self._group_commit.wait_flushed(physical_offset, timeout_ms))
@@ -60,6 +61,7 @@ class Durability:
             self._replication.wait_replicated(physical_offset),
             self._group_commit.wait_flushed(physical_offset, timeout_ms),
         )
+        # The outcome of the replication takes precedence, as in Apache's broker.
         return self._replication_outcome(status) or self._flush_outcome(is_flushed)
 
     def _flush_outcome(self, is_flushed: bool) -> tuple[ResponseCode, str] | None:

@@ -245,9 +245,11 @@ class BrokerCollector(Collector):
             done.add_metric(labels, sum(committed.values()))
             returned.add_metric(labels, self._minute(SNDBCK_PUT_NUMS, counted))
             latency.add_metric(labels, max((self._latency_ms(topic, *at) for at in committed.items()), default=0))
+            # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
             ahead = sum(max(0, self._store.max_offset(topic, number) - at) for number, at in committed.items())
             members = self._clients.consumers.get(group)
             count, model = (len(members.members), members.message_model) if members is not None else (0, "")
+            # The backlog of retry and dead letter topics has metrics of its own.
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
             diffs[prefix].add_metric((group, topic, str(count), model), ahead)
         yield from (tps, size, done, returned, latency, *diffs.values(), self._members())

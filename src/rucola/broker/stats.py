@@ -56,6 +56,7 @@ class BrokerStats:
             items = self._topics.get(topic)
             if items is None:
                 items = self._topics[topic] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
+            # Four additions per topic and dispatch, however many messages it has.
             count, size, times = len(sizes), sum(sizes), len(queues)
             for item in (items[0], self.put_nums):
                 item.add(count, times)
@@ -96,6 +97,7 @@ class BrokerStats:
         for item in self._sent_back.values():
             item.sample(now_ms, self._number)
         day = _day(now_ms)
+        # The first sample after midnight, up to SAMPLE_INTERVAL_MS late.
         if day != self._day:
             self._day = day
             self.put_at_midnight = MidnightTotals(self.put_at_midnight.today, self.put_nums.sum)

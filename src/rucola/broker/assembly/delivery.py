@@ -53,6 +53,7 @@ class Delivery:
         At the stop the tasks end first, then the offsets of their deliveries are written, then the buffered puts are
         tried for the last time.
         """
+        # Registered first, so unwound last: requests may buffer puts until the server has stopped.
         running.callback(self._close_puts)
         running.callback(self._buffered_puts.stop)
         self.delayed.load()
@@ -89,6 +90,7 @@ class Delivery:
         return await self._timers.roll(self._clock) and (self._timers.rolled_offset == before or await self._persist())
 
     def _on_arrival(self, topics: Mapping[str, Arrived]) -> None:
+        # In both topics the tags code of a unit is a due time.
         if (timers := topics.get(TIMER_TOPIC)) is not None:
             queues, due_times_ms, _ = timers
             self._timers.on_arrival(queues[0].max_offset, due_times_ms)

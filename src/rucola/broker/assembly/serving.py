@@ -123,6 +123,7 @@ class Serving:
             ConnectionProcessor(state).table(),
             self.runtime.table(),
         ]
+        # Every code appears once, except on a slave.
         table: dict[int, Processor] = {}
         for codes in tables:
             table |= codes

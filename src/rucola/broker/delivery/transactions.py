@@ -123,6 +123,7 @@ class TransactionalMessageService:
         """Read from the store which transactions are open: those without an op message."""
         self._half_begin = self._loaded_begin = self._first_needed(*_HALF_QUEUE)
         self._op_end = self._first_needed(*_OP_QUEUE)
+        # Op messages before the committed offset refer only to half messages before `_half_begin`.
         while units := self._store.units(*_OP_QUEUE, self._op_end, _UNITS_PER_READ):
             for queue_offset, (physical_offset, _, _) in enumerate(units, self._op_end):
                 try:
@@ -376,6 +377,8 @@ class TransactionalMessageService:
 
     def _forget_ended(self) -> None:
         """Drop the state of half messages before `_half_begin`, after a check has visited all of them."""
+        # Entries before `_half_begin` serve to recognize the copies of ended messages (`_is_ended_by_first`). All copies
+        # were visited now; keeping the entries would hold back the offset of the op queue.
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}
         open_copies: dict[int, int] = {}
         for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy is behind its original

@@ -72,6 +72,7 @@ class SlaveSynchronize:
         """Start a run if messages of an unknown topic arrive, once per topic between two periodic runs."""
         if self._topics.get(topic) is None and topic not in self._unknown_topics:
             self._unknown_topics.add(topic)
+            # A running one sees the new topic: it repeats until no topic was added.
             if self._early_run is None or self._early_run.done():
                 self._early_run = asyncio.create_task(self._run_early())
 
@@ -113,6 +114,7 @@ class SlaveSynchronize:
 
     async def _copy_topics(self, body: bytes) -> None:
         topics = decode_body(TopicConfigSerializeWrapper, body)
+        # Replacing the table writes a file and registers: skip it while the master has changed nothing.
         if topics.data_version != self._topics.data_version:
             self._topics.replace(topics)
             logger.info("topics synchronized with the master, data version %s", topics.data_version)

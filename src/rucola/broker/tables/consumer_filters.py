@@ -97,10 +97,12 @@ class ConsumerFilterTable:
     def register(self, group: str, subscriptions: Iterable[SubscriptionData], now_ms: int) -> None:
         """Register the subscriptions of a heartbeat, and mark the group's filters on other topics as dead."""
         subscribed = {subscription.topic: subscription for subscription in subscriptions}
+        # 1. Filters on topics that the group no longer subscribes to are dead.
         for topic, owner in list(self._table):
             data = self._table[topic, owner]
             if owner == group and topic not in subscribed and not data.dead:
                 _mark_dead(data, now_ms)
+        # 2. Tag subscriptions need no filter; they replace an earlier expression.
         for topic, subscription in subscribed.items():
             if subscription.is_tag_type or not subscription.sub_string:
                 self._remove(topic, group)
@@ -124,7 +126,8 @@ class ConsumerFilterTable:
         return self._file.writing(lambda: written)
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
-        # Versions are the client's timestamps of a subscription: an older one arrives late, an equal one is unchanged.
+        # Versions are the client's timestamps of a subscription. An older one arrived late; an equal one with another
+        # expression is ignored.
         known = self._table.get((subscription.topic, group))
         if known is not None and subscription.sub_version < known.client_version:
             return

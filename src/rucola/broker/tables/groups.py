@@ -44,6 +44,7 @@ class SubscriptionGroupTable:
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
         """Return the group, created if permitted, else None. Raises InvalidMessage for an illegal name."""
+        # Unknown groups are validated before they are created: their names become parts of topic names and files.
         config = self._table.get(group)
         if config is None and self._config.auto_create_subscription_group:
             check_group(group)

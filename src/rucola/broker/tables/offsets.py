@@ -105,6 +105,7 @@ class ConsumerOffsetTable:
     def snapshot_writer(self) -> Callable[[], None]:
         """Return a function for any thread that writes the current table, or does nothing if it is unchanged."""
         if not self._is_changed:
+            # The table is copied only after changes: with many groups the copy costs milliseconds of the event loop.
             return _nothing
         table = {key: dict(queues) for key, queues in self._table.items()}
         write = self._file.writing(lambda: {"offsetTable": table})

@@ -41,6 +41,7 @@ class TablePersistence:
 
     def reply_when_persisted(self, response: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Return the response, or an awaitable of it while a write is running."""
+        # Without a running write the response needs no task, which is the common case for heartbeats.
         return response if self._writing is None or self._writing.done() else self._reply_later(response)
 
     async def _reply_later(self, response: RemotingCommand) -> RemotingCommand:
@@ -55,6 +56,7 @@ class TablePersistence:
 
     async def _write(self) -> None:
         while self._changed:
+            # Removed before the snapshot: a change during the write schedules the table again.
             table = self._changed.pop()
             try:
                 await asyncio.to_thread(table())

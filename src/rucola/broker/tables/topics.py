@@ -103,11 +103,14 @@ class TopicConfigTable:
         self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int, now_ms: int
     ) -> TopicConfig | None:
         """Create a topic for its first message; None if `default_topic` may not be inherited from."""
+        # Three conditions: the default topic exists, may be inherited from, and is not disabled by the configuration.
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
             return None
         if default_topic == topics.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             return None
+        # A producer may request fewer queues than the default topic has, not more. The permission to inherit is not
+        # inherited itself.
         queue_nums = max(0, min(queue_nums, default.write_queue_nums))
         created = TopicConfig(
             topic_name=topic,
