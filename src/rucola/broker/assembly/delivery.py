@@ -81,8 +81,8 @@ class Delivery:
     async def prepare_delete(self) -> bool:
         """Roll the timer messages of the oldest log file, so that it may be deleted; False if that failed.
 
-        The rolled offset is written before the file goes: otherwise a crash would deliver those messages again, or
-        look for them in a file that no longer exists.
+        The copies are flushed and the rolled offset is written before the file is deleted: otherwise a power failure
+        could destroy the copies after the originals are gone.
         """
         if self._environment.is_slave:
             return True

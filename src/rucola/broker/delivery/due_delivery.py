@@ -2,7 +2,7 @@
 
 A message may have been delivered before, since progress is written after deliveries and a crash may happen between the
 two. When that is possible, the message is looked up in the index by its unique key, and skipped if its own queue
-contains it. An older message with the same key is told apart by its position: the delivered record is behind the
+contains it. An older message with the same key differs in its position: the delivered record is behind the
 waiting one in the log. This does not hold for rolled messages (see `broker.delivery.timer`), which are compared without
 it.
 

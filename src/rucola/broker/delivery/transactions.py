@@ -377,8 +377,8 @@ class TransactionalMessageService:
 
     def _forget_ended(self) -> None:
         """Drop the state of half messages before `_half_begin`, after a check has visited all of them."""
-        # Entries before `_half_begin` serve to recognize the copies of ended messages (`_is_ended_by_first`). All copies
-        # were visited now; keeping the entries would hold back the offset of the op queue.
+        # Entries before `_half_begin` serve to recognize the copies of ended messages (`_is_ended_by_first`). All
+        # copies were visited now; keeping the entries would hold back the offset of the op queue.
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}
         open_copies: dict[int, int] = {}
         for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy is behind its original
