@@ -1,4 +1,4 @@
-"""Flush: whom it lets wait, and for how long."""
+"""Group commit: which waiters share a flush, and how long a flush is delayed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rucola.store.tools.check import check
 from support.stores import config, inner
 
 
-def flushing(path: Path, talk: Any) -> None:
+def with_group_commit(path: Path, talk: Any) -> None:
     async def run() -> None:
         sizes = {"mapped_file_size_commit_log": 64 << 20, "mapped_file_size_consume_queue": 6_000_000}
         with MessageStore(config(path, **sizes)) as store:
-            flush = GroupCommit(store)
+            group_commit = GroupCommit(store)
             try:
                 async with asyncio.timeout(60):
-                    await talk(store, flush)
+                    await talk(store, group_commit)
             finally:
-                await flush.stop()
+                await group_commit.stop()
 
     asyncio.run(run())
     assert check(path) == []
 
 
-def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def talk(store: MessageStore, flush: GroupCommit) -> None:
+def test_waiters_of_successive_iterations_share_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(store: MessageStore, group_commit: GroupCommit) -> None:
         flushed: list[int] = []
         sync = store.flush
 
@@ -42,19 +42,19 @@ def test_who_comes_turn_by_turn_shares_a_flush(tmp_path: Path, monkeypatch: pyte
         waiting = []
         for number in range(5):
             put = store.put(inner(), number)
-            waiting.append(asyncio.create_task(flush.wait_flushed(put.physical_offset + put.size, 60_000)))
+            waiting.append(asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000)))
             await asyncio.sleep(0)
         assert await asyncio.gather(*waiting) == [True] * 5
         assert flushed == [store.max_physical_offset]
 
-    flushing(tmp_path, talk)
+    with_group_commit(tmp_path, talk)
 
 
-def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> None:
-    async def talk(store: MessageStore, flush: GroupCommit) -> None:
+def test_a_stream_of_messages_does_not_delay_a_flush_forever(tmp_path: Path) -> None:
+    async def talk(store: MessageStore, group_commit: GroupCommit) -> None:
         async def message(number: int) -> bool:
             put = store.put(inner(), number)
-            return await flush.wait_flushed(put.physical_offset + put.size, 60_000)
+            return await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
 
         first = asyncio.create_task(message(0))
         others = []
@@ -64,4 +64,4 @@ def test_a_stream_of_messages_does_not_put_a_flush_off(tmp_path: Path) -> None:
         assert first.result()
         assert all(await asyncio.gather(*others))
 
-    flushing(tmp_path, talk)
+    with_group_commit(tmp_path, talk)

@@ -1,4 +1,4 @@
-"""Tables of a broker reach their files in a thread: no message waits for that, and no answer comes before it."""
+"""Table persistence: writes run in a thread, changes are coalesced, responses wait for the write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table:
 
 
 class SlowDisk:
-    """Keeps every fsync waiting until it is let go."""
+    """Blocks every fsync until `may_go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_asked, self.may_go = threading.Event(), threading.Event()
@@ -50,9 +50,7 @@ class SlowDisk:
         monkeypatch.setattr(os, "fsync", fsync)
 
 
-async def test_changes_that_come_while_a_table_is_written_are_written_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_changes_during_a_write_are_coalesced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, disk, writing = Table(tmp_path / "t.json"), SlowDisk(monkeypatch), TablePersistence()
     writing.schedule(table.snapshot_writer)
     await asyncio.to_thread(disk.is_asked.wait, 20)
@@ -69,24 +67,24 @@ async def test_changes_that_come_while_a_table_is_written_are_written_together(
     assert table.file.read() == {"number": 100}
 
 
-async def test_who_waits_for_a_table_hears_that_it_could_not_be_written(tmp_path: Path) -> None:
+async def test_wait_persisted_raises_the_error_of_the_write(tmp_path: Path) -> None:
     broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TablePersistence()
     obstacle = tmp_path / "broken.json.tmp"
     obstacle.mkdir()
-    await writing.wait_persisted()  # nothing is to be written yet
+    await writing.wait_persisted()  # nothing to write yet
     writing.schedule(broken.snapshot_writer)
     with pytest.raises(IsADirectoryError):
         await writing.wait_persisted()
     obstacle.rmdir()
     writing.schedule(sound.snapshot_writer)
     await writing.wait_persisted()
-    assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
+    assert broken.file.read() == sound.file.read() == {"number": 0}, "a failed write is retried"
 
 
 @pytest.mark.parametrize(
     "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
 )
-def test_an_answer_comes_after_the_file_is_written_and_keeps_nobody_else(
+def test_a_response_follows_the_write_and_blocks_no_other_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     new_topic = CreateTopicRequestHeader(

@@ -1,4 +1,4 @@
-"""What a broker does by the clock ends with the clockwork."""
+"""The scheduler ends its steps at the stop; the reput service dispatches in bounded batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from rucola.store.tools.check import check
 from support.stores import config, inner
 
 
-async def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped() -> None:
-    """Else it would write the files that are written at the end, while they are written."""
-
+async def test_stop_waits_for_a_step_that_runs_in_a_thread() -> None:
+    """Otherwise the thread could write a file concurrently with its last write at the stop."""
     started, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -35,10 +34,10 @@ async def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped(
         may_end.wait(20)
         ended.set()
 
-    clockwork = Scheduler()
-    clockwork.every(1, "work", lambda: in_thread(work))
+    scheduler = Scheduler()
+    scheduler.every(1, "work", lambda: in_thread(work))
     await asyncio.to_thread(started.wait, 20)
-    stopping = asyncio.create_task(clockwork.stop())
+    stopping = asyncio.create_task(scheduler.stop())
     for _ in range(10):
         await asyncio.sleep(0)
     assert not stopping.done()
@@ -47,28 +46,28 @@ async def test_a_thread_that_is_under_way_ends_before_the_clockwork_has_stopped(
     assert ended.is_set()
 
 
-async def test_a_step_that_waits_for_nothing_of_the_kind_is_cancelled() -> None:
+async def test_stop_cancels_a_step_that_awaits() -> None:
     waits = asyncio.Event()
 
     async def step() -> None:
         waits.set()
         await asyncio.Event().wait()
 
-    clockwork = Scheduler()
-    clockwork.every(1, "step", step)
+    scheduler = Scheduler()
+    scheduler.every(1, "step", step)
     await waits.wait()
-    await clockwork.stop()
+    await scheduler.stop()
 
 
-async def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_path: Path) -> None:
+async def test_dispatch_yields_to_the_loop_while_it_creates_files_of_many_queues(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
-    turns = [0]
+    counts = [0]
     dispatched = asyncio.Event()
 
-    def turn() -> None:
-        turns.append(len(list((tmp_path / "store" / "consumequeue").glob("*/*/*"))))
+    def count_files() -> None:
+        counts.append(len(list((tmp_path / "store" / "consumequeue").glob("*/*/*"))))
         if store.has_pending:
-            loop.call_soon(turn)
+            loop.call_soon(count_files)
         else:
             dispatched.set()
 
@@ -76,25 +75,25 @@ async def test_others_have_their_turn_while_files_of_many_queues_are_made(tmp_pa
         reput = ReputService(store, PullRequestHold(), lambda: None)
         for queue_id in range(50):
             store.put(inner(queue_id=queue_id), 1)
-        loop.call_soon(turn)
+        loop.call_soon(count_files)
         await dispatched.wait()
-    assert turns[-1] == 50
-    assert max(after - before for before, after in itertools.pairwise(turns)) == NEW_QUEUES_PER_ITERATION
+    assert counts[-1] == 50
+    assert max(after - before for before, after in itertools.pairwise(counts)) == NEW_QUEUES_PER_ITERATION
     assert check(tmp_path / "store") == []
 
 
-async def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -> None:
+async def test_the_rest_of_a_failed_dispatch_is_dispatched(tmp_path: Path) -> None:
     failures: list[object] = []
-    told: list[int] = []
+    ends: list[int] = []
     dispatched = asyncio.Event()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         failures.append(context["exception"])
-        loop.call_soon(dispatched.set)  # behind the dispatch of what is left
+        loop.call_soon(dispatched.set)  # after the dispatch of the rest
 
     def arrive(arrived: Mapping[str, Arrived]) -> None:
-        told.append(arrived["T"][0][-1].max_offset)
-        if len(told) == 1:
+        ends.append(arrived["T"][0][-1].max_offset)
+        if len(ends) == 1:
             raise ArithmeticError
 
     with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
@@ -103,12 +102,12 @@ async def test_what_is_left_when_a_dispatch_fails_has_its_turn(tmp_path: Path) -
         for _ in range(MESSAGES_PER_ITERATION + 1):
             store.put(inner(), 1)
         await dispatched.wait()
-        assert told == [MESSAGES_PER_ITERATION, MESSAGES_PER_ITERATION + 1]
+        assert ends == [MESSAGES_PER_ITERATION, MESSAGES_PER_ITERATION + 1]
     assert list(map(type, failures)) == [ArithmeticError]
     assert check(tmp_path / "store") == []
 
 
-async def test_what_a_thread_returns_and_raises_comes_back() -> None:
+async def test_in_thread_recounts_and_raises_as_its_function() -> None:
     assert await in_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await in_thread(divmod, 7, 0)
