@@ -285,13 +285,15 @@ class TransactionalMessageService:
         self._forget_ended()
 
     def _check_one(self, half: MessageExt, now_ms: int) -> tuple[bool, PutResult | None]:
-        """Check one open half message. Returns whether the check may continue behind it, and the copy to ask about.
+        """Check one open half message.
 
-        condition, in this order                                  action
-        transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
-        its own immunity time has not passed                      copy it without a check
-        no immunity time, and younger than transactionTimeOut     stop here
-        otherwise                                                 copy it, and ask its producer group
+        Returns whether the check may continue behind it, and the copy to send a request about. The first case that
+        applies decides:
+
+            transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
+            its own immunity time has not passed                      copy it without a check
+            no immunity time, and younger than transactionTimeOut     stop here
+            otherwise                                                 copy it, and ask its producer group
         """
         pairs = half.properties
         checked = _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))
