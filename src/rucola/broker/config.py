@@ -48,14 +48,17 @@ class BrokerConfig:
         metrics_prom_exporter_host            bind_address
     """
 
+    # Identity: a master has id 0; its slaves have the same name, and unique ids above 0.
     broker_cluster_name: str = "DefaultCluster"
     broker_name: str = dataclasses.field(default_factory=socket.gethostname)
     broker_id: int = 0
+    # Addresses for clients (1) and slaves (2), and the ports of both.
     broker_ip1: str = dataclasses.field(default="", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
     listen_port: int = 10911
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
     ha_listen_port: int = -1
+    # Replication, see docs/high-availability.md.
     ha_master_address: str = ""
     ha_send_heartbeat_interval: int = 5000
     ha_housekeeping_interval: int = 20_000
@@ -63,6 +66,7 @@ class BrokerConfig:
     ha_slave_fallbehind_max: int = 256 * 1024 * 1024
     slave_timeout: int = 3000
     slave_read_enable: bool = False
+    # Name servers; permission; topics and groups that exist from the start or that requests may create.
     namesrv_addr: str = ""
     broker_permission: int = PERM_READ | PERM_WRITE
     default_topic_queue_nums: int = 8
@@ -70,10 +74,12 @@ class BrokerConfig:
     auto_create_subscription_group: bool = True
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
+    # Message trace.
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
     trace_on: bool = True
     region_id: str = "DefaultRegion"
+    # Requests: long polling, idle connections, and flow control (wait_time_*, see `broker.flow_control`).
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1000
     server_channel_max_idle_time_seconds: int = 120
@@ -84,19 +90,24 @@ class BrokerConfig:
     wait_time_mills_in_transaction_queue: int = 3000
     wait_time_mills_in_heartbeat_queue: int = 31_000
     notify_consumer_ids_changed_enable: bool = True
+    # Periodic tasks, see `broker.background.scheduler`.
     flush_consumer_offset_interval: int = 5000
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6000
+    # Transactions, see `broker.delivery.transactions`.
     reject_transaction_message: bool = False
     transaction_time_out: int = 6000
     transaction_check_interval: int = 60_000
     transaction_check_max: int = 15
+    # Filters by properties (SQL92).
     enable_property_filter: bool = False
     filter_support_retry: bool = False
     filter_data_clean_time_span: int = 24 * 3600 * 1000
+    # Request/reply, and limits of batches and of queries by key.
     store_reply_message_enable: bool = True
     max_msgs_num_batch: int = 64
     default_query_max_num: int = 32
+    # Metrics, see `broker.metrics`.
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
     metrics_prom_exporter_host: str = ""
     metrics_prom_exporter_port: int = 5557
