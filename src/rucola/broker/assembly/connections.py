@@ -65,6 +65,7 @@ class Connections:
 
     async def listen(self, running: AsyncExitStack) -> None:
         """Accept connections. At the stop held pulls are answered before the connections close."""
+        # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
         await self._server.start()
         running.push_async_callback(self._server.stop)
         running.callback(self.hold.release_all)
@@ -72,6 +73,7 @@ class Connections:
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         """Count new messages and try the held pulls on their queues again."""
         self.stats.record_put(topics)
+        # Skips the loop over all topics of the dispatch while no pull is held.
         if self.hold.held:
             for topic, (queues, _, _) in topics.items():
                 for queue in queues:

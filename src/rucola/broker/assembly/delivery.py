@@ -55,6 +55,7 @@ class Delivery:
         At the stop the tasks end first, then the offsets of their deliveries are written, then the buffered puts are
         tried for the last time.
         """
+        # Registered first, so unwound last: requests may buffer puts until the server has stopped.
         running.callback(self._close_puts)
         running.callback(self._buffered_puts.stop)
         self.delayed.load()
@@ -82,8 +83,8 @@ class Delivery:
     async def prepare_delete(self) -> bool:
         """Roll the timer messages of the oldest log file, so that it may be deleted; False if that failed.
 
-        The rolled offset is written before the file goes: otherwise a crash would deliver those messages again, or
-        look for them in a file that no longer exists.
+        The copies are flushed and the rolled offset is written before the file is deleted: otherwise a power failure
+        could destroy the copies after the originals are gone.
         """
         if self._environment.is_slave:
             return True
@@ -91,6 +92,7 @@ class Delivery:
         return await self._timers.roll(self._clock) and (self._timers.rolled_offset == before or await self._persist())
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        # In both topics the tags code of a unit is a due time.
         if (timers := topics.get(TIMER_TOPIC)) is not None:
             queues, due_times_ms, _ = timers
             self._timers.on_arrival(queues[0].max_offset, due_times_ms)
