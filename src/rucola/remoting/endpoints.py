@@ -75,7 +75,7 @@ def processor_table(endpoints: Iterable[Endpoint], interceptors: Iterable[Interc
 
 def _of_header(
     header_type: type[Header],
-    resource: Callable[[Any], Resource | Iterable[Resource]],
+    resource: Callable[[Any], Any],
     checks: list[Check],
     handler: Handler,
 ) -> Processor:
@@ -96,7 +96,7 @@ def _of_header(
         if named.__class__ is Resource:
             caller = connection.caller
             for check in checks:
-                check(caller, named)  # type: ignore[arg-type]
+                check(caller, named)
         else:
             _run(checks, connection, *named)
         return handler(connection, command, header)
@@ -106,7 +106,7 @@ def _of_header(
 
 def _of_body(
     body_type: type[Any] | None,
-    resource: Callable[[Any], Resource | Iterable[Resource]],
+    resource: Callable[[Any], Any],
     checks: list[Check],
     handler: Handler,
 ) -> Processor:
