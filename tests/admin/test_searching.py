@@ -12,13 +12,15 @@ from click.testing import CliRunner, Result
 from rucola.admin import PAGE, AdminClient, KeyQueryResult
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
-from rucola.broker.remoting.query import QueryProcessor
+from rucola.broker.remoting.query import QueryAdapter
+from rucola.broker.services.query import QueryService
 from rucola.cli.main import main
 from rucola.client import Message, Producer
 from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import processor_table
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from support.cluster import SMALL_FILES, Cluster, cluster
@@ -179,11 +181,12 @@ def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple[KeyQu
 
     async def asking() -> tuple[KeyQueryResult, str, Result]:
         with MessageStore(store_config) as store:
-            answering = QueryProcessor(BrokerConfig(bind_address="127.0.0.1"), store)
+            adapter = QueryAdapter(QueryService(BrokerConfig(bind_address="127.0.0.1"), store))
+            answering = processor_table(adapter.endpoints(), [])[RequestCode.QUERY_MESSAGE]
 
             def query_message(connection: Connection, command: RemotingCommand) -> Reply:
                 del command.ext_fields["_BEFORE_PHYSICAL_OFFSET"]
-                return answering.query_message(connection, command)
+                return answering(connection, command)
 
             async with cluster(path) as running:
                 processors = {RequestCode.QUERY_MESSAGE: query_message}
