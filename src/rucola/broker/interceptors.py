@@ -1,4 +1,4 @@
-"""The broker's interceptors: what is checked before any service runs.
+"""The broker's interceptors: the checks before every service.
 
     SlaveRefusal    a slave rejects every request that would make its log or tables differ from its master's
     FlowControl     requests that would wait for too long are rejected (`rucola.broker.flow_control`)

@@ -55,7 +55,7 @@ class _Live:
     filter_servers: list[str]
     registered_ms: int
     owner: object
-    """What the registration depends on: the connection that it came over."""
+    """The connection that the registration depends on."""
 
 
 @dataclass(slots=True)

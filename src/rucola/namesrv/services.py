@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registered(NamedTuple):
-    """What a broker learns when it registers."""
+    """The result of a registration."""
 
     ha_server_addr: str | None
     """Where the master of this slave replicates from; None for a master, or if there is no master."""

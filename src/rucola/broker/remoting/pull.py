@@ -54,6 +54,7 @@ class PullAdapter:
         if isinstance(result, Fetched):
             return _answer(command, result)
 
+        # The closure keeps connection, command and header alive as long as the pull is held.
         def retry(queue_offset: int, is_last: bool) -> int | None:
             try:
                 self._check_permission(connection.caller, pulled_queue(header))
