@@ -213,8 +213,8 @@ class FetchService:
             self._state.stats.got(request.consumer_group, request.topic, len(result.records), result.size)
         elif not is_held:
             self._state.stats.got_nothing()
-        # 2. Hold the pull if it allows that and there is no message yet: at the end of the queue, or at the beginning of
-        #    an empty one. A pull that is already held also waits behind messages that its filter rejects. After its
+        # 2. Hold the pull if it allows that and there is no message yet: at the end of the queue, or at the beginning
+        #    of an empty one. A pull that is already held also waits behind messages that its filter rejects. After the
         #    first read, the client repeats it at once instead, so that a long scan is spread over requests.
         if queue_offset == 0 and result.status in _EMPTY_QUEUE:
             outcome = _NOT_FOUND
