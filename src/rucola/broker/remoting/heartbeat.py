@@ -40,7 +40,7 @@ def _checked_subscription(request: CheckClientRequestBody) -> Resource:
 
 
 class HeartbeatAdapter:
-    """Heartbeats of clients, and what depends on them."""
+    """Heartbeats and subscriptions of clients, and the members of groups."""
 
     def __init__(self, service: ClientService, writing: TablePersistence) -> None:
         self._service = service

@@ -61,6 +61,7 @@ class RetryService:
             )
         if group.retry_queue_nums <= 0:
             return
+        # The retry topic is created before the message is found, so that its subscribers get a route in any case.
         topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(request.unit_mode) else 0
         topic = self._state.topics.ensure(retry_topic(request.group), group.retry_queue_nums, now_ms, topic_sys_flag)
         try:

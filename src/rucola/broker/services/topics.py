@@ -85,7 +85,7 @@ class TopicService:
         if ends is None:
             raise Refused(Reason.NOT_FOUND, f"{request.queue_id}@{request.topic} is not exist!")
         if not ends[0] <= request.index < ends[1]:
-            return None
+            return None  # Apache answers that with success and a remark
         body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
         if request.consumer_group is not None:
             group = self._state.clients.consumers.get(request.consumer_group)
