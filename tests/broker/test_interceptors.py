@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_broker import SMALL_FILES
 from rucola.access import Action, Caller, Check, Interceptor, Reason, Refused, Resource
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
@@ -16,6 +15,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.endpoints import Endpoint, processor_table
 from rucola.remoting.refusals import RESPONSE_CODES
 from rucola.store.config import StoreConfig
+from support.cluster import SMALL_FILES
 from support.compatibility import rows
 from support.interceptors import RefuseAll, requests_of_every_field
 
