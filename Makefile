@@ -39,6 +39,11 @@ test: setup ## run all tests; ARGS="tests/store -x" for some
 	@.ci/setup databases
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
+# The markers are described in pyproject.toml; tests/conftest.py sets `external`.
+.PHONY: quick
+quick: lint ## lint, and every test that needs neither Spark nor another server or browser; about a minute
+	@$(VENV)/bin/python -m pytest -m "not spark and not external and not slow" $(ARGS)
+
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
 	@$(VENV)/bin/ruff check $(SOURCES)

@@ -148,6 +148,7 @@ def undamaged(whole: Path, copy: Path, *, but: int | None = None) -> Iterator[in
         yield physical_offset
 
 
+@pytest.mark.slow
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), with_units=st.booleans())
 def test_damage_of_any_byte_is_repaired(whole: Path, data: st.DataObject, with_units: bool) -> None:
