@@ -30,7 +30,7 @@ CONCURRENCY = 16
 ERROR_LENGTH = 1000
 
 
-class Sending(NamedTuple):
+class BatchResult(NamedTuple):
     """What came of a batch. `is_away` says that no broker was reached at all, and `error` why."""
 
     outcomes: list[Outcome]
@@ -45,9 +45,9 @@ class BatchSender:
         self._producer = producer
         self._policy = policy
 
-    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> Sending:
+    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> BatchResult:
         """Send claimed stubs in the order given. What is not begun at `deadline`, a time of the loop, stays unsent."""
-        run = _Run(self._producer, self._policy, deadline)
+        run = _BatchRun(self._producer, self._policy, deadline)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
         for row in rows:
             try:
@@ -67,7 +67,7 @@ class BatchSender:
                 requests = list(_requests(stream))
                 for part in [requests] if queue is not None else [[request] for request in requests]:
                     group.create_task(limited(part, queue))
-        return Sending(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
+        return BatchResult(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
 
     async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
         if row.shard_key is None:
@@ -75,7 +75,7 @@ class BatchSender:
         return select_by_hash(row.shard_key)(await self._producer.queues(row.topic))
 
 
-class _Run:
+class _BatchRun:
     """One batch: its outcomes so far."""
 
     def __init__(self, producer: Producer, policy: Policy, deadline: float) -> None:
@@ -100,7 +100,7 @@ class _Run:
                 is_reached = await self._request(rows, queue)
 
     async def _request(self, rows: list[Row[Any]], queue: MessageQueue | None) -> bool:
-        rows = self._not_stopped(rows)
+        rows = self._without_stopped_keys(rows)
         if not rows:
             return True
         messages = [message_of(row._mapping) for row in rows]
@@ -161,7 +161,7 @@ class _Run:
         wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
         self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
 
-    def _not_stopped(self, rows: list[Row[Any]]) -> list[Row[Any]]:
+    def _without_stopped_keys(self, rows: list[Row[Any]]) -> list[Row[Any]]:
         """Without the stubs behind a failed one of their key."""
         stopped = [row for row in rows if row.shard_key in self._stopped_keys]
         self._unsent(stopped)

@@ -15,7 +15,7 @@ from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.reliable.claims import Outcome, one_of
 from rucola.reliable.outbox import awaited
-from rucola.reliable.policy import Decision, Facts, Policy, Position, Progress, Sent, decide, is_lost
+from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
 
 logger = logging.getLogger(__name__)
@@ -39,25 +39,25 @@ class Checker:
 
         `receipts` has, by message id and group, how long ago the group received the message, in milliseconds.
         """
-        progress: dict[tuple[str, str, str, int], asyncio.Task[Progress | None]] = {}
+        progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
 
-        async def facts_of(row: Row[Any], group: str, position: Position | None) -> Facts:
-            facts = Facts(receipts.get((row.message_id, group)), None)
+        async def state_of(row: Row[Any], group: str, position: Position | None) -> GroupState:
+            state = GroupState(receipts.get((row.message_id, group)), None)
             if position is not None:
                 key = (group, *position[:3])
                 if key not in progress:
                     progress[key] = asyncio.ensure_future(self._progress(group, position))
-                facts = facts._replace(progress=await progress[key])
+                state = state._replace(progress=await progress[key])
             # A group that has neither received the message nor passed its offset has it still in the queue.
-            if facts.received_ms_ago is not None or is_lost(position, facts):
-                facts = facts._replace(dead_letters=await self._dead_letters(group, row.message_id))
-            return facts
+            if state.received_ms_ago is not None or is_lost(position, state):
+                state = state._replace(dead_letters=await self._dead_letters(group, row.message_id))
+            return state
 
         async def check_one(row: Row[Any]) -> Outcome | int:
             async with in_parallel:
-                stub = sent_of(row)
-                groups = {group: await facts_of(row, group, stub.position) for group in awaited(row.awaiting)}
+                stub = sent_stub_of(row)
+                groups = {group: await state_of(row, group, stub.position) for group in awaited(row.awaiting)}
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
@@ -66,7 +66,7 @@ class Checker:
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
                 case _:
-                    letters = sum(facts.dead_letters for facts in groups.values()) or None
+                    letters = sum(state.dead_letters for state in groups.values()) or None
                     # Due at once: the next round raises the alert.
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
@@ -76,7 +76,7 @@ class Checker:
             [result for result in results if isinstance(result, Outcome)],
         )
 
-    async def _progress(self, group: str, position: Position) -> Progress | None:
+    async def _progress(self, group: str, position: Position) -> GroupProgress | None:
         """How far the group is in the queue; None if the broker gives no answer."""
         if group not in self._consumers:
             self._consumers[group] = PullConsumer(group, instance=self._instance)
@@ -84,7 +84,7 @@ class Checker:
         consumer = self._consumers[group]
         queue = MessageQueue(position.topic, position.broker, position.queue_id)
         try:
-            return Progress(await consumer.committed(queue), await consumer.max_offset(queue))
+            return GroupProgress(await consumer.committed(queue), await consumer.max_offset(queue))
         except MQError as error:
             logger.info("%s tells no offsets of group %s: %s", queue, group, error)
             return None
@@ -101,11 +101,11 @@ class Checker:
         return len(found.messages)
 
 
-def sent_of(row: Row[Any]) -> Sent:
+def sent_stub_of(row: Row[Any]) -> SentStub:
     """Return what `decide` needs of a sent stub's row."""
     has_position = row.broker is not None and row.queue_offset is not None
     position = Position(row.topic, row.broker, row.queue_id, row.queue_offset) if has_position else None
-    return Sent(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters)
+    return SentStub(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters)
 
 
 def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> dict[tuple[str, str], int]:

@@ -72,7 +72,7 @@ class Batch(NamedTuple):
     is_full: bool
 
 
-def take(
+def claim_batch(
     connection: Connection,
     tables: Tables,
     owner: str,
@@ -113,7 +113,7 @@ def take(
     )
 
 
-def take_for_resend(
+def claim_for_resend(
     connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int
 ) -> Sequence[Row[Any]]:
     """Count another send of stubs that the relay has claimed, and return them with their messages."""

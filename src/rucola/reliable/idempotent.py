@@ -47,14 +47,14 @@ from rucola.message.topics import check_group
 from rucola.reliable import migration, receipts
 from rucola.reliable.database import Database
 from rucola.reliable.errors import ReliableError
-from rucola.reliable.receipts import AlreadyDone, Delivery, State, Voided
+from rucola.reliable.receipts import AlreadyDone, ClaimState, Delivery, Voided
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import MAX_ID_LENGTH, Tables
 
 logger = logging.getLogger(__name__)
 
 LEASE_MS = 30_000
-COMPLAINT_INTERVAL_S = 60.0
+WARNING_INTERVAL_S = 60.0
 
 Handler: TypeAlias = Callable[[MessageExt, Any], Any]
 """Takes a message and a Session, or, if it is a coroutine function, an AsyncSession. Commits nothing itself."""
@@ -69,7 +69,7 @@ class UnknownMessage(Enum):
     """The listener fails with ReliableError, so the message ends in the dead letter queue."""
 
 
-class Counts:
+class DeliveryCounts:
     """What became of deliveries since the listener was made."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def idempotent(
 class IdempotentFunction(Protocol):
     """A listener for `PushConsumer.listen`, plain or a coroutine function like the handler that it was made of."""
 
-    counts: Counts
+    counts: DeliveryCounts
 
     def __call__(self, message: MessageExt, /) -> Any: ...
 
@@ -143,7 +143,7 @@ class _Listener:
     ) -> None:
         check_group(group)
         self.group = group
-        self.counts = Counts()
+        self.counts = DeliveryCounts()
         self._handler = handler
         self._business = _database(database, handler, self.is_async)
         self._ledger = self._business if ledger is None else _database(ledger, handler, self.is_async)
@@ -154,7 +154,7 @@ class _Listener:
         self._unknown = unknown
         self._is_checked = False
         self._unknown_count = 0
-        self._complain_at = 0.0
+        self._next_warning_s = 0.0
         if redis is not None:
             redis.bind(self.is_async)
 
@@ -177,7 +177,7 @@ class _Listener:
                     "ledger", (receipts.claim, self._tables, delivery, self._lease_ms, self._is_one_database)
                 )
             if not is_ours or (not self._is_one_database and (yield from self._is_done(delivery))):
-                yield from self._not_had(delivery)
+                yield from self._resolve_unclaimed(delivery)
                 return
             yield from self._work(message, delivery, key)
         finally:
@@ -207,17 +207,17 @@ class _Listener:
         if not self._is_one_database:
             has_stub = yield Step("confirm", (delivery,))
         if not has_stub:
-            self._complain(delivery)
+            self._warn_about_missing_stub(delivery)
 
-    def _not_had(self, delivery: Delivery) -> Steps:
+    def _resolve_unclaimed(self, delivery: Delivery) -> Steps:
         """The claim was not had: find out why."""
         state = yield Step("ledger", (receipts.state, self._tables, delivery, self._is_one_database))
         if not self._is_one_database and (yield from self._is_done(delivery)):
-            state = State.DONE
+            state = ClaimState.DONE
         match state:
-            case State.DONE:
+            case ClaimState.DONE:
                 yield from self._settle(delivery)
-            case State.VOID:
+            case ClaimState.VOID:
                 logger.info("message %s is void: dropped", delivery.message_id)
                 self.counts.duplicates += 1
                 yield Step("ledger", (receipts.forget, self._tables, delivery))
@@ -259,11 +259,11 @@ class _Listener:
         receipts.forget(connection, self._tables, delivery)
         return receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
 
-    def _complain(self, delivery: Delivery) -> None:
+    def _warn_about_missing_stub(self, delivery: Delivery) -> None:
         """Log messages without a stub, one line a minute at most."""
         self._unknown_count += 1
-        if time.monotonic() >= self._complain_at:
-            self._complain_at = time.monotonic() + COMPLAINT_INTERVAL_S
+        if time.monotonic() >= self._next_warning_s:
+            self._next_warning_s = time.monotonic() + WARNING_INTERVAL_S
             logger.warning(
                 "group %s: %d messages had no stub that awaits the group, the last is %s: purged, or sent without an "
                 "outbox; they were processed once", self.group, self._unknown_count, delivery.message_id,
@@ -311,7 +311,7 @@ class _AsyncListener(_Listener):
             case "ledger_transaction" | "business_transaction":
                 return await self._databases(step.kind).run(*step.arguments)
             case "try_ledger" | "try_business":
-                return await _tried(self._databases(step.kind).run_one(*step.arguments))
+                return await _try_async(self._databases(step.kind).run_one(*step.arguments))
             case _:
                 return await self._databases(step.kind).run_one(*step.arguments)
 
@@ -349,7 +349,7 @@ class _SyncListener(_Listener):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._at_work: dict[str, tuple[Delivery, str]] = {}
+        self._in_flight: dict[str, tuple[Delivery, str]] = {}
         self._renewer: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -392,7 +392,7 @@ class _SyncListener(_Listener):
                 try:
                     return self._databases(step.kind).run_one_sync(*step.arguments)
                 except Exception as error:
-                    return _not_told(error)
+                    return _log_unanswered(error)
             case _:
                 return self._databases(step.kind).run_one_sync(*step.arguments)
 
@@ -405,12 +405,12 @@ class _SyncListener(_Listener):
                 session.commit()
                 return has_stub
         finally:
-            del self._at_work[delivery.token]
+            del self._in_flight[delivery.token]
 
     def _begin_renewing(self, delivery: Delivery, key: str) -> None:
         """One thread renews the claims of all deliveries at work, and ends when there are none."""
         with self._lock:
-            self._at_work[delivery.token] = delivery, key
+            self._in_flight[delivery.token] = delivery, key
             if self._renewer is None:
                 self._renewer = threading.Thread(
                     target=self._keep_renewing, name=f"leases of {self.group}", daemon=True
@@ -421,11 +421,11 @@ class _SyncListener(_Listener):
         while True:
             time.sleep(self._lease_ms / 3000)
             with self._lock:
-                if not self._at_work:
+                if not self._in_flight:
                     self._renewer = None
                     return
-                at_work = list(self._at_work.values())
-            for delivery, key in at_work:
+                in_flight = list(self._in_flight.values())
+            for delivery, key in in_flight:
                 try:
                     if self._redis is not None:
                         self._redis.renew(key, delivery.token, self._lease_ms)
@@ -436,7 +436,7 @@ class _SyncListener(_Listener):
                     logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
 
 
-def _with_counts(function: Any, counts: Counts) -> IdempotentFunction:
+def _with_counts(function: Any, counts: DeliveryCounts) -> IdempotentFunction:
     function.counts = counts
     listener: IdempotentFunction = function
     return listener
@@ -462,12 +462,12 @@ def _database(database: Engine | AsyncEngine | Database, handler: Handler, is_as
     return made
 
 
-async def _tried(work: Coroutine[Any, Any, Any]) -> Any:
+async def _try_async(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await asyncio.shield(work)
     except Exception as error:
-        return _not_told(error)
+        return _log_unanswered(error)
 
 
-def _not_told(error: Exception) -> None:
+def _log_unanswered(error: Exception) -> None:
     logger.info("the database gives no answer after a failure: %s", error)

@@ -67,7 +67,7 @@ class ReceiptView(msgspec.Struct, frozen=True):
     held_for_ms: int | None
 
 
-class Shown(msgspec.Struct, frozen=True):
+class MessageView(msgspec.Struct, frozen=True):
     """Everything that the tables say of one message."""
 
     stub: StubView | None
@@ -119,10 +119,10 @@ def find(
         found = found.where(stub.c.shard_key == shard_key)
     if older_than_ms is not None:
         found = found.where(stub.c.created_at <= now_ms() - older_than_ms)
-    return [_viewed(row) for row in connection.execute(found)]
+    return [_view_of(row) for row in connection.execute(found)]
 
 
-def show(connection: Connection, tables: Tables, message_id: str) -> Shown:
+def show(connection: Connection, tables: Tables, message_id: str) -> MessageView:
     """Return what the tables say of a message, also if it has no stub."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     row = connection.execute(_view(tables).where(stub.c.message_id == message_id)).one_or_none()
@@ -136,8 +136,8 @@ def show(connection: Connection, tables: Tables, message_id: str) -> Shown:
         .order_by(receipt.c.consumer_group)
     )
     done_at = connection.execute(select(done.c.consumer_group, done.c.done_at).where(done.c.message_id == message_id))
-    return Shown(
-        None if row is None else _viewed(row),
+    return MessageView(
+        None if row is None else _view_of(row),
         [ReceiptView(*row) for row in receipts],
         {row[0]: row[1] for row in done_at},
         b"" if whole is None else whole.body,
@@ -256,7 +256,7 @@ def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[An
     ]
 
 
-def what_next(stub: StubView) -> str:
+def next_step(stub: StubView) -> str:
     """Say in one sentence what happens next to a stub."""
     groups = ", ".join(stub.awaiting)
     due = "now" if not stub.due_in_ms or stub.due_in_ms <= 0 else f"in {stub.due_in_ms / 1000:.0f} s"
@@ -294,5 +294,5 @@ def _view(tables: Tables) -> Select[Any]:
     )
 
 
-def _viewed(row: Any) -> StubView:
+def _view_of(row: Any) -> StubView:
     return StubView(**(dict(row._mapping) | {"awaiting": awaited(row.awaiting)}))

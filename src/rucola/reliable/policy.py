@@ -96,14 +96,14 @@ class Position(NamedTuple):
     queue_offset: int
 
 
-class Progress(NamedTuple):
+class GroupProgress(NamedTuple):
     """How far a group is in a queue: its committed offset, None before the first; and the queue's end."""
 
     committed: int | None
     max_offset: int
 
 
-class Facts(NamedTuple):
+class GroupState(NamedTuple):
     """What is known of one awaited group.
 
     `received_ms_ago` is None without a receipt; `progress` None if the position or the broker's answer is missing;
@@ -111,11 +111,11 @@ class Facts(NamedTuple):
     """
 
     received_ms_ago: int | None
-    progress: Progress | None
+    progress: GroupProgress | None
     dead_letters: int = 0
 
 
-class Sent(NamedTuple):
+class SentStub(NamedTuple):
     """A sent, unconfirmed stub.
 
     `position` is None if the last send's position says nothing of the message's queue. `dead_letters` are those of an
@@ -139,18 +139,18 @@ class Decision(Enum):
     MANUAL = "MANUAL"
 
 
-def decide(stub: Sent, groups: Mapping[str, Facts], policy: Policy) -> tuple[Decision, str]:
+def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> tuple[Decision, str]:
     """Decide what becomes of a sent stub, and say why. `groups` are those that it awaits."""
-    if sum(facts.dead_letters for facts in groups.values()) > stub.dead_letters:
-        names = ", ".join(group for group, facts in groups.items() if facts.dead_letters)
+    if sum(state.dead_letters for state in groups.values()) > stub.dead_letters:
+        names = ", ".join(group for group, state in groups.items() if state.dead_letters)
         return Decision.DEAD, f"in the dead letter queue of group {names}"
-    for group, facts in groups.items():
-        if facts.received_ms_ago is not None and facts.received_ms_ago >= policy.stuck_after_ms:
+    for group, state in groups.items():
+        if state.received_ms_ago is not None and state.received_ms_ago >= policy.stuck_after_ms:
             return (
                 Decision.STUCK,
-                f"group {group} received it {_hours(facts.received_ms_ago)} ago and has not confirmed",
+                f"group {group} received it {_hours(state.received_ms_ago)} ago and has not confirmed",
             )
-    lost = [group for group, facts in groups.items() if is_lost(stub.position, facts)]
+    lost = [group for group, state in groups.items() if is_lost(stub.position, state)]
     if not lost and groups:
         if stub.age_ms >= policy.overdue_after_ms:
             return (
@@ -166,15 +166,15 @@ def decide(stub: Sent, groups: Mapping[str, Facts], policy: Policy) -> tuple[Dec
     return Decision.RESEND, why
 
 
-def is_lost(position: Position | None, facts: Facts) -> bool:
+def is_lost(position: Position | None, state: GroupState) -> bool:
     """Whether nothing will deliver the message to this group any more."""
-    if facts.received_ms_ago is not None:
+    if state.received_ms_ago is not None:
         return False
     if position is None:
         return True
-    if facts.progress is None:
+    if state.progress is None:
         return False  # the broker gave no answer: the next check will tell
-    committed, max_offset = facts.progress
+    committed, max_offset = state.progress
     return position.queue_offset >= max_offset or (committed is not None and position.queue_offset < committed)
 
 

@@ -37,7 +37,7 @@ from rucola.reliable.errors import LeaseLost
 from rucola.reliable.schema import CONFIRMED, VOID, Tables, now_ms
 
 
-class State(Enum):
+class ClaimState(Enum):
     """What a message is for a group when its claim was not had."""
 
     FREE = "FREE"
@@ -65,7 +65,7 @@ class Voided(Exception):
     """An operator has voided the message."""
 
 
-def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: int, done_is_here: bool) -> bool:
+def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: int, has_done_table: bool) -> bool:
     """Write the receipt and claim it; whether the claim was had. `done_is_here`: the table is in this database."""
     receipt = tables.receipt
     row = {
@@ -80,23 +80,23 @@ def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: 
     }
     stub = tables.stub
     conditions = [~exists().where(stub.c.message_id == delivery.message_id, stub.c.status == VOID)]
-    if done_is_here:
+    if has_done_table:
         conditions.append(~exists().where(*_of(tables.done, delivery)))
     source = select(*row.values()).where(*conditions)
     statement = _upsert(connection.dialect.name, tables, source, list(row))
     return bool(connection.scalar(statement.returning(receipt.c.owner)) == delivery.token)
 
 
-def state(connection: Connection, tables: Tables, delivery: Delivery, done_is_here: bool) -> State:
+def state(connection: Connection, tables: Tables, delivery: Delivery, has_done_table: bool) -> ClaimState:
     """Return why a claim was not had, as things are now."""
     receipt, stub = tables.receipt, tables.stub
-    if done_is_here and is_done(connection, tables, delivery):
-        return State.DONE
+    if has_done_table and is_done(connection, tables, delivery):
+        return ClaimState.DONE
     status = connection.scalar(select(stub.c.status).where(stub.c.message_id == delivery.message_id))
     if status == VOID:
-        return State.VOID
+        return ClaimState.VOID
     held = select(receipt.c.owner).where(*_of(receipt, delivery), receipt.c.lease_until > now_ms())
-    return State.HELD if connection.scalar(select(exists(held))) else State.FREE
+    return ClaimState.HELD if connection.scalar(select(exists(held))) else ClaimState.FREE
 
 
 def is_done(connection: Connection, tables: Tables, delivery: Delivery) -> bool:

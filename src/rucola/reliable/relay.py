@@ -141,7 +141,7 @@ class Relay:
                 if self._away_since is not None:
                     await self._pause(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-                    if self._stopping or not await self._finds_broker():
+                    if self._stopping or not await self._probe_broker():
                         await self._keep_lanes()
                         continue
                 await self._keep_lanes()
@@ -178,7 +178,7 @@ class Relay:
         # Nothing is sent after this, so a relay that is slow or was paused sends little that another has claimed.
         deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
         batch = await self.database.run(
-            claims.take, self.tables, self.owner, self._lanes,
+            claims.claim_batch, self.tables, self.owner, self._lanes,
             limit=self.policy.batch, lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends,
         )  # fmt: skip
         outcomes = [
@@ -193,7 +193,7 @@ class Relay:
             sending = await self._sender.send(to_send, deadline)
             outcomes += sending.outcomes
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
-            await self._reached(sending.is_away, sending.error)
+            await self._note_reachability(sending.is_away, sending.error)
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
         if outcomes:
@@ -207,7 +207,7 @@ class Relay:
         if not resend:
             return [], outcomes
         lease_ms = self.policy.lease_ms
-        return await self.database.run(claims.take_for_resend, self.tables, self.owner, resend, lease_ms), outcomes
+        return await self.database.run(claims.claim_for_resend, self.tables, self.owner, resend, lease_ms), outcomes
 
     async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
         outcomes = []
@@ -220,7 +220,7 @@ class Relay:
             outcomes += [Outcome(row.seq, kind, kind, wait_ms=wait_ms) for row in of_kind]
         return outcomes
 
-    async def _reached(self, is_away: bool, error: str) -> None:
+    async def _note_reachability(self, is_away: bool, error: str) -> None:
         """Note whether brokers can be reached; tell a person if they cannot for long."""
         now = asyncio.get_running_loop().time()
         if not is_away:
@@ -232,7 +232,7 @@ class Relay:
             self._away_since = now
             self._away_error = error
 
-    async def _finds_broker(self) -> bool:
+    async def _probe_broker(self) -> bool:
         """Whether a broker can be connected to. No stub is claimed for it, so that an outage uses up no sends."""
         assert self._away_since is not None
         now = asyncio.get_running_loop().time()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rucola.testing.rocketmq import RocketMQ
 
 
-class _AsItStands(MetaPathFinder):
+class _PlainImportFinder(MetaPathFinder):
     """Finds Rucola's modules where they lie."""
 
     def find_spec(
@@ -30,17 +30,17 @@ class _AsItStands(MetaPathFinder):
         return PathFinder.find_spec(fullname, path, target) if fullname.startswith("rucola.") else None
 
 
-_as_it_stands = _AsItStands()
+_plain_import_finder = _PlainImportFinder()
 
 
 def pytest_load_initial_conftests() -> None:
-    if _as_it_stands not in sys.meta_path:
-        sys.meta_path.insert(0, _as_it_stands)
+    if _plain_import_finder not in sys.meta_path:
+        sys.meta_path.insert(0, _plain_import_finder)
 
 
 def pytest_unconfigure() -> None:
-    if _as_it_stands in sys.meta_path:
-        sys.meta_path.remove(_as_it_stands)
+    if _plain_import_finder in sys.meta_path:
+        sys.meta_path.remove(_plain_import_finder)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,7 +62,7 @@ def rocketmq(
     settings: dict[str, Any] = {}
     for marker in request.node.iter_markers("rocketmq"):
         settings = marker.kwargs | settings
-    with _serving(tmp_path_factory, settings) as running:
+    with _start(tmp_path_factory, settings) as running:
         monkeypatch.setenv(*running.variable)
         yield running
 
@@ -70,12 +70,12 @@ def rocketmq(
 @pytest.fixture(scope="session")
 def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
     """A name server and a broker for all tests of a run; `unique` makes names that no other test has."""
-    with _serving(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
+    with _start(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
         environment.setenv(*running.variable)
         yield running
 
 
-def _serving(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:
+def _start(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:
     from rucola.testing.rocketmq import RocketMQ  # here, so that runs which need no broker do not pay for it
 
     return RocketMQ(tmp_path_factory.mktemp("rocketmq"), settings)

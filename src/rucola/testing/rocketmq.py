@@ -42,7 +42,7 @@ HOST = "127.0.0.1"
 GROUP = "RUCOLA_TESTING"
 """The group of the producer and consumer that stand behind `send` and `messages`."""
 TIMEOUT_S = 30.0
-LOOK_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.01
 PULL_COUNT = 1000
 SMALL_STORE = {
     "mapped_file_size_commit_log": 16 << 20,
@@ -53,7 +53,7 @@ SMALL_STORE = {
 """Files that hold the largest message and cost no time to make."""
 
 
-class WoundLoop(asyncio.SelectorEventLoop):
+class AdvanceableLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock can be put ahead; timers that are due then run in their order."""
 
     ahead_s = 0.0
@@ -77,10 +77,10 @@ class RocketMQ:
         self._settings = {key: _text(value) for key, value in (settings or {}).items()}
         self._listen_port = 0
         self._running = AsyncExitStack()
-        self._serving = AsyncExitStack()
+        self._running_broker = AsyncExitStack()
 
     def __enter__(self) -> Self:
-        self._loop = WoundLoop()
+        self._loop = AdvanceableLoop()
         self._thread = EventLoopThread("rocketmq for tests", self._loop)
         try:
             self._thread.run(self._start())
@@ -138,7 +138,7 @@ class RocketMQ:
     @contextmanager
     def broker_down(self) -> Iterator[None]:
         """No broker inside `with`: it is stopped, and started again on the same store and port afterwards."""
-        self._thread.run(self._serving.aclose())
+        self._thread.run(self._running_broker.aclose())
         try:
             yield
         finally:
@@ -161,9 +161,9 @@ class RocketMQ:
         AssertionError says what was there instead when the time was up.
         """
         __tracebackhide__ = True
-        found = self._wait(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
+        found = self._poll(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
         if len(found) < count:
-            raise AssertionError(self._what_is_there(topic, tags, found, count, timeout_s))
+            raise AssertionError(self._describe_topic(topic, tags, found, count, timeout_s))
         return found
 
     def dead_letters(self, group: str) -> list[MessageExt]:
@@ -189,7 +189,7 @@ class RocketMQ:
         Consumers commit every 5 s and when they close. AssertionError says how far the group was when the time was up.
         """
         __tracebackhide__ = True
-        behind = self._wait(lambda: self._behind(group, topic), lambda behind: not behind, timeout_s)
+        behind = self._poll(lambda: self._backlog(group, topic), lambda behind: not behind, timeout_s)
         if behind:
             raise AssertionError(
                 f"after {timeout_s:g} s group {group} had not consumed all of topic {topic}:\n  " + "\n  ".join(behind)
@@ -200,7 +200,7 @@ class RocketMQ:
     async def _start(self) -> None:
         namesrv = await self._running.enter_async_context(Namesrv(HOST, 0))
         self.namesrv = f"{HOST}:{namesrv.port}"
-        self._running.push_async_callback(lambda: self._serving.aclose())
+        self._running.push_async_callback(lambda: self._running_broker.aclose())
         await self._start_broker()
         self._admin = await self._running.enter_async_context(AdminClient(self.namesrv))
         self._producer = await self._running.enter_async_context(Producer(GROUP, self.namesrv))
@@ -220,8 +220,8 @@ class RocketMQ:
         )
         if unknown:
             raise ConfigError(f"no broker has a setting {', '.join(sorted(unknown))}: write keys as in broker.conf")
-        self._serving = AsyncExitStack()
-        broker = await self._serving.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
+        self._running_broker = AsyncExitStack()
+        broker = await self._running_broker.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
         self._listen_port = config.listen_port
         self.broker = broker.address
 
@@ -267,14 +267,14 @@ class RocketMQ:
 
     # Waiting, and what to say where it was in vain.
 
-    def _wait(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
+    def _poll(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
         """Look until it is enough or the time is up; the last look."""
         deadline = time.monotonic() + timeout_s
         while not is_enough(seen := look()) and time.monotonic() < deadline:
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
         return seen
 
-    def _behind(self, group: str, topic: str) -> list[str]:
+    def _backlog(self, group: str, topic: str) -> list[str]:
         """Where the group is not at the end."""
         offsets = self.offsets(group, topic)
         if not offsets:
@@ -285,16 +285,16 @@ class RocketMQ:
             if place.consumer_offset < place.broker_offset
         ]
 
-    def _what_is_there(self, topic: str, tags: str, found: list[MessageExt], count: int, timeout_s: float) -> str:
+    def _describe_topic(self, topic: str, tags: str, found: list[MessageExt], count: int, timeout_s: float) -> str:
         with_tags = "" if tags == SUB_ALL else f" with tags {tags}"
         lines = [f"after {timeout_s:g} s topic {topic} had {len(found)} of {count} messages{with_tags}"]
-        lines += [f"  there is queue {_line(message)}" for message in found]
+        lines += [f"  there is queue {_summary_of(message)}" for message in found]
         others = Counter(message.tags for message in self.messages(topic)) - Counter(m.tags for m in found)
         lines += [f"  with other tags: {tag or 'no tag'} ({number})" for tag, number in others.items()]
-        lines += [f"  topic {other} has {number}" for other, number in self._counts().items() if other != topic]
+        lines += [f"  topic {other} has {number}" for other, number in self._message_counts().items() if other != topic]
         return "\n".join(lines)
 
-    def _counts(self) -> dict[str, int]:
+    def _message_counts(self) -> dict[str, int]:
         """How many messages every topic has that has any."""
 
         async def count() -> dict[str, int]:
@@ -305,7 +305,7 @@ class RocketMQ:
         return {topic: number for topic, number in self._thread.run(count()).items() if number}
 
 
-def _line(message: MessageExt) -> str:
+def _summary_of(message: MessageExt) -> str:
     words = [f"{message.queue_id} offset {message.queue_offset}"]
     words += [f"tags {message.tags}"] if message.tags else []
     words += [f"keys {message.keys}"] if message.keys else []
