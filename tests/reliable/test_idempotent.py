@@ -424,7 +424,7 @@ def initialize(db: OutboxDatabase) -> None:
 
 
 def with_redis(ledger: Ledger, server: DatabaseServer, **options: Any) -> IdempotentFunction:
-    return ledger.listener(redis=RedisClaims(server.url, disable_s=0), **options)
+    return ledger.listener(redis=RedisClaims(server.url, backoff_s=0), **options)
 
 
 def test_redis_key_exists_only_while_the_listener_runs(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:

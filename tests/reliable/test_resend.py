@@ -33,7 +33,7 @@ POLICY = Policy(max_sends=3)
 
 
 @pytest.mark.parametrize(
-    ("stub", "facts", "decision"),
+    ("stub", "state", "decision"),
     [
         (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(7, 8)), Decision.WAIT),
         (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(None, 8)), Decision.WAIT),

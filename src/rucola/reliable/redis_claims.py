@@ -21,7 +21,7 @@ from rucola.reliable.errors import ReliableError
 
 logger = logging.getLogger(__name__)
 
-DISABLE_S: Final = 5.0
+BACKOFF_S: Final = 5.0
 TIMEOUT_S: Final = 0.5
 
 _RENEW: Final = (
@@ -41,12 +41,12 @@ class RedisClaims:
         client: Redis | redis_asyncio.Redis | str,
         *,
         prefix: str = "rucola:claim:",
-        disable_s: float = DISABLE_S,
+        backoff_s: float = BACKOFF_S,
     ) -> None:
         self._client: Any = client
         self._prefix = prefix
-        self._disable_s = disable_s
-        self._disabled_until = 0.0
+        self._backoff_s = backoff_s
+        self._backoff_until = 0.0
 
     def bind(self, is_async: bool) -> None:
         """Get ready for asyncio or plain calls. ReliableError for a client of the other kind."""
@@ -73,36 +73,38 @@ class RedisClaims:
     async def take_async(self, key: str, token: str, lease_ms: int) -> bool | None:
         """As `take`."""
         try:
-            return None if self._is_disabled() else await self._client.set(key, token, nx=True, px=lease_ms) is not None
+            return (
+                None if self._is_backing_off() else await self._client.set(key, token, nx=True, px=lease_ms) is not None
+            )
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     async def renew_async(self, key: str, token: str, lease_ms: int) -> bool | None:
         try:
-            return None if self._is_disabled() else bool(await self._client.eval(_RENEW, 1, key, token, lease_ms))
+            return None if self._is_backing_off() else bool(await self._client.eval(_RENEW, 1, key, token, lease_ms))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     async def release_async(self, key: str, token: str) -> bool | None:
         try:
-            return None if self._is_disabled() else bool(await self._client.eval(_RELEASE, 1, key, token))
+            return None if self._is_backing_off() else bool(await self._client.eval(_RELEASE, 1, key, token))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     def _ask(self, question: Any) -> bool | None:
         try:
-            return None if self._is_disabled() else bool(question())
+            return None if self._is_backing_off() else bool(question())
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
-    def _is_disabled(self) -> bool:
-        return time.monotonic() < self._disabled_until
+    def _is_backing_off(self) -> bool:
+        return time.monotonic() < self._backoff_until
 
     def _failed(self, error: Exception) -> None:
-        if not self._is_disabled():
-            logger.warning("Redis fails, the database alone decides for %g s: %s", self._disable_s, error)
-        self._disabled_until = time.monotonic() + self._disable_s
+        if not self._is_backing_off():
+            logger.warning("Redis fails, the database alone decides for %g s: %s", self._backoff_s, error)
+        self._backoff_until = time.monotonic() + self._backoff_s
