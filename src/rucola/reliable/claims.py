@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Stubs claimed by `claim_batch`. `to_send` has complete rows in the order of `seq`; the others lack the message."""
+    """Stubs claimed by `claim_batch`: `to_send` are complete rows in order of `seq`, the others lack the message."""
 
     to_send: Sequence[Row[Any]]
     to_check: Sequence[Row[Any]]
@@ -102,10 +102,12 @@ def claim_batch(
         .with_for_update(skip_locked=True)  # not rendered for SQLite, which has a single writer
     )
     rows = connection.execute(due).all()
+    # Stubs whose key is blocked do not count as claimed; postponing them keeps the front of the due index short.
     fresh = [row for row in rows if row.status == NEW and row.sends < max_sends]
     blocked = _blocked(connection, tables, fresh)
     if blocked:
         _postpone(connection, tables, blocked)
+    # The claims repeat the fence in their own WHERE: rows are locked only where the database supports SKIP LOCKED.
     sendable = [row.seq for row in fresh if row.seq not in blocked]
     others = [row for row in rows if row.status != NEW or row.sends >= max_sends]
     to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(connection, tables, owner))
@@ -171,6 +173,7 @@ def _claim_to_send(
         .where(one_of(connection, stub.c.seq, seqs), fence)
         .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + 1)
     )
+    # With RETURNING (SQLite, PostgreSQL) one statement claims and reads; MariaDB needs a second one.
     if connection.dialect.update_returning:
         return sorted(connection.execute(claim.returning(stub)), key=lambda row: row.seq)
     connection.execute(claim)
@@ -204,6 +207,7 @@ def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) 
         return {}
     stub = tables.stub
     older = stub.alias("older")
+    # The oldest stub of each key that has no response yet and is not in this batch.
     oldest = (
         select(older.c.shard_key, func.min(older.c.seq).label("seq"))
         .where(
@@ -259,6 +263,8 @@ def _record_statement(dialect: str, tables: Tables, connection: Connection) -> s
     stub = connection.dialect.identifier_preparer.format_table(tables.stub)
     now = str(now_ms().compile(dialect=connection.dialect))
     is_as_seen = "s.status IN (v.seen, v.status)"
+    # A concurrent confirmation or operator command changed the status: then keep status, due time and confirmation,
+    # and store only position, error and counts.
     assignments = {
         "due_at": f"CASE WHEN {is_as_seen} THEN {now} + v.wait_ms ELSE s.due_at END",
         "confirmed_at": f"CASE WHEN {is_as_seen} AND v.status = 'CONFIRMED' THEN {now} ELSE s.confirmed_at END",
@@ -272,6 +278,7 @@ def _record_statement(dialect: str, tables: Tables, connection: Connection) -> s
         "lease_until": "0",
         "status": f"CASE WHEN {is_as_seen} THEN v.status ELSE s.status END",
     }
+    # The fence: rows that another relay has claimed since are left unchanged.
     where = "s.seq = v.seq AND s.owner = :owner"
     if dialect in ("mysql", "mariadb"):
         columns = ", ".join(f"{name} {kind} PATH '$.{name}'" for name, kind in _COLUMNS.items())

@@ -84,7 +84,7 @@ class Database:
 
 
 def engine_of(url: str | URL) -> Engine | AsyncEngine:
-    """Create an Engine from a URL, or an AsyncEngine if its driver is asynchronous. ReliableError for an invalid URL."""
+    """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL."""
     try:
         parsed = make_url(url)
         if parsed.get_dialect().is_async:

@@ -27,9 +27,11 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     """
     lane, relay = tables.lane, tables.relay
     until = now_ms() + lease_ms
+    # 1. A missing row means that this relay is new or was taken for dead.
     if not connection.execute(update(relay).where(relay.c.owner == owner).values(seen_until=until)).rowcount:
         connection.execute(relay.insert().values(owner=owner, seen_until=until))
         connection.execute(delete(relay).where(relay.c.seen_until <= now_ms()))
+    # 2.
     alive = select(func.count()).select_from(relay).where(relay.c.seen_until > now_ms()).scalar_subquery()
     is_over = lane.c.lease_until <= now_ms()
     rows = connection.execute(
@@ -37,8 +39,10 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     ).all()
     own = [row.lane for row in rows if row.owner == owner]
     free = [row.lane for row in rows if row.owner != owner and (row.owner is None or row.is_over)]
+    # Ceiling division: 16 lanes and 3 relays make shares of 6, so every lane has a relay.
     share = -(-LANES // rows[0].alive)
     expected = own[:share] + free[: max(0, share - len(own))]
+    # 3.
     if own[share:]:
         connection.execute(_release(tables, owner, own[share:]))
     # Check again under the row locks, since another relay may have acquired the lane since the SELECT.
@@ -46,6 +50,7 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     renewal = update(lane).where(lane.c.lane.in_(expected), is_mine_or_free).values(owner=owner, lease_until=until)
     if connection.execute(renewal).rowcount == len(expected):
         return frozenset(expected)
+    # 4.
     return frozenset(connection.scalars(select(lane.c.lane).where(lane.c.owner == owner)))
 
 
