@@ -1,7 +1,7 @@
-# Every command a person or a build machine needs. `make` alone lists them.
+# All commands for developers and build machines. `make` without a target lists them.
 #
-# A fresh Debian machine needs Python 3.11 or newer and make, nothing else: the targets that run something set up
-# everything themselves (.ci/setup), once; the stamp file makes every later call instant.
+# A fresh Debian machine needs only Python 3.11 or newer and make: each target installs what it needs (.ci/setup) at its
+# first call; a stamp file makes later calls instant.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,14 +30,19 @@ setup: $(STAMP) ## make .venv with the locked dependencies and find (or, as root
 	@.ci/setup jvm $(VENV)
 
 .PHONY: demo
-demo: setup ## a year of flights through the whole house; ARGS="--flights 20000" for a short one
+demo: setup ## send a year of flights through all parts; ARGS="--flights 20000" for a short run
 	@$(VENV)/bin/rucola demo $(ARGS)
 
 .PHONY: test
-test: setup ## run all tests; ARGS="tests/store -x" for some
+test: setup ## run all tests; ARGS="tests/store -x" selects some
 	@.ci/setup node
 	@.ci/setup databases
 	@$(VENV)/bin/python -m pytest $(ARGS)
+
+# The markers are described in pyproject.toml; tests/conftest.py sets `external`.
+.PHONY: quick
+quick: lint ## lint, and every test that needs neither Spark nor another server or browser; about a minute
+	@$(VENV)/bin/python -m pytest -m "not spark and not external and not slow" $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
@@ -46,14 +51,14 @@ lint: $(STAMP) ## check style, formatting and types
 	@$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: setup ## measure against floors taken in the same run, and write the figures as JSON
+bench: setup ## run the benchmarks next to reference figures of the same run; write them as JSON
 	@$(VENV)/bin/python benchmarks/run.py $(ARGS)
 
 .PHONY: soak
-soak: setup ## clients that come, go and crash, then a network that fails; nothing acknowledged may be lost
+soak: setup ## clients that join, leave and crash, then a failing network; no acknowledged message may be lost
 	@$(VENV)/bin/python benchmarks/soak.py $(ARGS)
 
-# Shares the packages of $(VENV) but for Rucola itself, which is installed from a wheel: the checkout stays as it is.
+# Shares the packages of $(VENV) except Rucola itself, which is installed from a wheel; the checkout stays unchanged.
 .PHONY: native
 native: $(STAMP) ## compile the hot path and install Rucola with it in .venv-native
 	@rm -rf build/native $(NATIVE)
@@ -65,19 +70,19 @@ native: $(STAMP) ## compile the hot path and install Rucola with it in .venv-nat
 		$(VENV)/bin/python -c "$$site" > "$$($(NATIVE)/bin/python -c "$$site")/packages-of-venv.pth"
 	@$(NATIVE)/bin/rucola --version
 
-# No address and no path may get into a lock, so that the hashes alone decide what is installed.
+# A lock file contains no addresses or paths, so that only the hashes decide what is installed.
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 .PHONY: lock
-lock: $(STAMP) ## resolve the dependencies anew and write the lock files
+lock: $(STAMP) ## resolve the dependencies again and write the lock files
 	@$(VENV)/bin/python -m pip install --quiet uv
 	@$(COMPILE) --upgrade --group pyproject.toml:build --output-file requirements-build.lock
 	@$(COMPILE) --upgrade --all-extras --constraint requirements-build.lock pyproject.toml \
 		--output-file requirements.lock
 
 .PHONY: clean
-clean: ## remove what tests, builds and the demo left behind; .venv stays
+clean: ## remove the output of tests, builds and the demo; keep .venv
 	@rm -rf build dist $(NATIVE) bench-output demo-output spark-warehouse metastore_db derby.log
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

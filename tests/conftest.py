@@ -18,6 +18,18 @@ hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
 ARCHIVES = Path(__file__).parent / "golden"
+EXTERNAL = {"ali_ons", "cpp", "mariadb", "own_db", "postgresql", "postgresql_db", "redis_server"}
+"""Fixtures, and parameters that name one, which start programs other than Rucola's."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use such a fixture or parameter as `external`; `make quick` leaves them out."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            names = [*item.fixturenames, *(value for value in parameters if isinstance(value, str))]
+            if not EXTERNAL.isdisjoint(names):
+                item.add_marker(pytest.mark.external)
 
 
 @pytest.fixture(scope="session")

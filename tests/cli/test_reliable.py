@@ -119,6 +119,7 @@ def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: An
     assert "Traceback" not in running.log.read_text()
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     for database, words in (
         ("nonsense", "write sqlite:///FILE"),

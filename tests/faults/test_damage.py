@@ -25,6 +25,8 @@ from rucola.store.tools.dump import dump
 from support.simulated_disk import without_waiting
 from support.stores import config, crashed_copy, inner
 
+pytestmark = pytest.mark.slow
+
 LOG = Path("commitlog") / f"{0:020d}"
 QUEUE = Path("consumequeue") / "T" / "1" / f"{0:020d}"
 MESSAGES = 16

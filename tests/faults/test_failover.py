@@ -20,6 +20,8 @@ from rucola.store.tools.check import check
 from support.processes import Machines
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:

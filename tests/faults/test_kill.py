@@ -35,6 +35,8 @@ from support.servers import server
 from support.simulated_disk import without_waiting
 from support.stores import batch, config, crashed_copy, inner
 
+pytestmark = pytest.mark.slow
+
 STORE_CODE = (os.path.dirname(store_room.__file__), files.__file__)
 
 # at every line of the engine ------------------------------------------------------------------------------------------

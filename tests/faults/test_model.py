@@ -21,6 +21,8 @@ from rucola.store.tools.check import check
 from support.simulated_disk import without_waiting
 from support.stores import batch, config, crashed_copy, inner
 
+pytestmark = pytest.mark.slow
+
 Name = tuple[str, int]
 
 names = st.tuples(st.sampled_from(["A", "Topic"]), st.integers(0, 1))

@@ -170,6 +170,7 @@ def live(at: StoreConfig, ledger: Ledger, random: Random, crashes: Path, steps: 
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("seed", range(3))
 def test_flushed_messages_survive_whatever_else_the_disk_kept(

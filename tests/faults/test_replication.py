@@ -34,6 +34,8 @@ from support.simulated_disk import Disk
 from support.stores import config, inner
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 SMALL_FILES = {
     "mapped_file_size_commit_log": 65536,
     "mapped_file_size_consume_queue": 2000,

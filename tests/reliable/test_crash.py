@@ -27,6 +27,8 @@ from support.crash_steps import (
 )
 from support.databases import DatabaseServer, OutboxDatabase
 
+pytestmark = pytest.mark.slow
+
 ROLES = {send_order: SENDER_STEPS, relay_order: RELAY_STEPS, consume_order: CONSUMER_STEPS}
 QUICK_RETRIES = " ".join(["1s"] * 18)
 IN_PARALLEL = 6

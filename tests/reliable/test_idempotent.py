@@ -424,7 +424,7 @@ def initialize(db: OutboxDatabase) -> None:
 
 
 def with_redis(ledger: Ledger, server: DatabaseServer, **options: Any) -> IdempotentFunction:
-    return ledger.listener(redis=RedisClaims(server.url, rest_s=0), **options)
+    return ledger.listener(redis=RedisClaims(server.url, backoff_s=0), **options)
 
 
 def test_redis_key_exists_only_while_the_listener_runs(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
@@ -551,9 +551,9 @@ async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_ser
 def test_listener_and_engine_must_be_of_one_kind(sqlite_db: OutboxDatabase) -> None:
     async def handler(message: MessageExt, session: AsyncSession) -> None: ...
 
-    with pytest.raises(ReliableError, match="handler is a coroutine function: give an AsyncEngine"):
+    with pytest.raises(ReliableError, match="handler is a coroutine function: pass an AsyncEngine"):
         idempotent(sqlite_db.engine(), GROUP)(handler)
-    with pytest.raises(ReliableError, match="give an Engine"):
+    with pytest.raises(ReliableError, match="pass an Engine"):
         idempotent(sqlite_db.async_engine(), GROUP)(lambda message, session: None)
 
 

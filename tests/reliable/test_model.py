@@ -21,6 +21,8 @@ from rucola.reliable import Outbox, Tables
 from rucola.reliable.errors import LeaseLost
 from rucola.reliable.idempotent import Step, UnknownMessage, _SyncListener
 
+pytestmark = pytest.mark.slow
+
 GROUP = "billing"
 EFFECT = Table("effect", MetaData(), Column("id", Integer, primary_key=True))
 MESSAGE = MessageExt("T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: "m"}, 0, 0, 0, 1, 0, "", 0, "b:1", 0, 0, bytes(8))

@@ -19,6 +19,8 @@ from support.databases import OutboxDatabase, server_user, serving, start_postgr
 from support.outbox import add, relay, stubs, until
 from support.servers import server
 
+pytestmark = pytest.mark.slow
+
 QUICK_RETRIES = " ".join(["1s"] * 18)
 
 

@@ -36,11 +36,11 @@ def topic(shared_rocketmq: RocketMQ) -> str:
     return name
 
 
-def take(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **options: Any) -> claims.Batch:
+def claim_batch(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **options: Any) -> claims.Batch:
     database = Database(db.engine())
     database.run_sync(lanes.renew, db.tables, owner, 60_000)
     settings = {"limit": 100, "lease_ms": 60_000, "max_sends": 3} | options
-    return database.run_sync(claims.take, db.tables, owner, held, **settings)
+    return database.run_sync(claims.claim_batch, db.tables, owner, held, **settings)
 
 
 def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
@@ -192,7 +192,7 @@ def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> Non
 
     queries(lanes.renew, "a", policy.lease_ms)
     renewing = queries(lanes.renew, "a", policy.lease_ms)
-    polling = queries(claims.take, "a", ALL, limit=10, lease_ms=policy.lease_ms, max_sends=3)
+    polling = queries(claims.claim_batch, "a", ALL, limit=10, lease_ms=policy.lease_ms, max_sends=3)
     assert renewing / (policy.lease_ms / 3000) + polling / (policy.poll_ms / 1000) < 1
 
 
@@ -201,11 +201,11 @@ def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> Non
 
 def test_claim_is_counted_before_the_send_and_excludes_others(db: OutboxDatabase) -> None:
     add(db, "T", [b"1", b"2"])
-    batch = take(db, "a")
+    batch = claim_batch(db, "a")
     assert [(row.body, row.sends, row.owner) for row in batch.to_send] == [(b"1", 1, "a"), (b"2", 1, "a")]
-    assert take(db, "a").to_send == []
+    assert claim_batch(db, "a").to_send == []
     change(db, lease_until=0)  # the lease is over: the claim can be had again, and counts again
-    assert [row.sends for row in take(db, "a").to_send] == [2, 2]
+    assert [row.sends for row in claim_batch(db, "a").to_send] == [2, 2]
 
 
 def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDatabase) -> None:
@@ -213,13 +213,16 @@ def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDataba
     with db.engine().begin() as connection:
         own = lanes.renew(connection, db.tables, "a", 60_000)
     assert own == ALL
-    assert take(db, "b").to_send == [], "a claim checks the lease of the lane"
+    assert claim_batch(db, "b").to_send == [], "a claim checks the lease of the lane"
     with db.engine().begin() as connection:
         own = lanes.renew(connection, db.tables, "a", 60_000)
         other = lanes.renew(connection, db.tables, "b", 60_000)
     assert len(own) == len(other) == LANES // 2
     assert not own & other
-    taken = [row.seq for row in take(db, "a", own, limit=1000).to_send + take(db, "b", other, limit=1000).to_send]
+    taken = [
+        row.seq
+        for row in claim_batch(db, "a", own, limit=1000).to_send + claim_batch(db, "b", other, limit=1000).to_send
+    ]
     assert len(taken) == len(set(taken)) == 200
     with db.engine().begin() as connection:
         lanes.leave(connection, db.tables, "a")
@@ -228,16 +231,16 @@ def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDataba
 
 def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: OutboxDatabase) -> None:
     (message_id,) = add(db, "T", [b"1"], groups=["g"])
-    (row,) = take(db, "paused").to_send
+    (row,) = claim_batch(db, "paused").to_send
     with db.engine().begin() as connection:  # time passes, by the database's clock
         for table in (db.tables.stub, db.tables.lane):
             connection.execute(update(table).values(lease_until=0))
         connection.execute(update(db.tables.relay).values(seen_until=0))
-    (again,) = take(db, "other").to_send
+    (again,) = claim_batch(db, "other").to_send
     assert (again.message_id, again.sends) == (message_id, 2)
     assert record(db, "paused", Outcome(row.seq, NEW, SENT, "late", 0, 7, wait_ms=5)) == 0
     with db.engine().begin() as connection:
-        assert claims.take(
+        assert claims.claim_batch(
             connection, db.tables, "paused", ALL, limit=9, lease_ms=60_000, max_sends=3
         ).to_send == []  # fmt: skip
     assert record(db, "other", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
@@ -247,7 +250,7 @@ def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: Out
 
 def test_confirmation_before_the_send_was_recorded_is_kept(db: OutboxDatabase) -> None:
     add(db, "T", [b"1"], groups=["g"])
-    (row,) = take(db, "a").to_send
+    (row,) = claim_batch(db, "a").to_send
     change(db, status="CONFIRMED", awaiting=",", due_at=None, confirmed_at=5)
     assert record(db, "a", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
     (stub,) = stubs(db)
@@ -258,14 +261,14 @@ def test_confirmation_before_the_send_was_recorded_is_kept(db: OutboxDatabase) -
 def test_key_waits_for_its_oldest_message(db: OutboxDatabase) -> None:
     add(db, "T", [b"1", b"2", b"3"], shard_key="k")
     add(db, "T", [b"4"], shard_key="other")
-    (first,) = take(db, "a", limit=1).to_send
+    (first,) = claim_batch(db, "a", limit=1).to_send
     assert first.body == b"1"
-    assert [row.body for row in take(db, "a").to_send] == [b"4"], "1 is in flight"
+    assert [row.body for row in claim_batch(db, "a").to_send] == [b"4"], "1 is in flight"
     record(db, "a", Outcome(first.seq, NEW, NEW, wait_ms=60_000, error="away"))
     change_due(db)
-    assert take(db, "a").to_send == [], "1 waits for its next try"
+    assert claim_batch(db, "a").to_send == [], "1 waits for its next try"
     change(db, due_at=1, lease_until=0)
-    assert [row.body for row in take(db, "a").to_send] == [b"1", b"2", b"3", b"4"]
+    assert [row.body for row in claim_batch(db, "a").to_send] == [b"1", b"2", b"3", b"4"]
 
 
 def change_due(db: OutboxDatabase) -> None:
@@ -281,12 +284,12 @@ def test_key_waits_for_a_manual_message_that_was_never_answered(db: OutboxDataba
     first = stubs(db)[0].seq
     with db.engine().begin() as connection:
         connection.execute(update(stub).where(stub.c.seq == first).values(status="MANUAL", due_at=None))
-    assert take(db, "a").to_send == []
+    assert claim_batch(db, "a").to_send == []
     assert stubs(db)[1].due_at > stubs(db)[1].created_at
     with db.engine().begin() as connection:
         connection.execute(update(stub).where(stub.c.seq == first).values(status="VOID"))
     change_due(db)
-    assert [row.body for row in take(db, "a").to_send] == [b"2"]
+    assert [row.body for row in claim_batch(db, "a").to_send] == [b"2"]
 
 
 def test_late_commit_with_a_smaller_number_is_not_skipped(db: OutboxDatabase) -> None:
@@ -299,11 +302,11 @@ def test_late_commit_with_a_smaller_number_is_not_skipped(db: OutboxDatabase) ->
         slow.flush()
         outbox.add(fast, Message("T", b"fast"))
         fast.commit()
-        (row,) = take(db, "a").to_send
+        (row,) = claim_batch(db, "a").to_send
         assert row.body == b"fast"
         record(db, "a", Outcome(row.seq, NEW, "CONFIRMED", "b", 0, 0))
         slow.commit()
-    assert [row.body for row in take(db, "a").to_send] == [b"slow"]
+    assert [row.body for row in claim_batch(db, "a").to_send] == [b"slow"]
 
 
 async def test_delayed_message_has_no_position_and_a_later_first_check(

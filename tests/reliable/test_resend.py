@@ -20,7 +20,7 @@ from rucola.protocol.queue import MessageQueue
 from rucola.reliable import operations
 from rucola.reliable.alerts import SHOWN, Alert, Alerts, Sink, digest, email_sink, webhook_sink
 from rucola.reliable.idempotent import idempotent
-from rucola.reliable.policy import Decision, Facts, KeyedResend, Policy, Position, Progress, Sent, decide
+from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, SentStub, decide
 from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
@@ -28,42 +28,51 @@ from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statu
 
 HOUR_MS = 3_600_000
 AT_7 = Position("T", "b", 0, 7)
+AFTER_REDRIVE = SentStub(1, False, 0, AT_7, dead_letters=1)
 POLICY = Policy(max_sends=3)
 
 
 @pytest.mark.parametrize(
-    ("stub", "facts", "decision"),
+    ("stub", "state", "decision"),
     [
-        (Sent(1, False, 0, AT_7), Facts(None, Progress(7, 8)), Decision.WAIT),
-        (Sent(1, False, 0, AT_7), Facts(None, Progress(None, 8)), Decision.WAIT),
-        (Sent(1, False, 0, AT_7), Facts(None, None), Decision.WAIT),
-        (Sent(1, False, 0, AT_7), Facts(None, Progress(8, 9)), Decision.RESEND),
-        (Sent(1, False, 0, AT_7), Facts(0, Progress(8, 9)), Decision.WAIT),
-        (Sent(1, False, 0, AT_7), Facts(None, Progress(None, 7)), Decision.RESEND),
-        (Sent(1, False, 0, AT_7), Facts(None, Progress(3, 7)), Decision.RESEND),
-        (Sent(1, False, 0, None), Facts(None, None), Decision.RESEND),
-        (Sent(1, False, 0, None), Facts(0, None), Decision.WAIT),
-        (Sent(3, False, 0, AT_7), Facts(None, Progress(8, 9)), Decision.MANUAL),
-        (Sent(3, False, 0, AT_7), Facts(None, Progress(7, 9)), Decision.WAIT),
-        (Sent(1, True, 0, AT_7), Facts(None, Progress(8, 9)), Decision.MANUAL),
-        (Sent(1, True, 0, AT_7), Facts(None, Progress(7, 9)), Decision.WAIT),
-        (Sent(1, False, 0, AT_7), Facts(6 * HOUR_MS, Progress(8, 9)), Decision.STUCK),
-        (Sent(1, False, 24 * HOUR_MS, AT_7), Facts(None, Progress(7, 8)), Decision.STUCK),
-        (Sent(1, False, 0, AT_7), Facts(0, Progress(8, 9), dead_letters=1), Decision.DEAD),
-        (Sent(1, False, 0, AT_7, dead_letters=1), Facts(0, Progress(8, 9), dead_letters=1), Decision.WAIT),
-        (Sent(1, False, 0, AT_7, dead_letters=1), Facts(0, Progress(8, 9), dead_letters=2), Decision.DEAD),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(7, 8)), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(None, 8)), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, None), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.RESEND),
+        (SentStub(1, False, 0, AT_7), GroupState(0, GroupProgress(8, 9)), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(None, 7)), Decision.RESEND),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(3, 7)), Decision.RESEND),
+        (SentStub(1, False, 0, None), GroupState(None, None), Decision.RESEND),
+        (SentStub(1, False, 0, None), GroupState(0, None), Decision.WAIT),
+        (SentStub(3, False, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.MANUAL),
+        (SentStub(3, False, 0, AT_7), GroupState(None, GroupProgress(7, 9)), Decision.WAIT),
+        (SentStub(1, True, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.MANUAL),
+        (SentStub(1, True, 0, AT_7), GroupState(None, GroupProgress(7, 9)), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(6 * HOUR_MS, GroupProgress(8, 9)), Decision.STUCK),
+        (SentStub(1, False, 24 * HOUR_MS, AT_7), GroupState(None, GroupProgress(7, 8)), Decision.STUCK),
+        (SentStub(1, False, 0, AT_7), GroupState(0, GroupProgress(8, 9), dead_letters=1), Decision.DEAD),
+        (
+            AFTER_REDRIVE,
+            GroupState(0, GroupProgress(8, 9), dead_letters=1),
+            Decision.WAIT,
+        ),
+        (
+            AFTER_REDRIVE,
+            GroupState(0, GroupProgress(8, 9), dead_letters=2),
+            Decision.DEAD,
+        ),
     ],
 )
-def test_decision_follows_receipt_offsets_and_age(stub: Sent, facts: Facts, decision: Decision) -> None:
-    assert decide(stub, {"g": facts}, POLICY)[0] is decision
+def test_decision_follows_receipt_offsets_and_age(stub: SentStub, state: GroupState, decision: Decision) -> None:
+    assert decide(stub, {"g": state}, POLICY)[0] is decision
 
 
 def test_decision_considers_every_awaited_group() -> None:
-    waits, lost = Facts(None, Progress(7, 8)), Facts(None, Progress(8, 9))
-    assert decide(Sent(1, False, 0, AT_7), {"a": waits, "b": lost}, POLICY)[0] is Decision.RESEND
-    assert decide(Sent(1, False, 0, AT_7), {}, POLICY)[0] is Decision.RESEND
+    waits, lost = GroupState(None, GroupProgress(7, 8)), GroupState(None, GroupProgress(8, 9))
+    assert decide(SentStub(1, False, 0, AT_7), {"a": waits, "b": lost}, POLICY)[0] is Decision.RESEND
+    assert decide(SentStub(1, False, 0, AT_7), {}, POLICY)[0] is Decision.RESEND
     in_any_order = Policy(keyed_resend=KeyedResend.SEND)
-    assert decide(Sent(1, True, 0, AT_7), {"a": lost}, in_any_order)[0] is Decision.RESEND
+    assert decide(SentStub(1, True, 0, AT_7), {"a": lost}, in_any_order)[0] is Decision.RESEND
 
 
 def test_waits_double_up_to_a_limit() -> None:

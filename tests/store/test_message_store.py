@@ -235,6 +235,7 @@ messages = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(messages, st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_batched_dispatch_equals_single_dispatch(

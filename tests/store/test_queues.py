@@ -137,6 +137,7 @@ def test_recovery_does_not_write_to_intact_queues(
     assert check(tmp_path / "after") == []
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     begin=st.sampled_from([0, 3, 10, 25]),

@@ -43,6 +43,7 @@ def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[ScannedLog
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [4000, 60])
 def test_every_rebuilt_byte_equals_apaches(golden: Path, tmp_path: Path, room: int) -> None:
     """With Apache's own size of index files, and with so many that most end within a message's keys."""

@@ -1,8 +1,13 @@
-"""Business reliability: outbox, receipts, idempotent consumption, timed resend. Takes the extra `reliable`.
+"""Business reliability: transactional outbox, receipts, idempotent consumption, resend. Needs the extra `reliable`.
 
-Reading order: `schema` (the tables), `migration`; `outbox`; `lanes`, `claims`, `sending`, `policy`, `checks`, `alerts`
-and `relay`, which they make up; `receipts`, `redis_claims` and `idempotent`; `operations` and
-`joined_view`, what operators do.
+Reading order:
+
+    schema, migration                                       the tables and their versions
+    outbox                                                  the sender's side
+    lanes, claims, batch_sender, policy, checks, alerts     the parts of the relay
+    relay                                                   the loop that runs them
+    receipts, redis_claims, idempotent                      the consumer's side
+    operations, joined_view, metrics                        inspection and repair by operators
 """
 
 from rucola.reliable.alerts import Alert, Alerts, email_sink, log_sink, webhook_sink

@@ -1,11 +1,11 @@
-"""Sending: a claimed batch of stubs to the brokers, in as few requests as order allows.
+"""Batch sender: sends claimed stubs to the brokers in as few requests as their order allows.
 
-    with a sharding key    to the queue that SelectMessageQueueByHash gives the key; requests to one queue follow each
-                           other, and after a failure nothing more is sent of that key
-    without one            in requests of up to 128 messages, several at a time, to any queue
-    delayed                each in a request of its own, since a batch cannot be delayed
+    with a sharding key     to the queue that SelectMessageQueueByHash selects; requests to one queue are sequential,
+                            and a failure stops the later messages of its key
+    without sharding key    to any queue, in concurrent requests of up to 128 messages
+    delayed                 one request per message, since a batch cannot be delayed
 
-A request that a broker refuses is repeated message by message, so that one bad message does not hold up the others.
+A refused request is repeated message by message, so that one invalid message does not block the others.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CONCURRENCY = 16
 ERROR_LENGTH = 1000
 
 
-class Sending(NamedTuple):
-    """What came of a batch. `is_away` says that no broker was reached at all, and `error` why."""
+class BatchResult(NamedTuple):
+    """Outcomes of a batch. If `is_away`, no broker was reached at all, and `error` is the reason."""
 
     outcomes: list[Outcome]
     is_away: bool
@@ -45,9 +45,9 @@ class BatchSender:
         self._producer = producer
         self._policy = policy
 
-    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> Sending:
-        """Send claimed stubs in the order given. What is not begun at `deadline`, a time of the loop, stays unsent."""
-        run = _Run(self._producer, self._policy, deadline)
+    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> BatchResult:
+        """Send claimed stubs in the given order. Requests not started by `deadline`, a loop time, stay unsent."""
+        run = _BatchRun(self._producer, self._policy, deadline)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
         for row in rows:
             try:
@@ -67,7 +67,7 @@ class BatchSender:
                 requests = list(_requests(stream))
                 for part in [requests] if queue is not None else [[request] for request in requests]:
                     group.create_task(limited(part, queue))
-        return Sending(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
+        return BatchResult(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
 
     async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
         if row.shard_key is None:
@@ -75,8 +75,8 @@ class BatchSender:
         return select_by_hash(row.shard_key)(await self._producer.queues(row.topic))
 
 
-class _Run:
-    """One batch: its outcomes so far."""
+class _BatchRun:
+    """State of one batch while it is sent; used by the tasks of one event loop."""
 
     def __init__(self, producer: Producer, policy: Policy, deadline: float) -> None:
         self._producer = producer
@@ -89,7 +89,7 @@ class _Run:
         self.error = ""
 
     async def in_order(self, requests: list[list[Row[Any]]], queue: MessageQueue | None) -> None:
-        """Send requests one after the other; after one that reached no broker, leave the others unsent."""
+        """Send requests sequentially; if one reaches no broker, leave the remaining ones unsent."""
         is_reached = True
         for rows in requests:
             if not is_reached:
@@ -100,14 +100,14 @@ class _Run:
                 is_reached = await self._request(rows, queue)
 
     async def _request(self, rows: list[Row[Any]], queue: MessageQueue | None) -> bool:
-        rows = self._not_stopped(rows)
+        rows = self._without_stopped_keys(rows)
         if not rows:
             return True
         messages = [message_of(row._mapping) for row in rows]
         try:
             results = await self._send(messages, queue, is_delayed=rows[0].delay_ms > 0)
         except (BrokerError, InvalidMessage) as error:
-            if len(rows) > 1:
+            if len(rows) > 1:  # find the refused message by sending each one alone
                 for row in rows:
                     if not await self._request([row], queue):
                         return False
@@ -139,14 +139,14 @@ class _Run:
                 CONFIRMED if is_settled else SENT,
                 result.queue.broker_name,
                 result.queue.queue_id,
-                # A delayed message's answer has its position in the queue where it waits, not in its own.
+                # The response to a delayed message has an offset in the delay queue, not in the topic's own queue.
                 result.queue_offset if row.delay_ms == 0 else None,
                 None if is_settled else self._policy.confirm_wait_ms(row.sends, row.delay_ms),
             )
         )
 
     def failed(self, row: Row[Any], error: MQError) -> None:
-        """Record a send that failed. It may have been stored all the same, unless it is invalid or was refused."""
+        """Record a failed send. The message may still be stored, unless it is invalid or was refused."""
         self.error = str(error)[:ERROR_LENGTH]
         refusals = (BrokerError, TopicNotFound, InvalidMessage)
         attempts = [failure for _, failure in error.attempts] if isinstance(error, SendFailed) else [error]
@@ -161,21 +161,25 @@ class _Run:
         wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
         self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
 
-    def _not_stopped(self, rows: list[Row[Any]]) -> list[Row[Any]]:
-        """Without the stubs behind a failed one of their key."""
+    def _without_stopped_keys(self, rows: list[Row[Any]]) -> list[Row[Any]]:
+        """Return the rows without those that follow a failed stub of the same key; the others stay unsent."""
         stopped = [row for row in rows if row.shard_key in self._stopped_keys]
         self._unsent(stopped)
         return [row for row in rows if row.shard_key not in self._stopped_keys] if stopped else rows
 
     def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
-        """Leave stubs for a later batch: due at once, or when the one that failed before them is."""
+        """Leave stubs to a later batch: due at once, or together with the failed stub before them."""
         for row in rows:
             wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
             self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))
 
 
 def _requests(rows: Sequence[Row[Any]]) -> Iterator[list[Row[Any]]]:
-    """Cut rows into requests, in order: messages that can share one, up to a count and a size."""
+    """Split rows, in order, into requests of messages that can share one, up to a count and a size.
+
+    Alone in a request are delayed messages, messages with a WAIT property (a batch has one for all), and messages to
+    retry and dead letter topics.
+    """
     request: list[Row[Any]] = []
     size = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""Checks: what the databases and brokers know of sent stubs that are not confirmed, and what is done about them."""
+"""Checks of sent stubs: state of their groups at brokers and in the database, and the resulting outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.reliable.claims import Outcome, one_of
 from rucola.reliable.outbox import awaited
-from rucola.reliable.policy import Decision, Facts, Policy, Position, Progress, Sent, decide, is_lost
+from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ CONCURRENCY = 16
 
 
 class Checker:
-    """Decides about sent stubs. One round asks each broker once per queue and group."""
+    """Checks sent stubs. Offsets are queried once per round for each queue and group, however many stubs share them."""
 
     def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy) -> None:
         self._instance = instance
@@ -35,39 +35,39 @@ class Checker:
     async def check(
         self, rows: Sequence[Row[Any]], receipts: dict[tuple[str, str], int]
     ) -> tuple[list[int], list[Outcome]]:
-        """Return which stubs, by `seq`, are to be sent again, and what becomes of the others.
+        """Return the `seq` of stubs to send again, and the outcomes of the others.
 
-        `receipts` has, by message id and group, how long ago the group received the message, in milliseconds.
+        `receipts` maps (message id, group) to the milliseconds since the group received the message.
         """
-        progress: dict[tuple[str, str, str, int], asyncio.Task[Progress | None]] = {}
+        progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
 
-        async def facts_of(row: Row[Any], group: str, position: Position | None) -> Facts:
-            facts = Facts(receipts.get((row.message_id, group)), None)
+        async def state_of(row: Row[Any], group: str, position: Position | None) -> GroupState:
+            state = GroupState(receipts.get((row.message_id, group)), None)
             if position is not None:
                 key = (group, *position[:3])
                 if key not in progress:
                     progress[key] = asyncio.ensure_future(self._progress(group, position))
-                facts = facts._replace(progress=await progress[key])
-            # A group that has neither received the message nor passed its offset has it still in the queue.
-            if facts.received_ms_ago is not None or is_lost(position, facts):
-                facts = facts._replace(dead_letters=await self._dead_letters(group, row.message_id))
-            return facts
+                state = state._replace(progress=await progress[key])
+            # Query dead letters only if the message left the queue: it was received, or the offset has passed it.
+            if state.received_ms_ago is not None or is_lost(position, state):
+                state = state._replace(dead_letters=await self._dead_letters(group, row.message_id))
+            return state
 
         async def check_one(row: Row[Any]) -> Outcome | int:
             async with in_parallel:
-                stub = sent_of(row)
-                groups = {group: await facts_of(row, group, stub.position) for group in awaited(row.awaiting)}
+                stub = sent_stub_of(row)
+                groups = {group: await state_of(row, group, stub.position) for group in awaited(row.awaiting)}
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
-                    logger.warning("message %s of topic %s is sent again: %s", row.message_id, row.topic, why)
+                    logger.warning("resending message %s of topic %s: %s", row.message_id, row.topic, why)
                     return int(row.seq)
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
                 case _:
-                    letters = sum(facts.dead_letters for facts in groups.values()) or None
-                    # Due at once: the next round raises the alert.
+                    letters = sum(state.dead_letters for state in groups.values()) or None
+                    # Due at once, so that the next round raises the alert.
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
         results = await asyncio.gather(*map(check_one, rows))
@@ -76,21 +76,21 @@ class Checker:
             [result for result in results if isinstance(result, Outcome)],
         )
 
-    async def _progress(self, group: str, position: Position) -> Progress | None:
-        """How far the group is in the queue; None if the broker gives no answer."""
+    async def _progress(self, group: str, position: Position) -> GroupProgress | None:
+        """Return the group's progress in the queue; None if the broker does not answer."""
         if group not in self._consumers:
             self._consumers[group] = PullConsumer(group, instance=self._instance)
             await self._consumers[group].open()
         consumer = self._consumers[group]
         queue = MessageQueue(position.topic, position.broker, position.queue_id)
         try:
-            return Progress(await consumer.committed(queue), await consumer.max_offset(queue))
+            return GroupProgress(await consumer.committed(queue), await consumer.max_offset(queue))
         except MQError as error:
-            logger.info("%s tells no offsets of group %s: %s", queue, group, error)
+            logger.info("offsets of %s are unavailable for group %s: %s", queue, group, error)
             return None
 
     async def _dead_letters(self, group: str, message_id: str) -> int:
-        """How often the message is in the group's dead letter queue; 0 if that cannot be told."""
+        """Return the number of copies in the group's dead letter queue; 0 if the query fails."""
         try:
             found = await self._admin.messages.query_by_unique_key(dlq_topic(group), message_id)
         except TopicNotFound:
@@ -101,15 +101,15 @@ class Checker:
         return len(found.messages)
 
 
-def sent_of(row: Row[Any]) -> Sent:
-    """Return what `decide` needs of a sent stub's row."""
+def sent_stub_of(row: Row[Any]) -> SentStub:
+    """Convert a stub's row to the input of `decide`."""
     has_position = row.broker is not None and row.queue_offset is not None
     position = Position(row.topic, row.broker, row.queue_id, row.queue_offset) if has_position else None
-    return Sent(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters)
+    return SentStub(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters)
 
 
 def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> dict[tuple[str, str], int]:
-    """Return how long ago the groups that stubs await received them, in milliseconds, by message id and group."""
+    """Return the age of the stubs' receipts in milliseconds, by message id and group."""
     receipt = tables.receipt
     age_ms = now_ms() - receipt.c.received_at
     found = connection.execute(

@@ -1,15 +1,15 @@
-"""Claims: what a relay takes from the table of stubs, and how it records what came of it.
+"""Claims of stubs by a relay, and the recording of their outcomes.
 
-    take      due stubs of the relay's lanes: claimed in the order of their keys, and counted, before anything is sent
-    take_for_resend    claims of sent stubs that a check found lost
-    record    the results of a batch, in one statement
+    claim_batch         claims due stubs of the relay's lanes in key order and counts the send, before anything is sent
+    claim_for_resend    counts another send of claimed stubs that a check found lost
+    record              writes the outcomes of a batch in one statement
 
-A claim is `owner` and `lease_until` of the row. `record` writes only over the relay's own claim, so a relay that was
-paused past its lease changes nothing (fencing); and only over the status that the relay saw, so a confirmation or an
-operator's command that came in between stays.
+A claim consists of `owner` and `lease_until` of the row. `record` updates only rows that the relay still owns, so a
+relay that was paused past its lease changes nothing (fencing). It also compares the status with the one at the claim,
+so that a concurrent confirmation or operator command is kept.
 
-Order per key: a NEW stub may be sent only if no older stub of its key still waits for its first answer, except for
-those in the same batch, which are sent before it. A MANUAL stub that never got an answer blocks its key as well.
+Order per key: a NEW stub may be sent only if no older stub of its key waits for its first response, except stubs of
+the same batch, which are sent before it. A MANUAL stub without a response blocks its key as well.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from rucola.reliable.schema import ALERTING, MANUAL, NEW, SENT, Tables, now_ms
 T = TypeVar("T")
 
 BLOCKED_RETRY_MS = 1000
-"""When a stub is looked at again whose key is blocked by one that is in flight; more if that has a later due time."""
+"""Minimum wait of a stub whose key is blocked by an older stub; longer if that stub is due later."""
 BLOCKED_BY_MANUAL_MS = 60_000
 
 
 class Outcome(NamedTuple):
-    """What becomes of a claimed stub.
+    """Result of handling a claimed stub.
 
-    `seen` is the status at the claim, `status` the new one. `broker` None keeps the recorded position. `wait_ms` is the
-    time to the next look, None for never. `is_unsent` takes back the count of a send that was not tried.
+    `seen` is the status at the claim, `status` the new one. If `broker` is None, the recorded position is kept.
+    `wait_ms` is the time until the stub is due again, None for never. `is_unsent` reverts the count of a send that was
+    not tried.
     """
 
     seq: int
@@ -62,17 +63,18 @@ class Outcome(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What `take` claimed. Rows to send are whole stubs in the order of `seq`; the others lack the message."""
+    """Stubs claimed by `claim_batch`: `to_send` are complete rows in order of `seq`, the others lack the message."""
 
     to_send: Sequence[Row[Any]]
     to_check: Sequence[Row[Any]]
     to_alert: Sequence[Row[Any]]
     exhausted: Sequence[Row[Any]]
-    """NEW stubs that were tried too often."""
+    """NEW stubs that have reached `max_sends`."""
     is_full: bool
+    """Whether the limit was reached, so that more stubs may be due."""
 
 
-def take(
+def claim_batch(
     connection: Connection,
     tables: Tables,
     owner: str,
@@ -82,7 +84,12 @@ def take(
     lease_ms: int,
     max_sends: int,
 ) -> Batch:
-    """Claim up to `limit` due stubs."""
+    """Claim up to `limit` due stubs.
+
+    1. Select due stubs, skipping rows that another relay has locked.
+    2. Postpone NEW stubs whose key is blocked by an older one.
+    3. Claim the other NEW stubs and count the send, then claim the stubs to check and to alert.
+    """
     stub = tables.stub
     names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
     names += ["queue_offset", "delay_ms", "dead_letters", "error"]
@@ -92,13 +99,15 @@ def take(
         .where(stub.c.due_at <= now_ms(), stub.c.lease_until <= now_ms(), stub.c.lane.in_(lanes))
         .order_by(stub.c.due_at, stub.c.seq)
         .limit(limit)
-        .with_for_update(skip_locked=True)  # left out by SQLite, which has one writer
+        .with_for_update(skip_locked=True)  # not rendered for SQLite, which has a single writer
     )
     rows = connection.execute(due).all()
+    # Stubs whose key is blocked do not count as claimed; postponing them keeps the front of the due index short.
     fresh = [row for row in rows if row.status == NEW and row.sends < max_sends]
     blocked = _blocked(connection, tables, fresh)
     if blocked:
         _postpone(connection, tables, blocked)
+    # The claims repeat the fence in their own WHERE: rows are locked only where the database supports SKIP LOCKED.
     sendable = [row.seq for row in fresh if row.seq not in blocked]
     others = [row for row in rows if row.status != NEW or row.sends >= max_sends]
     to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(connection, tables, owner))
@@ -113,16 +122,16 @@ def take(
     )
 
 
-def take_for_resend(
+def claim_for_resend(
     connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int
 ) -> Sequence[Row[Any]]:
-    """Count another send of stubs that the relay has claimed, and return them with their messages."""
+    """Count another send of claimed stubs and return them with their messages."""
     stub = tables.stub
     return _claim_to_send(connection, tables, owner, seqs, lease_ms, (stub.c.owner == owner) & (stub.c.status == SENT))
 
 
 def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequence[Outcome]) -> int:
-    """Write the results of claimed stubs and give up the claims; return how many were still the relay's."""
+    """Write the outcomes of claimed stubs and release the claims; return how many the relay still owned."""
     if not outcomes:
         return 0
     statement = _record_statement(connection.dialect.name, tables, connection)
@@ -131,9 +140,9 @@ def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequenc
 
 
 def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
-    """`column IN (values)`; on PostgreSQL one array, which is planned and hashed as such.
+    """Return `column IN (values)`; on PostgreSQL as a comparison with one array, which the server hashes.
 
-    With a thousand parameters instead, the server compares each row with each of them: 5 times as long.
+    With a thousand single parameters the server compares each row with each parameter, which takes 5 times as long.
     """
     if connection.dialect.name == "postgresql":
         return column == any_(cast(list(values), ARRAY(column.type)))
@@ -141,11 +150,12 @@ def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]
 
 
 def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnElement[bool]:
-    """The claim's fence: the stub's lane is still this relay's, by the database's clock."""
+    """Return the fence of a claim: this relay still holds the stub's lane, by the database's clock."""
     lane, stub = tables.lane, tables.stub
     held = select(lane.c.lane).where(lane.c.owner == owner, lane.c.lease_until > now_ms())
     if connection.dialect.name == "postgresql":
-        # Evaluated once. As `IN (SELECT ...)` it is joined, and stubs are scanned once per lane before ANALYZE has run.
+        # The array is evaluated once. `IN (SELECT ...)` becomes a join, which scans the stubs once per lane until
+        # ANALYZE has run.
         in_held = stub.c.lane == any_(func.array(held.scalar_subquery(), type_=ARRAY(stub.c.lane.type)))
     else:
         in_held = stub.c.lane.in_(held)
@@ -163,6 +173,7 @@ def _claim_to_send(
         .where(one_of(connection, stub.c.seq, seqs), fence)
         .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + 1)
     )
+    # With RETURNING (SQLite, PostgreSQL) one statement claims and reads; MariaDB needs a second one.
     if connection.dialect.update_returning:
         return sorted(connection.execute(claim.returning(stub)), key=lambda row: row.seq)
     connection.execute(claim)
@@ -172,7 +183,7 @@ def _claim_to_send(
 
 
 def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int) -> set[int]:
-    """Claim stubs that are looked at and not sent; return those that were had."""
+    """Claim stubs that are checked or alerted, without counting a send; return the `seq` of those claimed."""
     if not seqs:
         return set()
     stub = tables.stub
@@ -190,12 +201,13 @@ def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[in
 
 
 def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) -> dict[int, int]:
-    """Return which stubs have to wait for an older one of their key, and for how long from now, in milliseconds."""
+    """Return the stubs that are blocked by an older one of their key, with their waits in milliseconds."""
     keyed = [row for row in fresh if row.shard_key is not None]
     if not keyed:
         return {}
     stub = tables.stub
     older = stub.alias("older")
+    # The oldest stub of each key that has no response yet and is not in this batch.
     oldest = (
         select(older.c.shard_key, func.min(older.c.seq).label("seq"))
         .where(
@@ -222,7 +234,7 @@ def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) 
 
 
 def _postpone(connection: Connection, tables: Tables, waits_ms: dict[int, int]) -> None:
-    """Take blocked stubs out of the front of the due index, or a long backlog of one key would be read every time."""
+    """Postpone blocked stubs; otherwise every poll would read the whole backlog of a blocked key from the due index."""
     stub = tables.stub
     by_wait: dict[int, list[int]] = {}
     for seq, wait_ms in waits_ms.items():
@@ -243,13 +255,16 @@ _COLUMNS = {
 
 
 def _record_statement(dialect: str, tables: Tables, connection: Connection) -> str:
-    """One UPDATE joined to a JSON document with the results: one round trip whatever their number.
+    """Return an UPDATE joined to a JSON document of outcomes: one round trip for any number of them.
 
-    `seen` or `status`: MariaDB lets later assignments see what earlier ones wrote, and the row must match all the same.
+    The status is compared with `seen` and `status`: MariaDB evaluates assignments from left to right, so an expression
+    after the assignment to `status` sees the new value.
     """
     stub = connection.dialect.identifier_preparer.format_table(tables.stub)
     now = str(now_ms().compile(dialect=connection.dialect))
     is_as_seen = "s.status IN (v.seen, v.status)"
+    # A concurrent confirmation or operator command changed the status: then keep status, due time and confirmation,
+    # and store only position, error and counts.
     assignments = {
         "due_at": f"CASE WHEN {is_as_seen} THEN {now} + v.wait_ms ELSE s.due_at END",
         "confirmed_at": f"CASE WHEN {is_as_seen} AND v.status = 'CONFIRMED' THEN {now} ELSE s.confirmed_at END",
@@ -263,11 +278,12 @@ def _record_statement(dialect: str, tables: Tables, connection: Connection) -> s
         "lease_until": "0",
         "status": f"CASE WHEN {is_as_seen} THEN v.status ELSE s.status END",
     }
+    # The fence: rows that another relay has claimed since are left unchanged.
     where = "s.seq = v.seq AND s.owner = :owner"
     if dialect in ("mysql", "mariadb"):
         columns = ", ".join(f"{name} {kind} PATH '$.{name}'" for name, kind in _COLUMNS.items())
         values = ", ".join(f"s.{name} = {value}" for name, value in assignments.items())
-        # The results drive the join, through the primary key: it reads and locks the rows that it names and no others.
+        # The outcomes drive the join through the primary key, so that only the named rows are read and locked.
         source = f"JSON_TABLE(:rows, '$[*]' COLUMNS ({columns})) v"
         return f"UPDATE {source} STRAIGHT_JOIN {stub} s FORCE INDEX (PRIMARY) ON {where} SET {values}"
     values = ", ".join(f"{name} = {value}" for name, value in assignments.items())

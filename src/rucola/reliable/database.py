@@ -1,6 +1,6 @@
-"""Database: runs short transactions on an Engine (in a thread) or an AsyncEngine, from asyncio.
+"""Short transactions from asyncio, on an Engine (in a thread) or an AsyncEngine.
 
-All SQL of this package is written once, as plain functions of a Connection; both kinds of engine run the same code.
+All SQL of this package is written as plain functions of a Connection, which both kinds of engine run.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Database:
-    """An engine, given or made from a URL. An engine that was given is left open by `close`."""
+    """An engine, given or created from a URL. `close` disposes only of an engine created here."""
 
     def __init__(self, engine: Engine | AsyncEngine | URL | str) -> None:
         self._owns_engine = isinstance(engine, (str, URL))
         self.engine: Engine | AsyncEngine = engine_of(engine) if isinstance(engine, (str, URL)) else engine
-        # A single statement needs no BEGIN and COMMIT, each of which would be a round trip.
+        # A single statement needs no BEGIN and COMMIT; each of them would be a round trip.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        # In MariaDB's REPEATABLE READ, a statement that scans keeps every row locked that it came across.
+        # In MariaDB's REPEATABLE READ, a scan keeps locks on all rows it has visited, not only on matching ones.
         self._transactions = self.engine
         if self.engine.dialect.name != "sqlite":
             self._transactions = self.engine.execution_options(isolation_level="READ COMMITTED")
@@ -45,31 +45,31 @@ class Database:
         return isinstance(self.engine, AsyncEngine)
 
     async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `work(connection, ...)` in a transaction of its own, and commit it."""
+        """Run `work(connection, ...)` in a new transaction and commit it."""
         if isinstance(self._transactions, AsyncEngine):
             async with self._transactions.begin() as connection:
                 return await connection.run_sync(work, *args, **kwargs)
         return await asyncio.to_thread(self.run_sync, work, *args, **kwargs)
 
     async def run_one(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `work`, which executes one statement, without a transaction around it."""
+        """Run `work`, which executes a single statement, in autocommit mode."""
         if isinstance(self._autocommit, AsyncEngine):
             async with self._autocommit.connect() as connection:
                 return await connection.run_sync(work, *args, **kwargs)
         return await asyncio.to_thread(self.run_one_sync, work, *args, **kwargs)
 
     def run_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """As `run`, in this thread."""
+        """Run `work` as `run` does, in the calling thread."""
         with self._sync(self._transactions).begin() as connection:
             return work(connection, *args, **kwargs)
 
     def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """As `run_one`, in this thread."""
+        """Run `work` as `run_one` does, in the calling thread."""
         with self._sync(self._autocommit).connect() as connection:
             return work(connection, *args, **kwargs)
 
     async def close(self) -> None:
-        """Close the connections of an engine that was made here."""
+        """Close the connections of an engine created here."""
         if self._owns_engine:
             if isinstance(self.engine, AsyncEngine):
                 await self.engine.dispose()
@@ -79,12 +79,12 @@ class Database:
     @staticmethod
     def _sync(engine: Engine | AsyncEngine) -> Engine:
         if isinstance(engine, AsyncEngine):
-            raise ReliableError("an AsyncEngine works on an event loop alone: give an Engine")
+            raise ReliableError("an AsyncEngine works only on an event loop: pass an Engine")
         return engine
 
 
 def engine_of(url: str | URL) -> Engine | AsyncEngine:
-    """Make an engine from a URL; an AsyncEngine if its driver is one. ReliableError names what is wrong with it."""
+    """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL."""
     try:
         parsed = make_url(url)
         if parsed.get_dialect().is_async:

@@ -1,4 +1,4 @@
-"""Errors of business reliability, below `MQError`."""
+"""Errors of business reliability, derived from `MQError`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rucola.errors import MQError
 
 
 class ReliableError(MQError):
-    """A reliability table, option or message that cannot be used as asked."""
+    """An invalid reliability table, option or message."""
 
 
 class SchemaError(ReliableError):
@@ -14,4 +14,4 @@ class SchemaError(ReliableError):
 
 
 class LeaseLost(ReliableError):
-    """A worker lost its claim on a message while it worked; its transaction was rolled back."""
+    """A worker lost its claim on a message during processing; its transaction was rolled back."""

@@ -1,4 +1,4 @@
-"""Idempotent consumption: a listener whose effect in a database happens once, however often its message comes.
+"""Idempotent consumption: a listener whose database effect happens once, however often a message is delivered.
 
     @idempotent(engine, "billing")
     async def on_order(message: MessageExt, session: AsyncSession) -> None:
@@ -6,21 +6,25 @@
 
     consumer.listen(on_order)
 
-One delivery, step by step (`_steps`):
+Steps of one delivery (`_steps`):
 
-    1. take the key in Redis, if there is one         held: 3
-    2. write the receipt and claim it                 not had: 3
-    3. (not had) done → confirm and acknowledge; void → drop; held → ReconsumeLater, never acknowledged
-    4. one transaction: the listener's effect; the `done` row; the receipt's end, with the claim's token; the
-       stub's confirmation. The claim is renewed while the listener works
-    5. an error: if `done` is there, a commit was applied although it reported an error: acknowledge. Otherwise
-       release the claim and the key, and raise: the broker delivers again
-    6. release the key
+    1. Take the key in Redis, if configured. If another worker holds it, continue with 3.
+    2. Insert the receipt and claim it. If the claim fails, continue with 3.
+    3. (No claim.) Done: confirm and acknowledge. Void: drop. Held: raise ReconsumeLater, never acknowledge.
+    4. In one transaction: the listener's effect; the `done` row; deletion of the receipt, fenced by the claim's token;
+       the stub's confirmation. The claim is renewed while the listener runs.
+    5. After an error: if the `done` row exists, the commit was applied although it reported an error: acknowledge.
+       Otherwise release the claim and raise, so that the broker delivers again.
+    6. Release the Redis key.
 
-With the stubs in another database than the business (`ledger`), step 4 commits the effect and `done`, and the
-confirmation follows. If that is lost, the stub comes due, is sent again, and step 3 confirms it.
+If the stubs are in another database than the business (`ledger`), step 4 commits the effect and `done`, and the
+confirmation follows in a second transaction. If it is lost, the stub becomes due and is sent again, and step 3
+confirms it.
 
-Effects outside of the session's database happen at least once; give them `message.msg_id` as an idempotency key.
+Effects outside the session's database happen at least once; pass them `message.msg_id` as an idempotency key.
+
+The steps are a generator of operations, so that the logic exists once: `_AsyncListener` performs the operations on an
+event loop, `_SyncListener` in the calling thread.
 """
 
 from __future__ import annotations
@@ -47,42 +51,44 @@ from rucola.message.topics import check_group
 from rucola.reliable import migration, receipts
 from rucola.reliable.database import Database
 from rucola.reliable.errors import ReliableError
-from rucola.reliable.receipts import AlreadyDone, Delivery, State, Voided
+from rucola.reliable.receipts import AlreadyDone, ClaimState, Delivery, Voided
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import MAX_ID_LENGTH, Tables
 
 logger = logging.getLogger(__name__)
 
 LEASE_MS = 30_000
-COMPLAINT_INTERVAL_S = 60.0
+WARNING_INTERVAL_S = 60.0
 
 Handler: TypeAlias = Callable[[MessageExt, Any], Any]
-"""Takes a message and a Session, or, if it is a coroutine function, an AsyncSession. Commits nothing itself."""
+"""Business function of a message and a Session, or an AsyncSession for a coroutine function. It must not commit."""
 
 
 class UnknownMessage(Enum):
-    """What happens to a message that has no stub: it was purged, or sent without an outbox."""
+    """Handling of a message without a stub: the stub was purged, or the message was sent without an outbox."""
 
     PROCESS = "process"
-    """It is processed, once, and the log says so."""
+    """Process it once and log a warning."""
     REJECT = "reject"
-    """The listener fails with ReliableError, so the message ends in the dead letter queue."""
+    """Fail with ReliableError, so that the message ends in the dead letter queue."""
 
 
-class Counts:
-    """What became of deliveries since the listener was made."""
+class DeliveryCounts:
+    """Results of deliveries since the listener was created."""
 
     def __init__(self) -> None:
         self.done = 0
+        """Processed, and the effect committed."""
         self.duplicates = 0
-        """Acknowledged without an effect: done before, or void."""
+        """Acknowledged without an effect: already done, or void."""
         self.held = 0
-        """Put off, since another worker had the message."""
+        """Deferred, since another worker held the message."""
         self.failed = 0
+        """Raised by the handler or the database."""
 
 
 class Step(NamedTuple):
-    """An operation that the driver of `_steps` performs, blocking or on asyncio."""
+    """An operation that the driver of `_steps` performs, blocking or on an event loop."""
 
     kind: str
     arguments: tuple[Any, ...]
@@ -101,32 +107,44 @@ def idempotent(
     lease_ms: int = LEASE_MS,
     unknown: UnknownMessage = UnknownMessage.PROCESS,
 ) -> Callable[[Handler], IdempotentFunction]:
-    """Make a listener of a function of a message and a session. See the module for what is promised.
+    """Return a decorator that turns a function of a message and a session into a listener.
 
     `database` is the business's: an AsyncEngine for a coroutine function, an Engine for a plain one. `ledger` is the
-    database with the stubs, if it is another one. `lease_ms` is how long a worker that died holds up its message.
+    database with the stubs, if different. `lease_ms` is the time for which a crashed worker blocks its message. The
+    guarantees are described at the head of this module.
     """
 
     def decorate(handler: Handler) -> IdempotentFunction:
         is_async = inspect.iscoroutinefunction(handler)
         kind: type[_Listener] = _AsyncListener if is_async else _SyncListener
-        listener = kind(handler, database, group, ledger, tables or Tables(), redis, lease_ms, unknown)
-        # A function and not the object itself: a consumer looks whether it is a coroutine function.
+        options = _Options(group, tables or Tables(), redis, lease_ms, unknown)
+        listener = kind(handler, database, ledger, options)
+        # Return a function instead of the object, since consumers check whether a listener is a coroutine function.
         return listener.function()
 
     return decorate
 
 
 class IdempotentFunction(Protocol):
-    """A listener for `PushConsumer.listen`, plain or a coroutine function like the handler that it was made of."""
+    """A listener for `PushConsumer.listen`; a coroutine function if its handler is one."""
 
-    counts: Counts
+    counts: DeliveryCounts
 
     def __call__(self, message: MessageExt, /) -> Any: ...
 
 
+class _Options(NamedTuple):
+    """The parameters of `idempotent` other than handler and databases."""
+
+    group: str
+    tables: Tables
+    redis: RedisClaims | None
+    lease_ms: int
+    unknown: UnknownMessage
+
+
 class _Listener:
-    """What both kinds of listener have in common: the steps of a delivery."""
+    """The steps of a delivery, shared by both kinds of listener."""
 
     is_async: bool
 
@@ -134,50 +152,44 @@ class _Listener:
         self,
         handler: Handler,
         database: Engine | AsyncEngine | Database,
-        group: str,
         ledger: Engine | AsyncEngine | Database | None,
-        tables: Tables,
-        redis: RedisClaims | None,
-        lease_ms: int,
-        unknown: UnknownMessage,
+        options: _Options,
     ) -> None:
-        check_group(group)
-        self.group = group
-        self.counts = Counts()
+        check_group(options.group)
+        self.group, self._tables, self._redis, self._lease_ms, self._unknown = options
+        self.counts = DeliveryCounts()
         self._handler = handler
         self._business = _database(database, handler, self.is_async)
         self._ledger = self._business if ledger is None else _database(ledger, handler, self.is_async)
         self._is_one_database = ledger is None
-        self._tables = tables
-        self._redis = redis
-        self._lease_ms = lease_ms
-        self._unknown = unknown
         self._is_checked = False
         self._unknown_count = 0
-        self._complain_at = 0.0
-        if redis is not None:
-            redis.bind(self.is_async)
+        self._next_warning_s = 0.0
+        if self._redis is not None:
+            self._redis.bind(self.is_async)
 
     def function(self) -> IdempotentFunction:
-        """The listener as a function that looks like the handler."""
+        """Return the listener as a function with the handler's name and documentation."""
         raise NotImplementedError
 
     def _steps(self, message: MessageExt) -> Steps:
-        """One delivery. Yields operations, is sent their results, and raises what the consumer shall see."""
+        """Handle one delivery: yield operations, receive their results, and raise errors for the consumer."""
         delivery = delivery_of(message, self.group)
         key = self._redis.key(self.group, delivery.message_id) if self._redis is not None else ""
         if not self._is_checked:
             yield from self._check_tables()
+        # Step 1. None: Redis did not answer, so the database alone decides.
         has_key = self._redis is not None and (yield Step("take", (key, delivery.token, self._lease_ms)))
         try:
             is_ours = has_key is not False or self._redis is None
-            # Redis says nothing of what is done: a held key costs one look at the database, a free one its claim.
+            # Step 2. Redis does not know done messages: a held key leads to a query of the state, else to a claim.
             if is_ours:
                 is_ours = yield Step(
                     "ledger", (receipts.claim, self._tables, delivery, self._lease_ms, self._is_one_database)
                 )
+            # With a separate ledger, `done` is in the business database and must be queried there.
             if not is_ours or (not self._is_one_database and (yield from self._is_done(delivery))):
-                yield from self._not_had(delivery)
+                yield from self._resolve_unclaimed(delivery)
                 return
             yield from self._work(message, delivery, key)
         finally:
@@ -196,6 +208,7 @@ class _Listener:
             yield Step("ledger", (receipts.forget, self._tables, delivery))
             return
         except BaseException:
+            # Step 5. The connection may have failed after the server applied the commit.
             if (yield from self._was_committed(delivery)):
                 logger.warning("the commit for message %s reported an error but was applied", delivery.message_id)
                 yield from self._settle(delivery)
@@ -207,17 +220,17 @@ class _Listener:
         if not self._is_one_database:
             has_stub = yield Step("confirm", (delivery,))
         if not has_stub:
-            self._complain(delivery)
+            self._warn_about_missing_stub(delivery)
 
-    def _not_had(self, delivery: Delivery) -> Steps:
-        """The claim was not had: find out why."""
+    def _resolve_unclaimed(self, delivery: Delivery) -> Steps:
+        """Handle a delivery without a claim, according to the message's state."""
         state = yield Step("ledger", (receipts.state, self._tables, delivery, self._is_one_database))
         if not self._is_one_database and (yield from self._is_done(delivery)):
-            state = State.DONE
+            state = ClaimState.DONE
         match state:
-            case State.DONE:
+            case ClaimState.DONE:
                 yield from self._settle(delivery)
-            case State.VOID:
+            case ClaimState.VOID:
                 logger.info("message %s is void: dropped", delivery.message_id)
                 self.counts.duplicates += 1
                 yield Step("ledger", (receipts.forget, self._tables, delivery))
@@ -226,7 +239,7 @@ class _Listener:
                 raise ReconsumeLater
 
     def _settle(self, delivery: Delivery) -> Steps:
-        """The message is done. Make sure that its stub and its receipt know."""
+        """Acknowledge a message that is done; confirm its stub and delete its receipt in case that was lost."""
         self.counts.duplicates += 1
         yield Step("confirm", (delivery,))
 
@@ -234,7 +247,7 @@ class _Listener:
         return bool((yield Step("business_one", (receipts.is_done, self._tables, delivery))))
 
     def _was_committed(self, delivery: Delivery) -> Generator[Step, Any, bool]:
-        """Whether `done` is there after all; False if that cannot be told, since the broker delivers again."""
+        """Return whether the `done` row exists; False if the query fails, since the broker then delivers again."""
         return bool((yield Step("try_business", (receipts.is_done, self._tables, delivery))))
 
     def _check_tables(self) -> Steps:
@@ -244,8 +257,8 @@ class _Listener:
         self._is_checked = True
 
     def _finish(self, session: Session, delivery: Delivery) -> bool:
-        """The last statements of the business transaction; whether the message has a stub."""
-        session.flush()  # so that errors of the business are told from ours
+        """Execute the last statements of the business transaction; return whether the message has a stub."""
+        session.flush()  # raise errors of business statements here, before those of our own
         connection = session.connection()
         if not self._is_one_database:
             receipts.insert_done(connection, self._tables, delivery)
@@ -259,14 +272,14 @@ class _Listener:
         receipts.forget(connection, self._tables, delivery)
         return receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
 
-    def _complain(self, delivery: Delivery) -> None:
-        """Log messages without a stub, one line a minute at most."""
+    def _warn_about_missing_stub(self, delivery: Delivery) -> None:
+        """Log messages without a stub, at most one line a minute."""
         self._unknown_count += 1
-        if time.monotonic() >= self._complain_at:
-            self._complain_at = time.monotonic() + COMPLAINT_INTERVAL_S
+        if time.monotonic() >= self._next_warning_s:
+            self._next_warning_s = time.monotonic() + WARNING_INTERVAL_S
             logger.warning(
-                "group %s: %d messages had no stub that awaits the group, the last is %s: purged, or sent without an "
-                "outbox; they were processed once", self.group, self._unknown_count, delivery.message_id,
+                "group %s: %d messages had no stub that awaits the group, the last is %s; they were purged or sent "
+                "without an outbox, and were processed once", self.group, self._unknown_count, delivery.message_id,
             )  # fmt: skip
             self._unknown_count = 0
 
@@ -275,6 +288,8 @@ class _Listener:
 
 
 class _AsyncListener(_Listener):
+    """Performs the steps on the consumer's event loop."""
+
     is_async = True
 
     def function(self) -> IdempotentFunction:
@@ -311,7 +326,7 @@ class _AsyncListener(_Listener):
             case "ledger_transaction" | "business_transaction":
                 return await self._databases(step.kind).run(*step.arguments)
             case "try_ledger" | "try_business":
-                return await _tried(self._databases(step.kind).run_one(*step.arguments))
+                return await _try_async(self._databases(step.kind).run_one(*step.arguments))
             case _:
                 return await self._databases(step.kind).run_one(*step.arguments)
 
@@ -321,6 +336,7 @@ class _AsyncListener(_Listener):
         return self._redis
 
     async def _transact(self, message: MessageExt, delivery: Delivery, key: str) -> bool:
+        # Step 4.
         renewing = asyncio.create_task(self._keep_renewing(delivery, key), name=f"lease of {delivery.message_id}")
         try:
             async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
@@ -333,7 +349,7 @@ class _AsyncListener(_Listener):
 
     async def _keep_renewing(self, delivery: Delivery, key: str) -> None:
         while True:
-            await asyncio.sleep(self._lease_ms / 3000)
+            await asyncio.sleep(self._lease_ms / 3000)  # a third of the lease, in seconds
             try:
                 if self._redis is not None:
                     await self._redis.renew_async(key, delivery.token, self._lease_ms)
@@ -345,11 +361,14 @@ class _AsyncListener(_Listener):
 
 
 class _SyncListener(_Listener):
+    """Performs the steps in the consumer's worker threads."""
+
     is_async = False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._at_work: dict[str, tuple[Delivery, str]] = {}
+        # Deliveries whose claims the renewer thread extends, by token. `_lock` guards adding and the thread's end.
+        self._in_flight: dict[str, tuple[Delivery, str]] = {}
         self._renewer: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -392,7 +411,7 @@ class _SyncListener(_Listener):
                 try:
                     return self._databases(step.kind).run_one_sync(*step.arguments)
                 except Exception as error:
-                    return _not_told(error)
+                    return _log_unanswered(error)
             case _:
                 return self._databases(step.kind).run_one_sync(*step.arguments)
 
@@ -405,12 +424,12 @@ class _SyncListener(_Listener):
                 session.commit()
                 return has_stub
         finally:
-            del self._at_work[delivery.token]
+            del self._in_flight[delivery.token]
 
     def _begin_renewing(self, delivery: Delivery, key: str) -> None:
-        """One thread renews the claims of all deliveries at work, and ends when there are none."""
+        """Register a delivery with the renewer thread, which ends when no delivery is in flight."""
         with self._lock:
-            self._at_work[delivery.token] = delivery, key
+            self._in_flight[delivery.token] = delivery, key
             if self._renewer is None:
                 self._renewer = threading.Thread(
                     target=self._keep_renewing, name=f"leases of {self.group}", daemon=True
@@ -421,11 +440,11 @@ class _SyncListener(_Listener):
         while True:
             time.sleep(self._lease_ms / 3000)
             with self._lock:
-                if not self._at_work:
+                if not self._in_flight:
                     self._renewer = None
                     return
-                at_work = list(self._at_work.values())
-            for delivery, key in at_work:
+                in_flight = list(self._in_flight.values())
+            for delivery, key in in_flight:
                 try:
                     if self._redis is not None:
                         self._redis.renew(key, delivery.token, self._lease_ms)
@@ -436,14 +455,14 @@ class _SyncListener(_Listener):
                     logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
 
 
-def _with_counts(function: Any, counts: Counts) -> IdempotentFunction:
+def _with_counts(function: Any, counts: DeliveryCounts) -> IdempotentFunction:
     function.counts = counts
     listener: IdempotentFunction = function
     return listener
 
 
 def delivery_of(message: MessageExt, group: str) -> Delivery:
-    """Return a delivery with a token of its own. A retry comes from another queue and says nothing of the position."""
+    """Return a delivery with a new token. A retry comes from another queue, so it has no position."""
     message_id = message.unique_key or message.properties.get(properties.ORIGIN_MESSAGE_ID) or message.offset_msg_id
     if len(message_id) > MAX_ID_LENGTH:
         message_id = hashlib.sha256(message_id.encode()).hexdigest()
@@ -458,16 +477,16 @@ def _database(database: Engine | AsyncEngine | Database, handler: Handler, is_as
     if made.is_async != is_async:
         name = getattr(handler, "__qualname__", repr(handler))
         kinds = ("a coroutine function", "an AsyncEngine") if is_async else ("a plain function", "an Engine")
-        raise ReliableError(f"{name} is {kinds[0]}: give {kinds[1]}")
+        raise ReliableError(f"{name} is {kinds[0]}: pass {kinds[1]}")
     return made
 
 
-async def _tried(work: Coroutine[Any, Any, Any]) -> Any:
+async def _try_async(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await asyncio.shield(work)
     except Exception as error:
-        return _not_told(error)
+        return _log_unanswered(error)
 
 
-def _not_told(error: Exception) -> None:
-    logger.info("the database gives no answer after a failure: %s", error)
+def _log_unanswered(error: Exception) -> None:
+    logger.info("the database does not answer after a failure: %s", error)

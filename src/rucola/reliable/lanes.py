@@ -1,11 +1,11 @@
-"""Lanes: the leases by which relays share the stubs, one relay per lane at a time.
+"""Lanes: leases by which relays share the stubs, one relay per lane at a time.
 
-A sharding key belongs to one lane, so messages of one key are never in the hands of two relays, whatever the database's
-locks can do. Relays need no configuration: each writes itself into the table `relay`, counts those that are alive, and
-takes or gives up lanes until it has its share.
+A sharding key belongs to one lane, so two relays never send messages of one key at the same time, whatever row locks
+the database supports. Relays need no configuration: each inserts itself into the table `relay`, counts the live ones,
+and acquires or releases lanes until it holds its share. With 16 lanes and 3 relays, each holds at most 6.
 
-A relay that stops without a word loses its lanes when its lease ends. One that was only paused cannot do harm when it
-resumes: a claim checks the lane's lease in the same statement, and results are recorded only over the own claim.
+A crashed relay loses its lanes when its lease ends. A paused relay does no harm when it resumes: a claim checks the
+lease of the lane in the same statement, and outcomes are recorded only for rows that the relay still owns.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from rucola.reliable.schema import LANES, Tables, now_ms
 
 
 def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> frozenset[int]:
-    """Renew the leases of a relay between two batches, move toward its fair share, and return its lanes."""
+    """Renew the leases of a relay between two batches, adjust to its share and return its lanes.
+
+    1. Extend the relay's own row; insert it if missing, and delete expired relays.
+    2. Read all lanes and the number of live relays; the share is lanes / relays, rounded up.
+    3. Release lanes above the share; renew the others and acquire free lanes up to the share.
+    4. If another relay was faster in step 3, return the lanes actually held.
+    """
     lane, relay = tables.lane, tables.relay
     until = now_ms() + lease_ms
+    # 1. A missing row means that this relay is new or was taken for dead.
     if not connection.execute(update(relay).where(relay.c.owner == owner).values(seen_until=until)).rowcount:
         connection.execute(relay.insert().values(owner=owner, seen_until=until))
         connection.execute(delete(relay).where(relay.c.seen_until <= now_ms()))
+    # 2.
     alive = select(func.count()).select_from(relay).where(relay.c.seen_until > now_ms()).scalar_subquery()
     is_over = lane.c.lease_until <= now_ms()
     rows = connection.execute(
@@ -31,20 +39,23 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     ).all()
     own = [row.lane for row in rows if row.owner == owner]
     free = [row.lane for row in rows if row.owner != owner and (row.owner is None or row.is_over)]
+    # Ceiling division: 16 lanes and 3 relays make shares of 6, so every lane has a relay.
     share = -(-LANES // rows[0].alive)
     expected = own[:share] + free[: max(0, share - len(own))]
+    # 3.
     if own[share:]:
         connection.execute(_release(tables, owner, own[share:]))
-    # Checked again under the rows' locks: another relay may have been faster.
+    # Check again under the row locks, since another relay may have acquired the lane since the SELECT.
     is_mine_or_free = or_(lane.c.owner == owner, lane.c.owner.is_(None), is_over)
     renewal = update(lane).where(lane.c.lane.in_(expected), is_mine_or_free).values(owner=owner, lease_until=until)
     if connection.execute(renewal).rowcount == len(expected):
         return frozenset(expected)
+    # 4.
     return frozenset(connection.scalars(select(lane.c.lane).where(lane.c.owner == owner)))
 
 
 def leave(connection: Connection, tables: Tables, owner: str) -> None:
-    """Give up all lanes, so that other relays go on at once."""
+    """Release all lanes, so that other relays can acquire them at once."""
     connection.execute(_release(tables, owner, range(LANES)))
     connection.execute(delete(tables.relay).where(tables.relay.c.owner == owner))
 

@@ -1,14 +1,14 @@
-"""Metrics: the outbox and idempotent listeners for Prometheus. Takes the extra `metrics` as well.
+"""Prometheus metrics of the outbox and of idempotent listeners. Needs the extra `metrics` as well.
 
     prometheus_client.REGISTRY.register(ReliableCollector(engine, listeners={"billing": write_invoice}))
 
     rucola_reliable_messages               status            messages that are not CONFIRMED
     rucola_reliable_oldest_seconds         status            the age of the oldest of them
-    rucola_reliable_relay_lag_seconds                        how long the longest waiting due stub has been due
+    rucola_reliable_relay_lag_seconds                        how long the longest overdue stub has been due
     rucola_reliable_deliveries_total       group result      done duplicate held failed, of this process
 
-A scrape is two queries, both over indexes that leave out settled messages (on PostgreSQL and SQLite). If the database
-gives no answer, its metrics are missing and `rucola_reliable_up` is 0.
+A scrape runs two queries over indexes that contain no settled messages (on PostgreSQL and SQLite). If the database
+does not answer, its metrics are missing and `rucola_reliable_up` is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReliableCollector(Collector):
-    """Collects from a database's tables and from listeners of this process, by their groups."""
+    """Collects metrics of a database's tables and of this process's listeners, given by group."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ReliableCollector(Collector):
         try:
             unsettled = database.run_sync(operations.unsettled, self._tables)
         except DBAPIError as error:
-            logger.warning("no metrics of the outbox: %s", error.orig)
+            logger.warning("metrics of the outbox are unavailable: %s", error.orig)
             up.add_metric((), 0)
             yield up
             return

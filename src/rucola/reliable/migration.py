@@ -1,11 +1,11 @@
-"""Migration: creating and upgrading the tables through Alembic, and the check of the schema at every start.
+"""Creation and upgrade of the tables through Alembic, and the schema check at every start.
 
-    init       creates the tables in a database that has none
-    migrate    brings them to this program's version
-    check      what every relay, consumer and command calls before it works; needs no Alembic
+    init       creates the tables in a database without them
+    migrate    upgrades them to this program's version
+    check      called by every relay, consumer and command before it starts; needs no Alembic
 
 A program of version 1.x works on a schema of version 1.y if y >= x: minor versions only add, see
-`migrations/versions`. So the schema is upgraded first, then the programs, one by one.
+`migrations/versions`. Upgrade the schema first, then the programs one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 VERSION: Final = "1.0"
-"""The schema that this program was written for, the newest in `migrations/versions`."""
+"""Schema version of this program, the newest in `migrations/versions`."""
 
 DATABASES: Final = {
     "sqlite": (3, 35),  # INSERT ... RETURNING
@@ -33,7 +33,7 @@ DATABASES: Final = {
 
 
 def version_of(connection: Connection, tables: Tables) -> str | None:
-    """Return the version of the tables in this database; None if there are none."""
+    """Return the version of the tables in this database; None if they do not exist."""
     if not inspect(connection).has_table(tables.version_table, schema=tables.schema):
         return None
     table = Table(tables.version_table, MetaData(schema=tables.schema), Column("version_num", String(32)))
@@ -42,7 +42,7 @@ def version_of(connection: Connection, tables: Tables) -> str | None:
 
 
 def check(connection: Connection, tables: Tables) -> None:
-    """Make sure that this program can work on the tables. SchemaError says what to run if it cannot."""
+    """Check that this program can use the tables. SchemaError names the command to run if it cannot."""
     _check_server(connection)
     found = version_of(connection, tables)
     where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"
@@ -59,7 +59,7 @@ def check(connection: Connection, tables: Tables) -> None:
 
 
 def init(connection: Connection, tables: Tables) -> None:
-    """Create the tables. SchemaError if they are there."""
+    """Create the tables. SchemaError if they exist."""
     found = version_of(connection, tables)
     if found is not None:
         raise SchemaError(
@@ -69,8 +69,8 @@ def init(connection: Connection, tables: Tables) -> None:
 
 
 def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
-    """Bring the tables to this program's version; return the version before and after. Does nothing if they match."""
-    from alembic import command  # here, so that relays and consumers load no Alembic
+    """Upgrade the tables to this program's version, if older; return the versions before and after."""
+    from alembic import command  # imported here, so that relays and consumers do not load Alembic
 
     _check_server(connection)
     before = version_of(connection, tables)
@@ -81,7 +81,7 @@ def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
 
 
 def alembic_config(connection: Connection, tables: Tables) -> Config:
-    """Alembic's configuration for the migrations in this package."""
+    """Return Alembic's configuration for the migrations of this package."""
     from alembic.config import Config
 
     config = Config()

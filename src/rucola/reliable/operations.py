@@ -1,9 +1,9 @@
-"""Operations: what operators look at and change, and the purge. Each function works in the caller's transaction.
+"""Inspection and repair by operators, and the purge. Each function works in the caller's transaction.
 
-resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new count; the next relay sends it
-confirm    for one group or all: an operator has seen that the effect is there
-void       the consumer drops it and no relay sends it; refused once CONFIRMED: confirmed wins
-purge      removes, a thousand rows at a time, what no duplicate can ask for any more
+resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new send count; the next relay sends it
+confirm    for one group or all: an operator has verified the effect
+void       consumers drop the message and no relay sends it; refused if CONFIRMED, since a confirmation wins
+purge      deletes, a thousand rows at a time, rows that are too old for any duplicate
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from rucola.reliable.receipts import confirm as confirm_group
 from rucola.reliable.schema import CONFIRMED, DEAD, MANUAL, NEW, SENT, STATUSES, STUCK, VOID, Tables, now_ms
 
 PURGE_AFTER_MS: Final = 7 * 24 * 3_600_000
-"""How long settled rows are kept: longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
+"""Retention of settled rows: longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
 LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
+"""Minimum retention: both times together, rounded up."""
 PURGE_ROWS: Final = 1000
 
 
@@ -67,13 +68,13 @@ class ReceiptView(msgspec.Struct, frozen=True):
     held_for_ms: int | None
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """Everything that the tables say of one message."""
+class MessageView(msgspec.Struct, frozen=True):
+    """Stub, receipts, `done` rows and contents of one message."""
 
     stub: StubView | None
     receipts: list[ReceiptView]
     done: dict[str, int]
-    """When the groups' effects were committed, milliseconds since 1970."""
+    """Commit time of the effect by group, milliseconds since 1970."""
     body: bytes
     tags: str | None
     keys: str | None
@@ -81,16 +82,16 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Unsettled(msgspec.Struct, frozen=True):
-    """Messages that are not CONFIRMED, by status: how many, and how old the oldest is; how late the relays are."""
+    """Count and age of messages that are not CONFIRMED, by status, and the lag of the relays."""
 
     counts: dict[str, int]
     oldest_ms: dict[str, int]
     relay_lag_ms: int
-    """How long the longest waiting due stub has been due."""
+    """Time for which the longest overdue stub has been due."""
 
 
 class Stats(Unsettled, frozen=True):
-    """The same for all statuses, and the sizes of the other tables."""
+    """Counts of all statuses, and the sizes of the other tables."""
 
     receipts: int
     done: int
@@ -107,7 +108,7 @@ def find(
     older_than_ms: int | None = None,
     limit: int = 100,
 ) -> list[StubView]:
-    """Return stubs, oldest first, that have one of the statuses and everything else that is given."""
+    """Return stubs, oldest first, that have one of the statuses and match all other given criteria."""
     stub = tables.stub
     wanted = list(statuses) or [status for status in STATUSES if status != CONFIRMED]
     found = _view(tables).where(stub.c.status.in_(wanted)).order_by(stub.c.seq).limit(limit)
@@ -119,11 +120,11 @@ def find(
         found = found.where(stub.c.shard_key == shard_key)
     if older_than_ms is not None:
         found = found.where(stub.c.created_at <= now_ms() - older_than_ms)
-    return [_viewed(row) for row in connection.execute(found)]
+    return [_view_of(row) for row in connection.execute(found)]
 
 
-def show(connection: Connection, tables: Tables, message_id: str) -> Shown:
-    """Return what the tables say of a message, also if it has no stub."""
+def show(connection: Connection, tables: Tables, message_id: str) -> MessageView:
+    """Return all rows about a message, even if it has no stub."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     row = connection.execute(_view(tables).where(stub.c.message_id == message_id)).one_or_none()
     whole = connection.execute(select(stub).where(stub.c.message_id == message_id)).one_or_none()
@@ -136,8 +137,8 @@ def show(connection: Connection, tables: Tables, message_id: str) -> Shown:
         .order_by(receipt.c.consumer_group)
     )
     done_at = connection.execute(select(done.c.consumer_group, done.c.done_at).where(done.c.message_id == message_id))
-    return Shown(
-        None if row is None else _viewed(row),
+    return MessageView(
+        None if row is None else _view_of(row),
         [ReceiptView(*row) for row in receipts],
         {row[0]: row[1] for row in done_at},
         b"" if whole is None else whole.body,
@@ -148,7 +149,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> Shown:
 
 
 def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
-    """Have stubs sent again, with a new count; return how many. CONFIRMED ones stay, NEW ones are due at once."""
+    """Make stubs due now with a new send count, except CONFIRMED ones; return how many were changed."""
     stub = tables.stub
     return connection.execute(
         update(stub)
@@ -158,7 +159,7 @@ def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -
 
 
 def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], group: str | None = None) -> int:
-    """Confirm stubs for one group, or for all that they await; return how many were changed."""
+    """Confirm stubs for one group or all awaited groups; return how many were changed."""
     stub = tables.stub
     if group is not None:
         return sum(confirm_group(connection, tables, message_id, group) for message_id in message_ids)
@@ -170,7 +171,7 @@ def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], 
 
 
 def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
-    """Void stubs; return how many. CONFIRMED ones stay."""
+    """Void stubs, except CONFIRMED ones; return how many were changed."""
     stub = tables.stub
     return connection.execute(
         update(stub)
@@ -180,9 +181,9 @@ def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> 
 
 
 def unsettled(connection: Connection, tables: Tables) -> Unsettled:
-    """Count the messages that are not CONFIRMED, by an index that has no others."""
+    """Count the messages that are not CONFIRMED, from the index that contains only those."""
     stub = tables.stub
-    # The condition as it stands in the partial index: the planner matches no parameter with it.
+    # The condition must be the literal one of the partial index: the planner does not match it with a parameter.
     is_unsettled = stub.c.status != literal(CONFIRMED, literal_execute=True)
     counted = connection.execute(
         select(stub.c.status, func.count(), now_ms() - func.min(stub.c.created_at))
@@ -198,7 +199,7 @@ def unsettled(connection: Connection, tables: Tables) -> Unsettled:
 
 
 def stats(connection: Connection, tables: Tables) -> Stats:
-    """Count. CONFIRMED stubs, receipts and done rows are counted one by one, which takes a while in large tables."""
+    """Count all rows. CONFIRMED stubs, receipts and `done` rows are scanned, which is slow in large tables."""
     stub = tables.stub
     active = unsettled(connection, tables)
     settled = select(func.count()).select_from(stub).where(stub.c.status == CONFIRMED)
@@ -212,7 +213,7 @@ def stats(connection: Connection, tables: Tables) -> Stats:
 
 
 def purgeable(connection: Connection, tables: Tables, older_than_ms: int) -> dict[str, int]:
-    """Return how many rows of each table `purge` would remove."""
+    """Return the number of rows of each table that `purge` would delete."""
     return {
         table.name: connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
         for table, _, condition in _old_rows(tables, older_than_ms)
@@ -220,9 +221,9 @@ def purgeable(connection: Connection, tables: Tables, older_than_ms: int) -> dic
 
 
 def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
-    """Remove up to a thousand old rows of each table; return how many. Call it, and commit, until it returns 0.
+    """Delete up to a thousand old rows of each table; return how many. Repeat with a commit until it returns 0.
 
-    Bounded by rows, so that no call holds locks for long. A `done` row stays as long as its stub is not confirmed.
+    The number of rows is bounded so that no call holds locks for long. A `done` row is kept until its stub is settled.
     """
     removed = 0
     for table, settled_at, condition in _old_rows(tables, older_than_ms):
@@ -238,7 +239,7 @@ def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
 
 
 def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[Any], ColumnElement[bool]]]:
-    """Each table with the time by whose index its old rows are found, and the condition for them."""
+    """Return each table with the indexed time column of its old rows and the condition for them."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     since = now_ms() - older_than_ms
 
@@ -256,8 +257,8 @@ def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[An
     ]
 
 
-def what_next(stub: StubView) -> str:
-    """Say in one sentence what happens next to a stub."""
+def next_step(stub: StubView) -> str:
+    """Describe in one sentence what happens to a stub next."""
     groups = ", ".join(stub.awaiting)
     due = "now" if not stub.due_in_ms or stub.due_in_ms <= 0 else f"in {stub.due_in_ms / 1000:.0f} s"
     match stub.status:
@@ -294,5 +295,5 @@ def _view(tables: Tables) -> Select[Any]:
     )
 
 
-def _viewed(row: Any) -> StubView:
+def _view_of(row: Any) -> StubView:
     return StubView(**(dict(row._mapping) | {"awaiting": awaited(row.awaiting)}))

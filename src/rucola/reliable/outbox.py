@@ -1,18 +1,18 @@
-"""Outbox: writes a message into the database, in the caller's own transaction; a relay sends it after the commit.
+"""Transactional outbox: a message is stored in the caller's own transaction and sent by a relay after the commit.
 
     with Session(engine) as session, session.begin():
         session.add(order)
         outbox.add(session, Message("Orders", b"..."), shard_key=order.id)
 
-If the transaction commits, the message will be sent; if it rolls back, or a savepoint around `add` does, there is no
-message. `add` is a plain function for every kind of transaction:
+If the transaction commits, the message will be sent. If the transaction or a savepoint around `add` rolls back, the
+message does not exist. `add` is a plain function and accepts every kind of transaction:
 
     Session, AsyncSession    the stub joins the session's unit of work: stubs of one flush share an INSERT
     Connection               executed at once; `await connection.run_sync(outbox.add, message)` for AsyncConnection
     a DB-API connection      of sqlite3, psycopg or PyMySQL: executed at once by a cursor of it
 
-The message id is the message's UNIQ_KEY and one of its KEYS, so a broker finds it by either, and every copy of it has
-the same one. A message added twice under one unique key fails the second transaction.
+The message id is the message's UNIQ_KEY and one of its KEYS, so a broker finds the message by either, and all copies
+share one id. Adding two messages with the same unique key fails the second transaction.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rucola.reliable.schema import LANES, MAX_ID_LENGTH, MAX_KEY_LENGTH, NEW, Ta
 
 
 class DBAPIConnection(Protocol):
-    """What is needed of a connection of a database's own driver."""
+    """The part of a DB-API connection that the outbox uses."""
 
     def cursor(self) -> Any: ...
 
@@ -76,9 +76,11 @@ class Outbox:
         self.groups = awaited(_awaiting(groups))
         self.max_message_size = max_message_size
         self._stub = _mapped(self.tables.stub)
+        # By driver: the INSERT in the driver's parameter style, and the order of its positional parameters, if any.
         self._inserts: dict[str, tuple[str, list[str] | None]] = {}
         self._after_commit: list[Callable[[], None]] = []
-        self._heard: weakref.WeakSet[Session] = weakref.WeakSet()
+        # Sessions that already have an after_commit listener; weak, so that the outbox keeps none of them alive.
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     def add(
         self,
@@ -88,11 +90,11 @@ class Outbox:
         shard_key: str | None = None,
         groups: Iterable[str] | None = None,
     ) -> str:
-        """Add a message to a transaction and return its id; it gets a unique key, unless it has one.
+        """Add a message to a transaction and return its id, which is its unique key, generated if missing.
 
-        Messages with one `shard_key` are sent in the order in which they were added, all to one queue; transactions
-        that run at the same moment have no order. InvalidMessage for what no broker would take, before anything is
-        written. ReliableError for a transaction that is none of the kinds above.
+        Messages with the same `shard_key` are sent to one queue in the order in which they were added; concurrent
+        transactions have no order. Raises InvalidMessage, before anything is written, for a message that no broker
+        accepts, and ReliableError for an unsupported kind of transaction.
         """
         row = self._row(message, shard_key, self.groups if groups is None else groups)
         match transaction:
@@ -110,18 +112,18 @@ class Outbox:
         return message_id
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each commit of a Session that added messages. It runs in the committing thread."""
+        """Register a callback for commits of Sessions that added messages. It runs in the committing thread."""
         self._after_commit.append(callback)
 
     def committed(self) -> None:
-        """Tell the relay in this process that messages were committed; for transactions that are no Session's."""
+        """Wake the relay of this process after the commit of a Connection or a DB-API connection."""
         for callback in self._after_commit:
             callback()
 
     def _add_to_session(self, session: Session, row: dict[str, Any]) -> None:
         session.add(self._stub(**row))
-        if self._after_commit and session not in self._heard:
-            self._heard.add(session)
+        if self._after_commit and session not in self._sessions:
+            self._sessions.add(session)
             event.listen(session, "after_commit", lambda session: self.committed())
 
     def _add_by_driver(self, connection: DBAPIConnection, row: dict[str, Any]) -> None:
@@ -191,7 +193,7 @@ def _awaiting(groups: Iterable[str]) -> str:
 
 
 def _check_message(message: Message, max_message_size: int) -> str:
-    """Refuse what a relay could never send; return the message's id, which it gets as a key, too."""
+    """Validate a message, add its id to its keys and return the id. InvalidMessage if no relay could send it."""
     check_topic(message.topic)
     if message.topic in NOT_ALLOWED_SEND_TOPICS or message.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage(f"topic {message.topic} belongs to the broker: an application cannot send to it")
@@ -213,7 +215,7 @@ def _check_message(message: Message, max_message_size: int) -> str:
 
 
 def _delay_ms(message: Message) -> int:
-    """How long the broker will hold the message back, as far as it can be told here. Only postpones the first check."""
+    """Return the message's delay by the default delay levels; it only postpones the first check."""
     texts = message.properties
     try:
         if properties.TIMER_DELIVER_MS in texts:
@@ -232,7 +234,7 @@ def _driver_of(kind: type) -> str:
 
 
 def _mapped(table: Table) -> Callable[..., Any]:
-    """A class of its own for each set of tables, so that two prefixes live in one program."""
+    """Return a new mapped class for a set of tables, so that one program can use several prefixes."""
     stub = type("Stub", (), {"__doc__": "A row of the outbox, for a session's unit of work."})
 
     def init(self: Any, **values: Any) -> None:

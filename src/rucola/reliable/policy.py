@@ -1,4 +1,4 @@
-"""Policy: how often and when a stub is sent again, and what a check of a sent stub decides. Pure, without I/O.
+"""Resend policy: retry times, limits, and the decision about a sent stub. Pure, without I/O.
 
          add                SEND_OK                     confirmed by every awaited group
     ───────────► NEW ───────────────────────► SENT ─────────────────────────────────────► CONFIRMED
@@ -8,12 +8,16 @@
                                                 │
                                                 └──────► DEAD    in the group's dead letter queue
 
-MANUAL, STUCK and DEAD raise an alert. A confirmation settles a stub from each of them; so does VOID, an operator's
-command, unless the stub is CONFIRMED: confirmed wins.
+MANUAL, STUCK and DEAD raise an alert. A confirmation settles a stub from each of these states. So does VOID, an
+operator's command, unless the stub is CONFIRMED: a confirmation wins.
 
-A sent stub is lost for a group if the group has no receipt of it, and either nothing is known of its position, or the
-group has committed an offset behind it, or the queue now ends before it (a failover or a lost disk took it). Otherwise
-it still waits in the queue, however long the backlog is, and is not sent again.
+A sent stub is lost for a group if the group has no receipt of it and one of these holds:
+
+1. Its position is unknown.
+2. The group has committed an offset beyond its position.
+3. The queue ends before its position: a failover or a lost disk removed it.
+
+Otherwise the message still waits in the queue. It is not sent again, however long the backlog is.
 """
 
 from __future__ import annotations
@@ -29,38 +33,39 @@ from rucola.errors import ConfigError
 
 
 class KeyedResend(Enum):
-    """What happens to a lost message with a sharding key: messages behind it may have been consumed."""
+    """Handling of a lost message with a sharding key; later messages of the key may already be consumed."""
 
     MANUAL = "manual"
-    """An operator decides: sending it again breaks the order of its key."""
+    """Leave it to an operator, since a resend breaks the order of the key."""
     SEND = "send"
-    """It is sent again, out of order."""
+    """Send it again, out of order."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and limits of a relay. ConfigError for a number that makes no sense."""
+    """Times and limits of a relay. ConfigError for an invalid number."""
 
     batch: int = 1000
-    """The most stubs that are claimed at a time."""
+    """Maximum number of stubs in one claim."""
     max_sends: int = 16
+    """Send attempts before a stub becomes MANUAL."""
     confirm_timeout_ms: int = 60_000
-    """How long after a send the first check is made; include the backlog that is normal."""
+    """Time from a send to its first check; allow for the usual backlog of the groups."""
     retry_ms: int = 1000
-    """The wait after the first failed send; doubled each time, up to `max_retry_ms`."""
+    """Wait after the first failed send; doubled after each failure, up to `max_retry_ms`."""
     max_retry_ms: int = 600_000
     max_check_ms: int = 3_600_000
-    """The longest wait between two checks of a message that waits in a backlog."""
+    """Maximum time between two checks of a message that waits in a backlog."""
     jitter: float = 0.2
-    """The part of a wait that is random, so that many stubs do not come due together."""
+    """Random fraction added to each wait, so that many stubs do not become due together."""
     stuck_after_ms: int = 6 * 3_600_000
-    """How long a group may take from receipt to confirmation: more than all retries of a broker, 4 h 46 min."""
+    """Time that a group may take from receipt to confirmation; longer than a broker's retries (4 h 46 min)."""
     overdue_after_ms: int = 24 * 3_600_000
-    """How long a message may wait in its queue until a person is told."""
+    """Time that a message may wait in its queue before an alert is raised."""
     keyed_resend: KeyedResend = KeyedResend.MANUAL
     lease_ms: int = 30_000
-    """How long a relay that stops without a word keeps its lanes and claims."""
+    """Time for which a crashed relay keeps its lanes and claims."""
     poll_ms: int = 2000
-    """How often an idle relay looks, unless it is woken."""
+    """Poll interval of an idle relay that is not woken."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -71,16 +76,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"keyed_resend is {self.keyed_resend!r}: it must be a KeyedResend")
 
     def retry_wait_ms(self, sends: int) -> int:
-        """How long to wait after a failure, when a stub was sent so many times."""
+        """Return the wait after the failure number `sends` of a stub."""
         return self._jittered(min(self.max_retry_ms, self.retry_ms * 2 ** min(sends - 1, 32)))
 
     def confirm_wait_ms(self, sends: int, delay_ms: int = 0) -> int:
-        """How long to wait for confirmations after a send: doubled each time, behind the message's own delay."""
+        """Return the wait for confirmations after a send: doubled for each send, plus the message's own delay."""
         longest = max(self.max_retry_ms, self.confirm_timeout_ms)
         return delay_ms + self._jittered(min(longest, self.confirm_timeout_ms * 2 ** min(sends - 1, 32)))
 
     def check_wait_ms(self, sends: int, age_ms: int) -> int:
-        """How long until a message that is not lost is checked again: half its age, so a long backlog costs little."""
+        """Return the wait until the next check of a message in a backlog.
+
+        It is half the age of the message, so a message that waits for n hours is checked O(log n) times.
+        """
         return self._jittered(min(self.max_check_ms, max(self.confirm_wait_ms(sends), age_ms // 2)))
 
     def _jittered(self, wait_ms: int) -> int:
@@ -88,7 +96,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Position(NamedTuple):
-    """Where a message was stored."""
+    """The queue and queue offset at which a message was stored."""
 
     topic: str
     broker: str
@@ -96,30 +104,30 @@ class Position(NamedTuple):
     queue_offset: int
 
 
-class Progress(NamedTuple):
-    """How far a group is in a queue: its committed offset, None before the first; and the queue's end."""
+class GroupProgress(NamedTuple):
+    """Committed offset of a group in a queue, None before the first commit; and the end of the queue."""
 
     committed: int | None
     max_offset: int
 
 
-class Facts(NamedTuple):
-    """What is known of one awaited group.
+class GroupState(NamedTuple):
+    """Knowledge about one awaited group.
 
-    `received_ms_ago` is None without a receipt; `progress` None if the position or the broker's answer is missing;
-    `dead_letters` counts the message in the group's dead letter queue.
+    `received_ms_ago` is None without a receipt. `progress` is None if the position is unknown or the broker did not
+    answer. `dead_letters` is the number of copies of the message in the group's dead letter queue.
     """
 
     received_ms_ago: int | None
-    progress: Progress | None
+    progress: GroupProgress | None
     dead_letters: int = 0
 
 
-class Sent(NamedTuple):
+class SentStub(NamedTuple):
     """A sent, unconfirmed stub.
 
-    `position` is None if the last send's position says nothing of the message's queue. `dead_letters` are those of an
-    earlier life of the stub: it was DEAD, and an operator had it sent again.
+    `position` is None if the position of the last send is unknown or that of a delay queue. `dead_letters` counts the
+    dead letters from before an operator resent the DEAD stub; they do not make it DEAD again.
     """
 
     sends: int
@@ -130,7 +138,7 @@ class Sent(NamedTuple):
 
 
 class Decision(Enum):
-    """What a check of a sent stub decides."""
+    """The result of a check of a sent stub."""
 
     WAIT = "WAIT"
     RESEND = "RESEND"
@@ -139,18 +147,19 @@ class Decision(Enum):
     MANUAL = "MANUAL"
 
 
-def decide(stub: Sent, groups: Mapping[str, Facts], policy: Policy) -> tuple[Decision, str]:
-    """Decide what becomes of a sent stub, and say why. `groups` are those that it awaits."""
-    if sum(facts.dead_letters for facts in groups.values()) > stub.dead_letters:
-        names = ", ".join(group for group, facts in groups.items() if facts.dead_letters)
+def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> tuple[Decision, str]:
+    """Return the decision about a sent stub and its reason. `groups` are those that it awaits."""
+    if sum(state.dead_letters for state in groups.values()) > stub.dead_letters:
+        names = ", ".join(group for group, state in groups.items() if state.dead_letters)
         return Decision.DEAD, f"in the dead letter queue of group {names}"
-    for group, facts in groups.items():
-        if facts.received_ms_ago is not None and facts.received_ms_ago >= policy.stuck_after_ms:
+    for group, state in groups.items():
+        if state.received_ms_ago is not None and state.received_ms_ago >= policy.stuck_after_ms:
             return (
                 Decision.STUCK,
-                f"group {group} received it {_hours(facts.received_ms_ago)} ago and has not confirmed",
+                f"group {group} received it {_hours(state.received_ms_ago)} ago and has not confirmed",
             )
-    lost = [group for group, facts in groups.items() if is_lost(stub.position, facts)]
+    # Lost for one group is enough: the resend reaches all groups, and the others drop the duplicate.
+    lost = [group for group, state in groups.items() if is_lost(stub.position, state)]
     if not lost and groups:
         if stub.age_ms >= policy.overdue_after_ms:
             return (
@@ -166,15 +175,15 @@ def decide(stub: Sent, groups: Mapping[str, Facts], policy: Policy) -> tuple[Dec
     return Decision.RESEND, why
 
 
-def is_lost(position: Position | None, facts: Facts) -> bool:
-    """Whether nothing will deliver the message to this group any more."""
-    if facts.received_ms_ago is not None:
+def is_lost(position: Position | None, state: GroupState) -> bool:
+    """Return whether the queue can no longer deliver the message to this group."""
+    if state.received_ms_ago is not None:
         return False
     if position is None:
         return True
-    if facts.progress is None:
-        return False  # the broker gave no answer: the next check will tell
-    committed, max_offset = facts.progress
+    if state.progress is None:
+        return False  # the broker did not answer: leave the decision to the next check
+    committed, max_offset = state.progress
     return position.queue_offset >= max_offset or (committed is not None and position.queue_offset < committed)
 
 

@@ -1,12 +1,12 @@
-"""Receipts: the consumer's claim on a message, and the row that says its effect is committed.
+"""Receipts: a consumer's claims on messages, and the `done` rows of committed effects.
 
-    claim     one statement: a receipt with an owner and a lease, unless the message is done, void or held by another
-    finish    in the business transaction: `done`, the receipt's end, the stub's confirmation
-    confirm   the stub's confirmation by one group
+    claim      inserts a receipt with an owner and a lease, unless the message is done, void or held; one statement
+    finish     in the business transaction: inserts `done`, deletes the receipt and confirms the stub
+    confirm    confirms the stub for one group
 
-`done`'s primary key makes the effect happen once: two transactions that finish one message cannot both commit. The
-receipt's owner is the fencing token: a worker whose claim was taken over meanwhile finds its receipt gone and rolls
-back before that.
+The primary key of `done` makes the effect happen once: of two transactions that finish one message, only one can
+commit. The receipt's owner is the fencing token: a worker whose claim was taken over does not find its receipt and
+rolls back.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rucola.reliable.errors import LeaseLost
 from rucola.reliable.schema import CONFIRMED, VOID, Tables, now_ms
 
 
-class State(Enum):
-    """What a message is for a group when its claim was not had."""
+class ClaimState(Enum):
+    """State of a message for a group when its claim failed."""
 
     FREE = "FREE"
     HELD = "HELD"
@@ -47,7 +47,7 @@ class State(Enum):
 
 
 class Delivery(NamedTuple):
-    """One delivery of a message to a group. The position is None unless it is the first delivery's."""
+    """One delivery of a message to a group. The position is None except for the first delivery."""
 
     message_id: str
     group: str
@@ -65,8 +65,11 @@ class Voided(Exception):
     """An operator has voided the message."""
 
 
-def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: int, done_is_here: bool) -> bool:
-    """Write the receipt and claim it; whether the claim was had. `done_is_here`: the table is in this database."""
+def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: int, has_done_table: bool) -> bool:
+    """Insert or take over the receipt; return whether the claim succeeded.
+
+    `has_done_table` tells whether the table `done` is in this database, so that its rows can be checked here.
+    """
     receipt = tables.receipt
     row = {
         "message_id": literal(delivery.message_id),
@@ -80,32 +83,34 @@ def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: 
     }
     stub = tables.stub
     conditions = [~exists().where(stub.c.message_id == delivery.message_id, stub.c.status == VOID)]
-    if done_is_here:
+    if has_done_table:
         conditions.append(~exists().where(*_of(tables.done, delivery)))
     source = select(*row.values()).where(*conditions)
+    # A message that is done or void yields no source row: the statement then inserts nothing and returns no owner.
     statement = _upsert(connection.dialect.name, tables, source, list(row))
+    # If another worker holds the receipt, the upsert leaves its owner: the token differs, or no row is returned.
     return bool(connection.scalar(statement.returning(receipt.c.owner)) == delivery.token)
 
 
-def state(connection: Connection, tables: Tables, delivery: Delivery, done_is_here: bool) -> State:
-    """Return why a claim was not had, as things are now."""
+def state(connection: Connection, tables: Tables, delivery: Delivery, has_done_table: bool) -> ClaimState:
+    """Return the reason for a failed claim, as of now."""
     receipt, stub = tables.receipt, tables.stub
-    if done_is_here and is_done(connection, tables, delivery):
-        return State.DONE
+    if has_done_table and is_done(connection, tables, delivery):
+        return ClaimState.DONE
     status = connection.scalar(select(stub.c.status).where(stub.c.message_id == delivery.message_id))
     if status == VOID:
-        return State.VOID
+        return ClaimState.VOID
     held = select(receipt.c.owner).where(*_of(receipt, delivery), receipt.c.lease_until > now_ms())
-    return State.HELD if connection.scalar(select(exists(held))) else State.FREE
+    return ClaimState.HELD if connection.scalar(select(exists(held))) else ClaimState.FREE
 
 
 def is_done(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
-    """Whether the effect is committed."""
+    """Return whether the effect is committed."""
     return bool(connection.scalar(select(exists().where(*_of(tables.done, delivery)))))
 
 
 def renew(connection: Connection, tables: Tables, token: str, message_id: str, group: str, lease_ms: int) -> bool:
-    """Renew a claim; whether it was still had."""
+    """Renew a claim; return whether it was still held."""
     receipt = tables.receipt
     renewal = update(receipt).where(
         receipt.c.message_id == message_id, receipt.c.consumer_group == group, receipt.c.owner == token
@@ -114,7 +119,7 @@ def renew(connection: Connection, tables: Tables, token: str, message_id: str, g
 
 
 def release(connection: Connection, tables: Tables, delivery: Delivery) -> None:
-    """Give up a claim after a failure, if it is still the own one. The receipt stays: the broker will retry."""
+    """Release a claim after a failure, if it is still held. The receipt is kept, since the broker will retry."""
     receipt = tables.receipt
     connection.execute(
         update(receipt)
@@ -124,14 +129,14 @@ def release(connection: Connection, tables: Tables, delivery: Delivery) -> None:
 
 
 def forget(connection: Connection, tables: Tables, delivery: Delivery) -> None:
-    """Remove the receipt of a message that is done or void, unless another worker holds it."""
+    """Delete the receipt of a message that is done or void, unless another worker holds it."""
     receipt = tables.receipt
     is_ours = (receipt.c.owner == delivery.token) | receipt.c.owner.is_(None) | (receipt.c.lease_until <= now_ms())
     connection.execute(delete(receipt).where(*_of(receipt, delivery), is_ours))
 
 
 def insert_done(connection: Connection, tables: Tables, delivery: Delivery) -> None:
-    """Write that the effect is committed, in the transaction of the effect. AlreadyDone if another one did."""
+    """Insert the `done` row in the transaction of the effect. AlreadyDone if another transaction did."""
     try:
         connection.execute(_insert_done(tables, delivery))
     except IntegrityError:
@@ -139,14 +144,18 @@ def insert_done(connection: Connection, tables: Tables, delivery: Delivery) -> N
 
 
 def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
-    """Finish a message in the business transaction, all or nothing; whether there is a stub for it.
+    """Finish a message in the business transaction; return whether it has a stub.
 
-    AlreadyDone, Voided or LeaseLost if the transaction must be rolled back.
+    1. Insert the `done` row: AlreadyDone if another transaction was first.
+    2. Delete the own receipt: LeaseLost if another worker has taken it over.
+    3. Confirm the stub; if no row was updated, read its status: Voided if an operator voided it.
+
+    The caller must roll back after any of these errors.
     """
     receipt = tables.receipt
     own_receipt = delete(receipt).where(*_of(receipt, delivery), receipt.c.owner == delivery.token)
     if connection.dialect.name == "postgresql":
-        # One round trip.
+        # All three statements in one round trip, as common table expressions.
         done = _insert_done(tables, delivery).returning(tables.done.c.done_at).cte("new_done")
         ended = own_receipt.returning(receipt.c.message_id).cte("ended")
         confirmed = _confirmation(tables, delivery.message_id, delivery.group).returning(tables.stub.c.seq)
@@ -157,6 +166,7 @@ def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
         except IntegrityError:
             raise AlreadyDone from None
     else:
+        # Three statements in the same order: the primary key of `done` is the first lock of every finishing worker.
         insert_done(connection, tables, delivery)
         deleted = connection.execute(own_receipt).rowcount
         updated = connection.execute(_confirmation(tables, delivery.message_id, delivery.group)).rowcount
@@ -164,7 +174,7 @@ def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
         raise LeaseLost(f"message {delivery.message_id}: another worker of group {delivery.group} has taken it over")
     if updated:
         return True
-    # A locking read, of the newest version: an operator may have voided the stub while the update waited for its lock.
+    # A locking read sees the newest version: an operator may have voided the stub while the update waited for the lock.
     stub = tables.stub
     status = connection.scalar(
         select(stub.c.status).where(stub.c.message_id == delivery.message_id).with_for_update(read=True)
@@ -175,16 +185,17 @@ def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
 
 
 def confirm(connection: Connection, tables: Tables, message_id: str, group: str) -> bool:
-    """Confirm a stub for one group; the last awaited group settles it. Whether the group was awaited."""
+    """Confirm a stub for one group, the last of which settles it; return whether the group was awaited."""
     return connection.execute(_confirmation(tables, message_id, group)).rowcount == 1
 
 
 def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
-    """One UPDATE: two groups that confirm at the same moment are serialised by the row's lock.
+    """Return one UPDATE; concurrent confirmations by two groups are serialised by the row lock.
 
-    MariaDB lets later assignments see what earlier ones wrote; removing a group twice is the same as once.
+    MariaDB evaluates assignments from left to right, so `awaiting` is assigned last and removed from only once.
     """
     stub = tables.stub
+    # ",billing,stock," without "billing" is ",stock,"; the list of the last group becomes ",".
     rest = func.replace(stub.c.awaiting, f",{group},", ",")
     is_last = rest == ","
     return (
@@ -212,8 +223,10 @@ def _of(table: Table, delivery: Delivery) -> tuple[ColumnElement[bool], ColumnEl
 
 
 def _upsert(dialect: str, tables: Tables, source: Select[Any], names: list[str]) -> Insert:
-    """Insert the receipt, or take over one whose lease is over. A repeated receipt keeps the first one's time."""
+    """Return an upsert: insert the receipt, or take over an expired one, keeping its time of receipt."""
     receipt = tables.receipt
+    # MariaDB has no WHERE in ON DUPLICATE KEY UPDATE, so each assignment repeats the condition. `lease_until` is last:
+    # the condition reads it, and assignments are evaluated from left to right.
     if dialect in ("mysql", "mariadb"):
         statement = mysql.insert(receipt).from_select(names, source)
         is_over = receipt.c.lease_until <= now_ms()

@@ -1,10 +1,10 @@
-"""Redis claims: a lease in Redis in front of the database's, so that most duplicates cost the database nothing.
+"""Claims in Redis, checked before the database's, so that most duplicates need no database query.
 
-An accelerator, never needed for correctness: the database's claim decides. If Redis is down, slow, flushed or has
-evicted the key, more deliveries reach the database, and nothing else changes. A Redis that fails is left alone for
-`REST_S`, so that an outage does not cost every message a timeout.
+They are an optimization: the database's claim decides. If Redis is down, slow, flushed or has evicted the key, more
+deliveries reach the database and nothing else changes. After a failure Redis is not used for `BACKOFF_S`, so that an
+outage does not cost every message a timeout.
 
-The key holds the worker's token: it is renewed and deleted only by the worker that set it (compare-and-delete).
+The key holds the worker's token, so that only the worker that set it renews and deletes it (compare-and-delete).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from rucola.reliable.errors import ReliableError
 
 logger = logging.getLogger(__name__)
 
-REST_S: Final = 5.0
+BACKOFF_S: Final = 5.0
 TIMEOUT_S: Final = 0.5
 
+# Scripts run atomically in Redis: between a GET and a PEXPIRE of the client the key could change its owner.
 _RENEW: Final = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
 )
@@ -31,9 +32,9 @@ _RELEASE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.ca
 
 
 class RedisClaims:
-    """Claims in a Redis: a URL, or a client of redis-py, an asyncio one for asyncio listeners.
+    """Claims in a Redis, given as a URL or a redis-py client (an asyncio client for async listeners).
 
-    A client of your own should have a short `socket_timeout`.
+    A client that is passed in should have a short `socket_timeout`.
     """
 
     def __init__(
@@ -41,27 +42,28 @@ class RedisClaims:
         client: Redis | redis_asyncio.Redis | str,
         *,
         prefix: str = "rucola:claim:",
-        rest_s: float = REST_S,
+        backoff_s: float = BACKOFF_S,
     ) -> None:
         self._client: Any = client
         self._prefix = prefix
-        self._rest_s = rest_s
-        self._rests_until = 0.0
+        self._backoff_s = backoff_s
+        # Monotonic time until which Redis is not used. Threads race on it without harm: at worst one more call fails.
+        self._backoff_until = 0.0
 
     def bind(self, is_async: bool) -> None:
-        """Get ready for asyncio or plain calls. ReliableError for a client of the other kind."""
+        """Prepare for async or blocking calls. ReliableError for a client of the other kind."""
         if isinstance(self._client, str):
             kind: Any = redis_asyncio.Redis if is_async else Redis
             self._client = kind.from_url(self._client, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         if isinstance(self._client, redis_asyncio.Redis) != is_async:
             wanted = "redis.asyncio.Redis" if is_async else "redis.Redis"
-            raise ReliableError(f"this listener needs a client of the class {wanted}, or a URL")
+            raise ReliableError(f"this listener needs a client of class {wanted}, or a URL")
 
     def key(self, group: str, message_id: str) -> str:
         return f"{self._prefix}{group}:{message_id}"
 
     def take(self, key: str, token: str, lease_ms: int) -> bool | None:
-        """Take a key; None if Redis gives no answer."""
+        """Set the key if it is free; return whether that succeeded, None if Redis does not answer."""
         return self._ask(lambda: self._client.set(key, token, nx=True, px=lease_ms) is not None)
 
     def renew(self, key: str, token: str, lease_ms: int) -> bool | None:
@@ -71,38 +73,40 @@ class RedisClaims:
         return self._ask(lambda: bool(self._client.eval(_RELEASE, 1, key, token)))
 
     async def take_async(self, key: str, token: str, lease_ms: int) -> bool | None:
-        """As `take`."""
+        """Set the key as `take` does, on an event loop."""
         try:
-            return None if self._rests() else await self._client.set(key, token, nx=True, px=lease_ms) is not None
+            return (
+                None if self._is_backing_off() else await self._client.set(key, token, nx=True, px=lease_ms) is not None
+            )
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     async def renew_async(self, key: str, token: str, lease_ms: int) -> bool | None:
         try:
-            return None if self._rests() else bool(await self._client.eval(_RENEW, 1, key, token, lease_ms))
+            return None if self._is_backing_off() else bool(await self._client.eval(_RENEW, 1, key, token, lease_ms))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     async def release_async(self, key: str, token: str) -> bool | None:
         try:
-            return None if self._rests() else bool(await self._client.eval(_RELEASE, 1, key, token))
+            return None if self._is_backing_off() else bool(await self._client.eval(_RELEASE, 1, key, token))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     def _ask(self, question: Any) -> bool | None:
         try:
-            return None if self._rests() else bool(question())
+            return None if self._is_backing_off() else bool(question())
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
-    def _rests(self) -> bool:
-        return time.monotonic() < self._rests_until
+    def _is_backing_off(self) -> bool:
+        return time.monotonic() < self._backoff_until
 
     def _failed(self, error: Exception) -> None:
-        if not self._rests():
-            logger.warning("Redis fails, the database alone decides for %g s: %s", self._rest_s, error)
-        self._rests_until = time.monotonic() + self._rest_s
+        if not self._is_backing_off():
+            logger.warning("Redis failed, using only the database for %g s: %s", self._backoff_s, error)
+        self._backoff_until = time.monotonic() + self._backoff_s

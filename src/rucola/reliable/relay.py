@@ -1,20 +1,22 @@
-"""Relay: sends the outbox's messages after their commit, checks those that are not confirmed, and raises alerts.
+"""Relay: sends messages of the outbox after their commit, checks unconfirmed ones and raises alerts.
 
-    renew     lanes, every third of a lease                                   `lanes`
-    take      a batch of due stubs, claimed and counted                       `claims`
-    send      NEW stubs, in order per sharding key                            `sending`
-    check     SENT stubs that are due: wait, send again, STUCK, DEAD, MANUAL  `checks`, `policy`
-    alert     MANUAL, STUCK and DEAD stubs that were not reported             `alerts`
-    record    everything in one statement                                     `claims`
+Each round consists of these steps:
 
-Several relays share the work by lanes; any of them may end, crash or be paused at any moment. What a crash leaves is a
-claim that ends with its lease: the stub is then sent again, with the same id.
+    renew     lanes, every third of a lease                                        `lanes`
+    claim     a batch of due stubs, and count the send                             `claims`
+    check     SENT stubs that are due: wait, send again, STUCK, DEAD or MANUAL     `checks`, `policy`
+    send      NEW stubs and those to send again, in order per sharding key         `batch_sender`
+    alert     MANUAL, STUCK and DEAD stubs that were not reported                  `alerts`
+    record    all outcomes in one statement                                        `claims`
+
+Several relays share the work by lanes; any of them may stop, crash or pause at any time. A crash leaves claims that end
+with their lease; the stubs are then sent again with the same ids.
 
 An idle relay runs less than one query per second: it polls every `poll_ms`, renews its leases, and is woken at once by
 a commit in its own process (`Outbox.on_commit`) and by PostgreSQL's NOTIFY.
 
-While no broker can be reached, nothing is claimed or counted: the relay probes with a growing pause, up to 30 s. The
-same holds while the database is away.
+While no broker can be reached, no stub is claimed or counted: the relay probes with a growing pause, up to 30 s. The
+same holds while the database is unreachable.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ CLOSE_GRACE_MS = 10_000
 
 
 class Relay:
-    """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it; it belongs to one event loop.
+    """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it, on one event loop.
 
-    `outbox` is one in this process whose commits wake the relay at once, and names the tables. SchemaError on opening
-    if the tables are missing or of another version.
+    `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. Opening raises
+    SchemaError if the tables are missing or of another version.
     """
 
     def __init__(
@@ -77,17 +79,19 @@ class Relay:
         self.tables = tables or (outbox.tables if outbox is not None else Tables())
         self.policy = policy or Policy()
         self.owner = f"{socket.gethostname()[:40]}-{secrets.token_hex(8)}"
-        """This relay in claims and leases, a name that no other one ever has."""
+        """Globally unique name of this relay in claims and leases."""
         self.sent = 0
-        """How many sends were answered since the relay was opened."""
+        """Number of sends that were answered since the relay was opened."""
         self._outbox = outbox
         self._alerts = alerts or Alerts()
         self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
         self._owns_producer = producer is None
         self._background = BackgroundTasks()
         self._stopping = False
+        # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
         self._lanes: frozenset[int] = frozenset()
         self._renew_at = 0.0
+        # Loop time since which no broker has been reachable; None while one is.
         self._away_since: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -100,7 +104,7 @@ class Relay:
         await self.close()
 
     async def open(self) -> None:
-        """Check the tables and start."""
+        """Check the tables and start the background task."""
         await self.database.run(migration.check, self.tables)
         self._wakeup = Wakeup()
         if self._owns_producer:
@@ -116,7 +120,7 @@ class Relay:
         self._background.start(self._keep_relaying(), f"relay {self.owner}")
 
     async def close(self) -> None:
-        """Finish the batch in hand, give up the lanes and close. What is not sent waits for the next relay."""
+        """Finish the current batch, release the lanes and close. Unsent stubs are left to the next relay."""
         self._stopping = True
         self._wakeup.wake()
         await self._background.close(CLOSE_GRACE_MS)
@@ -124,24 +128,25 @@ class Relay:
         try:
             await self.database.run(lanes.leave, self.tables, self.owner)
         except DBAPIError as error:
-            logger.warning("lanes are kept until their lease ends: %s", error.orig)
+            logger.warning("lanes could not be released and stay reserved until their lease ends: %s", error.orig)
         await self._admin.__aexit__(None, None, None)
         if self._owns_producer:
             await self._producer.close()
         await self.database.close()
 
     def wake(self) -> None:
-        """Look for due stubs now. May be called from any thread."""
+        """Poll for due stubs now. Thread-safe."""
         self._wakeup.wake()
 
     async def _keep_relaying(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopping:
             try:
+                # During an outage: pause, probe, and renew the lanes so that no other relay takes them over in vain.
                 if self._away_since is not None:
                     await self._pause(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-                    if self._stopping or not await self._finds_broker():
+                    if self._stopping or not await self._probe_broker():
                         await self._keep_lanes()
                         continue
                 await self._keep_lanes()
@@ -151,18 +156,18 @@ class Relay:
                 if not is_full and self._away_since is None and not self._stopping:
                     await self._wakeup.wait(self.policy.poll_ms / 1000)
             except DBAPIError as error:
-                # A deadlock or a lock timeout, too: the round's transaction was rolled back, and claims have a lease.
-                logger.warning("the database failed, tried again in %g s: %s", pause_s, error.orig)
+                # Also deadlocks and lock timeouts: the transaction was rolled back, and claims end with their lease.
+                logger.warning("the database failed, retrying in %g s: %s", pause_s, error.orig)
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             except Exception:
-                # A relay that ends by itself would stop all messages without a word.
-                logger.exception("a round of the relay failed, tried again in %g s", pause_s)
+                # The task must not end: all messages would silently stop.
+                logger.exception("a round of the relay failed, retrying in %g s", pause_s)
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for so long; a commit does not end it, closing does."""
+        """Wait; a commit does not end the wait, but closing does."""
         end = asyncio.get_running_loop().time() + seconds
         while not self._stopping and (left_s := end - asyncio.get_running_loop().time()) > 0:
             await self._wakeup.wait(min(left_s, 1.0))
@@ -174,31 +179,36 @@ class Relay:
             self._renew_at = now + self.policy.lease_ms / 3000
 
     async def _round(self) -> bool:
-        """Handle one batch; whether more may be due now."""
-        # Nothing is sent after this, so a relay that is slow or was paused sends little that another has claimed.
+        """Handle one batch; return whether more stubs may be due now."""
+        # No request is started after half a lease: a slow or paused relay sends few stubs that another has claimed.
         deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
+        # 1. Claim due stubs; those that have used up their attempts become MANUAL.
         batch = await self.database.run(
-            claims.take, self.tables, self.owner, self._lanes,
+            claims.claim_batch, self.tables, self.owner, self._lanes,
             limit=self.policy.batch, lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends,
         )  # fmt: skip
         outcomes = [
             Outcome(row.seq, NEW, MANUAL, wait_ms=0) for row in batch.exhausted
-        ]  # the last send's error stays with it
+        ]  # keeps the error of the last send
+        # 2. Check sent stubs; lost ones join those to send.
         to_send: list[Row[Any]] = list(batch.to_send)
         if batch.to_check:
             resent, checked = await self._check(batch.to_check)
             to_send += resent
             outcomes += checked
+        # 3. Send, and note whether any broker answered.
         if to_send:
             sending = await self._sender.send(to_send, deadline)
             outcomes += sending.outcomes
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
-            await self._reached(sending.is_away, sending.error)
+            await self._note_reachability(sending.is_away, sending.error)
+        # 4. Raise alerts, at most one per kind and interval; the others stay due.
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
+        # 5. Record everything in one statement, which also releases the claims.
         if outcomes:
             await self.database.run_one(claims.record, self.tables, self.owner, outcomes)
-        # Due at once are alerts, and what time did not suffice for.
+        # Due at once are alerts, and stubs that were not sent before the deadline.
         return batch.is_full or any(outcome.wait_ms == 0 for outcome in outcomes)
 
     async def _check(self, rows: Sequence[Row[Any]]) -> tuple[Sequence[Row[Any]], list[Outcome]]:
@@ -207,7 +217,7 @@ class Relay:
         if not resend:
             return [], outcomes
         lease_ms = self.policy.lease_ms
-        return await self.database.run(claims.take_for_resend, self.tables, self.owner, resend, lease_ms), outcomes
+        return await self.database.run(claims.claim_for_resend, self.tables, self.owner, resend, lease_ms), outcomes
 
     async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
         outcomes = []
@@ -220,20 +230,23 @@ class Relay:
             outcomes += [Outcome(row.seq, kind, kind, wait_ms=wait_ms) for row in of_kind]
         return outcomes
 
-    async def _reached(self, is_away: bool, error: str) -> None:
-        """Note whether brokers can be reached; tell a person if they cannot for long."""
+    async def _note_reachability(self, is_away: bool, error: str) -> None:
+        """Record whether brokers are reachable."""
         now = asyncio.get_running_loop().time()
         if not is_away:
             if self._away_since is not None:
-                logger.info("brokers are reached again after %d s", now - self._away_since)
+                logger.info("brokers are reachable again after %d s", now - self._away_since)
             self._away_since = None
         elif self._away_since is None:
-            logger.warning("no broker is reached, messages wait in the outbox: %s", error)
+            logger.warning("no broker is reachable, messages wait in the outbox: %s", error)
             self._away_since = now
             self._away_error = error
 
-    async def _finds_broker(self) -> bool:
-        """Whether a broker can be connected to. No stub is claimed for it, so that an outage uses up no sends."""
+    async def _probe_broker(self) -> bool:
+        """Return whether a broker or, without any route, a name server accepts a connection.
+
+        No stub is claimed for the probe, so an outage uses up no send attempts. Raises an alert after five minutes.
+        """
         assert self._away_since is not None
         now = asyncio.get_running_loop().time()
         if now - self._away_since >= AWAY_ALERT_S and self._alerts.wait_ms(BROKER_AWAY) == 0:

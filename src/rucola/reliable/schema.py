@@ -1,4 +1,4 @@
-"""Schema: the tables of business reliability, and the database's clock.
+"""Tables of business reliability, and the database's clock.
 
     stub      one row per outgoing message, written in the sender's own transaction
     receipt   one row per consumer group and message that was delivered and is not done; holds the consumer's claim
@@ -6,18 +6,19 @@
     lane      leases: one relay at a time sends the messages of a lane, which keeps the order of each sharding key
     relay     the relays that are alive, so that they share the lanes
 
-Times are milliseconds since 1970 by the database's clock (`now_ms`): clocks of application machines never decide.
+Times are milliseconds since 1970 by the database's clock (`now_ms`); clocks of application machines are never used.
 
-`due_at` of a stub says when a relay has to look at it next: to send it, to check what became of it, or to raise an
-alert. It is NULL if nothing is left to do, so one index over `due_at` serves every periodic query, and settled rows
-are not in it. A claim changes `owner`, `lease_until` and `sends` only, which no index holds: PostgreSQL then updates
-the row in its own page (HOT) and writes no index entry.
+`due_at` of a stub is the time at which a relay must handle it next: send it, check it or raise an alert. It is NULL
+if nothing is left to do. Therefore one index over `due_at` serves every periodic query and contains no settled rows.
+A claim changes only `owner`, `lease_until` and `sends`, which no index contains: PostgreSQL then updates the row
+within its page (HOT) and writes no index entry.
 
 `awaiting` lists the groups that have not confirmed yet as `,billing,stock,`. One UPDATE removes a group and settles the
 stub when the list becomes `,`; two groups that confirm at the same moment are serialised by the row's lock.
 
-`seq` is the primary key and not `message_id`: sequential keys keep InnoDB's clustered index and PostgreSQL's B-tree
-dense. It is no cursor: sequence order is not commit order, and relays select by state, never by "the last seq sent".
+The primary key is `seq` instead of `message_id`, since sequential keys keep InnoDB's clustered index and PostgreSQL's
+B-tree dense. `seq` is not a cursor: sequence order differs from commit order, so relays select by state and never by
+"the last seq sent".
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from rucola.reliable.errors import ReliableError
 
 LANES: Final = 16
-"""Lanes into which sharding keys are hashed: the most relays that can share the work."""
+"""Number of lanes into which sharding keys are hashed; at most this many relays share the work."""
 
 DEFAULT_PREFIX: Final = "rucola_"
 MAX_ID_LENGTH: Final = 64
@@ -61,7 +62,7 @@ DEAD: Final = "DEAD"
 
 STATUSES: Final = (NEW, SENT, CONFIRMED, VOID, MANUAL, STUCK, DEAD)
 ALERTING: Final = (MANUAL, STUCK, DEAD)
-"""States that need a person."""
+"""States that need an operator."""
 
 _is_prefix = re.compile(r"[a-z_][a-z0-9_]{0,30}", re.ASCII).fullmatch
 
@@ -100,9 +101,9 @@ def _now_ms_mariadb(element: now_ms, compiler: Any, **options: Any) -> str:
 
 
 class Tables:
-    """The tables under a name prefix, in a schema of the database or its default one.
+    """The tables with a name prefix, in a given or the default schema of a database.
 
-    ReliableError for a prefix that is no plain lower-case identifier of at most 31 characters.
+    ReliableError for a prefix that is not a lower-case identifier of at most 31 characters.
     """
 
     def __init__(self, prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> None:
@@ -191,8 +192,10 @@ def _stub_columns() -> list[Column[Any]]:
         Column("sends", Integer, nullable=False, server_default="0"),
         Column("broker", String(MAX_KEY_LENGTH)),  # of the last send that was answered; NULL before
         Column("queue_id", Integer),
-        Column("queue_offset", BigInteger),  # NULL if it says nothing of the message's own queue
-        Column("dead_letters", Integer, nullable=False, server_default="0"),  # those that a DEAD state told of
+        Column(
+            "queue_offset", BigInteger
+        ),  # NULL if the last send was delayed: the broker answers with an offset in its delay queue
+        Column("dead_letters", Integer, nullable=False, server_default="0"),  # already reported by a DEAD state
         Column("owner", String(MAX_ID_LENGTH)),
         Column("lease_until", BigInteger, nullable=False, server_default="0"),
         Column("due_at", BigInteger, default=now_ms()),
@@ -203,7 +206,7 @@ def _stub_columns() -> list[Column[Any]]:
 
 
 def _stub_indexes(prefix: str) -> list[Index]:
-    """Partial on PostgreSQL and SQLite: settled rows take no place there. MariaDB has whole indexes only."""
+    """Return the indexes: partial on PostgreSQL and SQLite, so without settled rows; full on MariaDB."""
 
     def index(name: str, condition: str, *columns: str, **options: Any) -> Index:
         where = text(condition)

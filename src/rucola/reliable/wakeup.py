@@ -1,4 +1,4 @@
-"""Wakeup: what ends an idle relay's wait. An event in this process, and on PostgreSQL a LISTEN connection."""
+"""Wakeup of an idle relay: an event in this process and, on PostgreSQL, a LISTEN connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECONNECT_S = 5.0
 
 
 class Wakeup:
-    """An event that is set by a commit in this process or by PostgreSQL's NOTIFY. Belongs to one event loop."""
+    """An event set by commits in this process or by PostgreSQL's NOTIFY. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -24,16 +24,16 @@ class Wakeup:
         self._background = BackgroundTasks()
 
     def wake(self) -> None:
-        """End the wait, or the next one. May be called from any thread."""
-        with suppress(RuntimeError):  # the loop has ended: there is no relay to wake
+        """End the current wait, or the next one. Thread-safe."""
+        with suppress(RuntimeError):  # the loop is closed, so there is no relay to wake
             self._loop.call_soon_threadsafe(self._event.set)
 
     def listen(self, url: URL, channel: str) -> None:
-        """Be woken by NOTIFY on `channel`, until closed. Polling goes on while the connection is down."""
+        """Wake on NOTIFY of `channel` until closed; while the connection is down, only polling wakes the relay."""
         self._background.start(self._keep_listening(url, channel), f"LISTEN {channel}")
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until woken or for so long."""
+        """Wait until woken, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -45,7 +45,7 @@ class Wakeup:
         await self._background.close()
 
     async def _keep_listening(self, url: URL, channel: str) -> None:
-        import psycopg  # here, since other databases do without it
+        import psycopg  # imported here, since other databases do not need it
         from psycopg import sql
 
         conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -53,9 +53,9 @@ class Wakeup:
             try:
                 async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                    self._event.set()  # what was announced while there was no connection
+                    self._event.set()  # stubs may have been announced while there was no connection
                     async for _ in connection.notifies():
                         self._event.set()
             except (psycopg.Error, OSError) as error:
-                logger.info("LISTEN %s failed, tried again in %g s: %s", channel, RECONNECT_S, error)
+                logger.info("LISTEN %s failed, retrying in %g s: %s", channel, RECONNECT_S, error)
             await asyncio.sleep(RECONNECT_S)

@@ -1,5 +1,5 @@
-"""What programs that use RocketMQ need in their tests: a name server and a broker that start in milliseconds.
+"""Test support for programs that use RocketMQ: a name server and a broker that start in milliseconds.
 
-`plugin` gives pytest the fixtures; `rocketmq.RocketMQ` is what they hand out, and works without pytest as well. The
-user's page is docs/testing.md.
+`plugin` is the pytest plugin with the fixtures; `rocketmq.RocketMQ` is the object that they yield, which also works
+without pytest. User documentation: docs/testing.md.
 """

@@ -1,8 +1,10 @@
 """The pytest plugin: the fixtures `rocketmq` and `rocketmq_session`, and the marker `rocketmq`.
 
-pytest loads it wherever Rucola is installed, so it imports nothing of Rucola before a test asks for a fixture. And
-since it is a plugin, pytest would rewrite the asserts of all of Rucola's modules, of which there are few and none for
-users; where no bytecode is kept that doubles the time of the import, so they are found before pytest looks for them.
+pytest loads the plugin in every environment with Rucola, so it imports nothing of Rucola until a test uses a fixture.
+
+pytest rewrites the assert statements of all modules of a plugin's distribution. Rucola's modules gain nothing from
+that, and without cached bytecode it doubles the import time. Therefore a finder ahead of pytest's imports them
+unchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from rucola.testing.rocketmq import RocketMQ
 
 
-class _AsItStands(MetaPathFinder):
-    """Finds Rucola's modules where they lie."""
+class _PlainImportFinder(MetaPathFinder):
+    """Imports Rucola's modules without assertion rewriting."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -30,17 +32,17 @@ class _AsItStands(MetaPathFinder):
         return PathFinder.find_spec(fullname, path, target) if fullname.startswith("rucola.") else None
 
 
-_as_it_stands = _AsItStands()
+_plain_import_finder = _PlainImportFinder()
 
 
 def pytest_load_initial_conftests() -> None:
-    if _as_it_stands not in sys.meta_path:
-        sys.meta_path.insert(0, _as_it_stands)
+    if _plain_import_finder not in sys.meta_path:
+        sys.meta_path.insert(0, _plain_import_finder)
 
 
 def pytest_unconfigure() -> None:
-    if _as_it_stands in sys.meta_path:
-        sys.meta_path.remove(_as_it_stands)
+    if _plain_import_finder in sys.meta_path:
+        sys.meta_path.remove(_plain_import_finder)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,28 +56,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def rocketmq(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RocketMQ]:
-    """A name server and a broker of this test's own, on free ports. NAMESRV_ADDR names them while the test runs.
+    """A name server and a broker for this test alone, on free ports. NAMESRV_ADDR is set while the test runs.
 
-    `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` gives the broker settings by their keys in broker.conf; a
-    marker nearer to the test comes before one farther away.
+    `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` passes settings by their keys in broker.conf; the marker closest
+    to the test takes precedence.
     """
     settings: dict[str, Any] = {}
     for marker in request.node.iter_markers("rocketmq"):
         settings = marker.kwargs | settings
-    with _serving(tmp_path_factory, settings) as running:
+    with _start(tmp_path_factory, settings) as running:
         monkeypatch.setenv(*running.variable)
         yield running
 
 
 @pytest.fixture(scope="session")
 def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
-    """A name server and a broker for all tests of a run; `unique` makes names that no other test has."""
-    with _serving(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
+    """A name server and a broker shared by all tests of a run; `unique` returns names for each test."""
+    with _start(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
         environment.setenv(*running.variable)
         yield running
 
 
-def _serving(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:
-    from rucola.testing.rocketmq import RocketMQ  # here, so that runs which need no broker do not pay for it
+def _start(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:
+    from rucola.testing.rocketmq import RocketMQ  # imported here, so that runs without a broker do not pay for it
 
     return RocketMQ(tmp_path_factory.mktemp("rocketmq"), settings)

@@ -1,14 +1,14 @@
-"""RocketMQ: a name server and a broker for tests, and what a test wants to know of them.
+"""Name server and broker for tests, with methods to drive and inspect them.
 
-They are Rucola's own, whole, over a store in a directory that the test names, and listen on free ports of 127.0.0.1.
-They live on an event loop in a thread of their own, so a test may be plain or async, and its client may be in this
-process or another one, in any language. A thread and not a process, since that is up in 5 ms.
+Both are Rucola's complete servers, on a store in the given directory and on free ports of 127.0.0.1. They run on an
+event loop in a separate thread, so a test may be plain or async, and its client may run in this or another process, in
+any language. A thread is used instead of a process because it starts in 5 ms.
 
-The thread's clock can be wound: `advance` makes hours of delay pass at once. All that the broker does by the clock
-happens as if the time had passed; only the clients keep their own. Unlike theirs, the name server's expiry of brokers
-stays with the real clock, so that no route is lost on the way.
+The loop's clock can be advanced: `advance` lets hours of delay pass at once. All of the broker's timers fire as if the
+time had passed, while clients keep the real time. The name server expires brokers by the real clock, so that no route
+is lost.
 
-All methods block. An async test that has its client on its own loop calls them by `asyncio.to_thread`.
+All methods block. An async test whose client shares its loop calls them through `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 GROUP = "RUCOLA_TESTING"
-"""The group of the producer and consumer that stand behind `send` and `messages`."""
+"""Group of the producer and the consumer that implement `send` and `messages`."""
 TIMEOUT_S = 30.0
-LOOK_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.01
 PULL_COUNT = 1000
 SMALL_STORE = {
     "mapped_file_size_commit_log": 16 << 20,
@@ -50,11 +50,11 @@ SMALL_STORE = {
     "max_hash_slot_num": 1000,
     "max_index_num": 4000,
 }
-"""Files that hold the largest message and cost no time to make."""
+"""Sizes of files that hold the largest message and are created quickly."""
 
 
-class WoundLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock can be put ahead; timers that are due then run in their order."""
+class AdvanceableLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be advanced; timers that become due run in their order."""
 
     ahead_s = 0.0
 
@@ -63,10 +63,10 @@ class WoundLoop(asyncio.SelectorEventLoop):
 
 
 class RocketMQ:
-    """A running name server and broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
+    """A name server and a broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
 
-    `namesrv` is what clients need, "127.0.0.1:port"; `broker` is the broker's own address. `settings` are keys of
-    broker.conf with their values. ConfigError names a key that no broker has.
+    `namesrv` is the address for clients, "127.0.0.1:port"; `broker` is the broker's address. `settings` maps keys of
+    broker.conf to values; ConfigError names unknown keys.
     """
 
     namesrv: str
@@ -75,12 +75,14 @@ class RocketMQ:
     def __init__(self, directory: Path, settings: Mapping[str, str | int | bool] | None = None) -> None:
         self.store = directory / "store"
         self._settings = {key: _text(value) for key, value in (settings or {}).items()}
+        # 0 until the first start; a restarted broker keeps its port.
         self._listen_port = 0
+        # Everything that runs until `__exit__`; and the broker alone, which `broker_down` stops. Used on the loop only.
         self._running = AsyncExitStack()
-        self._serving = AsyncExitStack()
+        self._running_broker = AsyncExitStack()
 
     def __enter__(self) -> Self:
-        self._loop = WoundLoop()
+        self._loop = AdvanceableLoop()
         self._thread = EventLoopThread("rocketmq for tests", self._loop)
         try:
             self._thread.run(self._start())
@@ -96,13 +98,13 @@ class RocketMQ:
 
     @property
     def variable(self) -> tuple[str, str]:
-        """The environment variable in which clients look for the name server, and what it has to be."""
+        """Name and value of the environment variable from which clients read the name server's address."""
         return NAMESRV_VARIABLE, self.namesrv
 
-    # What a test does.
+    # Actions.
 
     def create_topic(self, topic: str, queues: int = 4, *, order: bool = False) -> None:
-        """Create a topic, or change it. Clients that send to an unknown topic need not wait for that."""
+        """Create or change a topic. Not needed before a send: the broker creates unknown topics."""
         config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, order=order)
         self._thread.run(self._admin.topics.create_or_update(self.broker, config))
 
@@ -117,37 +119,37 @@ class RocketMQ:
         properties: dict[str, str] | None = None,
         queue_id: int | None = None,
     ) -> SendResult:
-        """Send one message, to queue `queue_id` where that is given. SendFailed or BrokerError where it is refused."""
+        """Send a message, to queue `queue_id` if given. SendFailed or BrokerError if the broker refuses it."""
         message = Message(topic, body, tags=tags, keys=keys, properties=properties)
         if delay_level:
             message.delay_level = delay_level
         return self._thread.run(self._send(message, queue_id))
 
     def unique(self, name: str) -> str:
-        """A name for a topic or group that no other call gives: for tests that share a broker."""
+        """Return a unique name of a topic or group, for tests that share a broker."""
         return f"{name}-{uuid.uuid4().hex[:12]}"
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass for the broker: delayed messages and retries fall due, transactions are asked about.
+        """Advance the broker's clock: delayed messages and retries become due, and transactions are checked.
 
-        Clients notice nothing of it. The broker closes the connections of clients that it has not heard of for 120 s
-        of its time; they connect again by themselves.
+        The clocks of clients are unaffected. The broker closes connections of clients without a heartbeat for 120 s of
+        its time; clients reconnect automatically.
         """
         self._thread.run(self._advance(seconds))
 
     @contextmanager
     def broker_down(self) -> Iterator[None]:
-        """No broker inside `with`: it is stopped, and started again on the same store and port afterwards."""
-        self._thread.run(self._serving.aclose())
+        """Stop the broker inside `with`, then start it again on the same store and port."""
+        self._thread.run(self._running_broker.aclose())
         try:
             yield
         finally:
             self._thread.run(self._start_broker())
 
-    # What a test wants to know.
+    # Inspection.
 
     def messages(self, topic: str, tags: str = SUB_ALL) -> list[MessageExt]:
-        """What lies in a topic now, with one of the tags ("food || drinks"), in the order in which it was stored.
+        """Return the messages of a topic that have one of the tags ("food || drinks"), in log order.
 
         Consumes nothing. A topic that does not exist has no messages.
         """
@@ -156,29 +158,29 @@ class RocketMQ:
     def wait_for_messages(
         self, topic: str, count: int = 1, *, tags: str = SUB_ALL, timeout_s: float = TIMEOUT_S
     ) -> list[MessageExt]:
-        """Wait until a topic has at least so many messages with one of the tags, and return all of them.
+        """Wait until a topic has at least `count` messages with one of the tags, and return all of them.
 
-        AssertionError says what was there instead when the time was up.
+        After `timeout_s` an AssertionError lists the messages found instead.
         """
         __tracebackhide__ = True
-        found = self._wait(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
+        found = self._poll(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
         if len(found) < count:
-            raise AssertionError(self._what_is_there(topic, tags, found, count, timeout_s))
+            raise AssertionError(self._describe_topic(topic, tags, found, count, timeout_s))
         return found
 
     def dead_letters(self, group: str) -> list[MessageExt]:
-        """The messages that a consumer group has given up."""
+        """Return the messages in the group's dead letter queue."""
         return self.messages(dlq_topic(group))
 
     def wait_for_dead_letters(self, group: str, count: int = 1, *, timeout_s: float = TIMEOUT_S) -> list[MessageExt]:
-        """Wait until a group has given up at least so many messages, and return them; else as `wait_for_messages`."""
+        """Wait for at least `count` dead letters of a group and return them, as `wait_for_messages` does."""
         __tracebackhide__ = True
         return self.wait_for_messages(dlq_topic(group), count, timeout_s=timeout_s)
 
     def offsets(self, group: str, topic: str) -> dict[int, OffsetWrapper]:
-        """How far a group has come in each queue of a topic: `consumer_offset` of `broker_offset`, by queue id.
+        """Return, by queue id, the group's `consumer_offset` and the queue's end, `broker_offset`.
 
-        A group that has committed nothing stands at 0. A topic that does not exist has no queues.
+        The offset of a group without a commit is 0. A topic that does not exist has no queues.
         """
         stats = self._thread.run(self._admin.groups.consume_stats(group, topic))
         return {queue.queue_id: offset for queue, offset in stats.offset_table.items() if queue.topic == topic}
@@ -186,21 +188,21 @@ class RocketMQ:
     def wait_until_consumed(self, group: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until a group has committed the end of every queue of a topic.
 
-        Consumers commit every 5 s and when they close. AssertionError says how far the group was when the time was up.
+        Consumers commit every 5 s and when they close. After `timeout_s` an AssertionError lists the group's offsets.
         """
         __tracebackhide__ = True
-        behind = self._wait(lambda: self._behind(group, topic), lambda behind: not behind, timeout_s)
+        behind = self._poll(lambda: self._backlog(group, topic), lambda behind: not behind, timeout_s)
         if behind:
             raise AssertionError(
                 f"after {timeout_s:g} s group {group} had not consumed all of topic {topic}:\n  " + "\n  ".join(behind)
             )
 
-    # On the servers' own loop.
+    # Coroutines on the loop of the servers.
 
     async def _start(self) -> None:
         namesrv = await self._running.enter_async_context(Namesrv(HOST, 0))
         self.namesrv = f"{HOST}:{namesrv.port}"
-        self._running.push_async_callback(lambda: self._serving.aclose())
+        self._running.push_async_callback(lambda: self._running_broker.aclose())
         await self._start_broker()
         self._admin = await self._running.enter_async_context(AdminClient(self.namesrv))
         self._producer = await self._running.enter_async_context(Producer(GROUP, self.namesrv))
@@ -219,9 +221,9 @@ class RocketMQ:
             **SMALL_STORE,
         )
         if unknown:
-            raise ConfigError(f"no broker has a setting {', '.join(sorted(unknown))}: write keys as in broker.conf")
-        self._serving = AsyncExitStack()
-        broker = await self._serving.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
+            raise ConfigError(f"unknown settings: {', '.join(sorted(unknown))}; write keys as in broker.conf")
+        self._running_broker = AsyncExitStack()
+        broker = await self._running_broker.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
         self._listen_port = config.listen_port
         self.broker = broker.address
 
@@ -265,17 +267,17 @@ class RocketMQ:
             begin = result.next_begin_offset
         return found
 
-    # Waiting, and what to say where it was in vain.
+    # Polling, and the messages of failed expectations.
 
-    def _wait(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
-        """Look until it is enough or the time is up; the last look."""
+    def _poll(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
+        """Call `look` until its result is enough or the time is up; return the last result."""
         deadline = time.monotonic() + timeout_s
         while not is_enough(seen := look()) and time.monotonic() < deadline:
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
         return seen
 
-    def _behind(self, group: str, topic: str) -> list[str]:
-        """Where the group is not at the end."""
+    def _backlog(self, group: str, topic: str) -> list[str]:
+        """Describe the queues that the group has not consumed to the end."""
         offsets = self.offsets(group, topic)
         if not offsets:
             return ["there is no such topic"]
@@ -285,17 +287,17 @@ class RocketMQ:
             if place.consumer_offset < place.broker_offset
         ]
 
-    def _what_is_there(self, topic: str, tags: str, found: list[MessageExt], count: int, timeout_s: float) -> str:
+    def _describe_topic(self, topic: str, tags: str, found: list[MessageExt], count: int, timeout_s: float) -> str:
         with_tags = "" if tags == SUB_ALL else f" with tags {tags}"
         lines = [f"after {timeout_s:g} s topic {topic} had {len(found)} of {count} messages{with_tags}"]
-        lines += [f"  there is queue {_line(message)}" for message in found]
+        lines += [f"  there is queue {_summary_of(message)}" for message in found]
         others = Counter(message.tags for message in self.messages(topic)) - Counter(m.tags for m in found)
         lines += [f"  with other tags: {tag or 'no tag'} ({number})" for tag, number in others.items()]
-        lines += [f"  topic {other} has {number}" for other, number in self._counts().items() if other != topic]
+        lines += [f"  topic {other} has {number}" for other, number in self._message_counts().items() if other != topic]
         return "\n".join(lines)
 
-    def _counts(self) -> dict[str, int]:
-        """How many messages every topic has that has any."""
+    def _message_counts(self) -> dict[str, int]:
+        """Return the number of messages of each topic that is not empty."""
 
         async def count() -> dict[str, int]:
             topics = await self._admin.topics.names()
@@ -305,7 +307,7 @@ class RocketMQ:
         return {topic: number for topic, number in self._thread.run(count()).items() if number}
 
 
-def _line(message: MessageExt) -> str:
+def _summary_of(message: MessageExt) -> str:
     words = [f"{message.queue_id} offset {message.queue_offset}"]
     words += [f"tags {message.tags}"] if message.tags else []
     words += [f"keys {message.keys}"] if message.keys else []

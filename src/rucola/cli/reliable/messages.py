@@ -23,7 +23,7 @@ from rucola.cli.reliable.command import (
 from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.joined_view import StoredCopy, stored_copies
-from rucola.reliable.operations import Shown, StubView
+from rucola.reliable.operations import MessageView, StubView
 from rucola.reliable.schema import STATUSES
 
 BODY_PREVIEW = 200
@@ -101,7 +101,7 @@ def show(
             stored = asyncio.run(stored_copies(namesrv_addr, shown.stub))
         except MQError as error:  # during an outage, the tables alone are useful
             click.echo(f"brokers were not queried: {error}", err=True)
-    next_step = operations.what_next(shown.stub) if shown.stub is not None else ""
+    next_step = operations.next_step(shown.stub) if shown.stub is not None else ""
     if as_json:
         print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
         return
@@ -243,7 +243,7 @@ def _print_stubs(found: list[StubView]) -> None:
     )
 
 
-def _print_stub(shown: Shown, stub: StubView) -> None:
+def _print_stub(shown: MessageView, stub: StubView) -> None:
     click.echo(f"message    {stub.message_id}, topic {stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
     click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
     click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
