@@ -217,7 +217,7 @@ class _Reconstructor:
 
             5 6 0 1 2     an epoch begins at 0
             5 6 0 8 9     offset 7 is damaged
-            0 0 1 2       an epoch begins at the second 0, unless a similar queue lacks offset 0: then one 0 is its record
+            0 0 1 2       an epoch begins at the second 0, unless one of the two belongs to a similar queue that lacks it
         """
         all_records = _locations(name, records)
         begin = 0
@@ -271,7 +271,20 @@ class _Reconstructor:
         begin = before.physical_offset if before else self._log.begin - 1
         is_expected = self._units.at(tail.queue, expected)[0] == tail.physical_offset
         untrusted = sum(1 for record in candidates if begin < record.physical_offset < tail.physical_offset)
-        return not is_expected and self._room(begin, tail) + untrusted >= tail.queue_offset - expected
+        room = self._room(begin, tail) + self._count_rivals(begin, tail, expected)
+        return not is_expected and room + untrusted >= tail.queue_offset - expected
+
+    def _count_rivals(self, begin: int, tail: RecordLocation, expected: int) -> int:
+        """Return the number of lost offsets that are claimed twice in a similar queue: one claim may belong here."""
+        found = set()
+        for name, records in self._log.queues.items():
+            if _is_similar(name, tail.queue):
+                offsets = records.queue_offsets
+                for queue_offset, at in zip(offsets, records.physical_offsets, strict=True):
+                    is_between = begin < at < tail.physical_offset and expected <= queue_offset < tail.queue_offset
+                    if is_between and at not in self._strays and offsets.count(queue_offset) > 1:
+                        found.add(queue_offset)
+        return len(found)
 
     def _belongs_elsewhere(self, lone: RecordLocation) -> bool:
         """Tell whether a record can belong to a queue with a similar name that lacks its offset."""

@@ -102,7 +102,7 @@ class StoreStat:
     checkpoint: tuple[int, int, int]
     """physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp."""
     abort: bool
-    """Whether the store is open, or was not closed in order."""
+    """Whether the store is open, or was not closed cleanly."""
 
 
 def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None) -> StoreStat:
