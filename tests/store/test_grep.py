@@ -27,14 +27,14 @@ def messages(store: Path) -> list[MessageExt]:
         return list(reader.walk())
 
 
-def found(store: Path, question: SearchQuery) -> list[int]:
+def found(store: Path, query: SearchQuery) -> list[int]:
     with StoreReader(store) as reader:
-        return [message.physical_offset for message in grep(reader, question)]
+        return [message.physical_offset for message in grep(reader, query)]
 
 
 BEGIN, END = 1795217264761, 1795217270000
 
-QUESTIONS: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
+QUERIES: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
     (SearchQuery(topic="GA"), lambda m: m.topic == "GA"),
     (SearchQuery(topic="GA", queue_id=2), lambda m: (m.topic, m.queue_id) == ("GA", 2)),
     (SearchQuery(topic="GA", tag="TagB"), lambda m: (m.topic, m.tags) == ("GA", "TagB")),
@@ -53,12 +53,12 @@ QUESTIONS: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
 
 
 @pytest.mark.parametrize("exhaustive", [False, True])
-@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+@pytest.mark.parametrize("number", range(len(QUERIES)))
 def test_every_way_finds_the_same(store: Path, messages: list[MessageExt], number: int, exhaustive: bool) -> None:
-    question, fits = QUESTIONS[number]
+    query, fits = QUERIES[number]
     expected = [message.physical_offset for message in messages if fits(message)]
-    question.exhaustive = exhaustive
-    assert sorted(found(store, question)) == expected
+    query.exhaustive = exhaustive
+    assert sorted(found(store, query)) == expected
 
 
 def test_compressed_bodies_are_searched_as_they_were_sent(store: Path, messages: list[MessageExt]) -> None:
@@ -80,11 +80,11 @@ def test_a_key_reads_only_what_the_index_leads_to(golden: Path, tmp_path: Path) 
     content = bytearray(log.read_bytes())
     content[other.physical_offset + 88] ^= 1
     log.write_bytes(content)
-    question = SearchQuery(topic="GA", key="order-6")
-    assert found(store, question)
+    query = SearchQuery(topic="GA", key="order-6")
+    assert found(store, query)
     shutil.rmtree(store / "index")
     with pytest.raises(StoreCorrupt, match="CRC"):
-        found(store, question)
+        found(store, query)
 
 
 def test_an_index_that_lags_behind_is_not_trusted(golden: Path, tmp_path: Path, messages: list[MessageExt]) -> None:
@@ -100,10 +100,10 @@ def test_an_index_that_lags_behind_is_not_trusted(golden: Path, tmp_path: Path, 
 
 
 def test_progress_ends_with_all(store: Path) -> None:
-    for question in (SearchQuery(), SearchQuery(topic="GA")):
+    for query in (SearchQuery(), SearchQuery(topic="GA")):
         seen: list[tuple[int, int]] = []
         with StoreReader(store) as reader:
-            for _ in grep(reader, question, lambda *far, seen=seen: seen.append(far)):
+            for _ in grep(reader, query, lambda *far, seen=seen: seen.append(far)):
                 pass
         assert seen == sorted(seen)
         assert seen[-1][0] == seen[-1][1]
